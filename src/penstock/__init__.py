@@ -1,0 +1,1 @@
+"""Penstock meters inference requests onto models."""

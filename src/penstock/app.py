@@ -1,0 +1,160 @@
+"""The only wiring: builds the roles from the configuration, starts and stops them."""
+
+import asyncio
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError
+from penstock.gateway.gateway import Gateway, open_http_socket
+from penstock.manager.manager import Manager
+from penstock.manager.service import serve_manager
+from penstock.manager.supervisor import Supervisor
+from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.telemetry.logs import start_logs
+from penstock.telemetry.metrics import WorkerMetrics, forget_gauges, share_metrics
+from penstock.telemetry.traces import Traces
+from penstock.wire.control import RemoteControl
+
+log = structlog.get_logger()
+PR_SET_PDEATHSIG = 1
+
+
+class Places:
+    """Where one running server keeps its sockets, its resolved configuration and its metrics."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "config.json"
+        self.metrics = folder / "metrics"
+        self.manager = f"unix:{folder / 'manager.sock'}"
+
+    def gateway(self, gateway_id: str) -> str:
+        return f"ipc://{self.folder / gateway_id}.ipc"
+
+
+def run_serve(config: Config) -> None:
+    """All roles on this machine: manager and gateway here, workers and further gateways as processes."""
+    start_logs(config.telemetry, role="serve")
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    try:
+        uvloop.run(_serve(config, Places(folder)))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_worker(worker_id: str, places: Places) -> None:
+    config = _child_config(places)
+    start_logs(config.telemetry, role="worker", worker=worker_id)
+    share_metrics(places.metrics, worker_id)
+    uvloop.run(_worker(worker_id, config, places))
+
+
+def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: Places) -> None:
+    config = _child_config(places).model_copy(update={"http_port": http_port, "grpc_port": grpc_port})
+    start_logs(config.telemetry, role="gateway", gateway=gateway_id)
+    share_metrics(places.metrics, gateway_id)
+    uvloop.run(_gateway(gateway_id, config, places))
+
+
+async def _serve(config: Config, places: Places) -> None:
+    stop = _stop_on_signals()
+    share_metrics(places.metrics, "gateway-0")
+    places.config.write_text(config.model_dump_json())
+    http_socket = open_http_socket(config.host, config.http_port)
+    http_port = http_socket.getsockname()[1]
+    metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
+    manager = Manager(config.models, metadata)
+    await manager.deploy_all()
+    manager_server = await serve_manager(manager, places.manager)
+    traces = Traces(config.telemetry, "penstock-gateway")
+    gateway = Gateway("gateway-0", config, places.metrics, traces)
+    await manager.gateway_joined("gateway-0", gateway.listen(places.gateway("gateway-0")))
+    manager.listen(gateway.cluster_changed)
+    grpc_port = await gateway.open(manager, config.grpc_port, http_socket)
+    supervisor = Supervisor(
+        config.data_plane.restart_backoff_s,
+        config.data_plane.restart_backoff_max_s,
+        on_exit=lambda name: forget_gauges(places.metrics, name),
+    )
+    for index in range(config.workers):
+        supervisor.keep(f"worker-{index}", _command("worker", f"worker-{index}", places))
+    for index in range(1, config.gateways):
+        ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
+        supervisor.keep(f"gateway-{index}", _command("gateway", f"gateway-{index}", places, *ports))
+    log.info(
+        "serving",
+        http=f"http://{config.host}:{http_port}",
+        grpc=f"{config.host}:{grpc_port}",
+        models=str(config.models),
+        workers=config.workers,
+        gateways=config.gateways,
+    )
+    await stop.wait()
+    log.info("stopping")
+    await gateway.drain()
+    await supervisor.stop(config.data_plane.drain_s + 5)
+    await gateway.close()
+    await manager_server.stop(0.5)
+    await metadata.close()
+    traces.close()
+
+
+async def _worker(worker_id: str, config: Config, places: Places) -> None:
+    from penstock.worker.loop import Worker
+
+    stop = _stop_on_signals()
+    _stop_with_parent()
+    traces = Traces(config.telemetry, "penstock-worker")
+    await Worker(worker_id, places.manager, config, WorkerMetrics(CollectorRegistry()), traces).run(stop)
+    traces.close()
+
+
+async def _gateway(gateway_id: str, config: Config, places: Places) -> None:
+    stop = _stop_on_signals()
+    _stop_with_parent()
+    traces = Traces(config.telemetry, "penstock-gateway")
+    gateway = Gateway(gateway_id, config, places.metrics, traces)
+    endpoint = gateway.listen(places.gateway(gateway_id))
+    control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
+    await gateway.open(control, config.grpc_port, open_http_socket(config.host, config.http_port))
+    await stop.wait()
+    await gateway.drain()
+    await control.close()
+    await gateway.close()
+    traces.close()
+
+
+def _child_config(places: Places) -> Config:
+    try:
+        return Config.model_validate_json(places.config.read_text())
+    except OSError as error:
+        raise ConfigError(f"{places.config}: no server runs there: {error.strerror}") from error
+
+
+def _command(role: str, name: str, places: Places, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(places.folder), *flags]
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _stop_with_parent() -> None:
+    """A child must not outlive its server, however that ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)

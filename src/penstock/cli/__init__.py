@@ -1,0 +1,1 @@
+"""The command line: parses, then calls app or client."""

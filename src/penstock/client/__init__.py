@@ -1,0 +1,1 @@
+"""The SDK: a sync and an async client."""

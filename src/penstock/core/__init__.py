@@ -1,0 +1,1 @@
+"""Types, errors and configuration that every layer shares."""

@@ -1,0 +1,30 @@
+"""A block: an addressable deployment of one version of a model."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.core.models import ModelSettings
+from penstock.core.tensors import TensorSpec
+
+
+class BlockState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    FAILED = "failed"
+    UNLOADED = "unloaded"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDescription:
+    """What a worker tells of a block that it holds ready."""
+
+    block_id: str
+    model: str
+    version: str
+    platform: str  # as the protocol's metadata says it: onnxruntime_onnx, openvino
+    precision: str  # what `auto` became
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int  # 0: the first dimension is no batch
+    instances: int
+    settings: ModelSettings

@@ -1,0 +1,90 @@
+"""The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from penstock.core.errors import ConfigError
+from penstock.core.models import _Section
+from penstock.core.yaml_file import read_yaml
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Limits(_Section):
+    max_message_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
+    max_rows: Annotated[int, Field(ge=1)] = 4096  # of one request
+    max_tokens: Annotated[int, Field(ge=1)] = 262_144  # of one request
+    max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
+    max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
+
+
+class DataPlane(_Section):
+    beat_s: Annotated[float, Field(gt=0, le=60)] = 0.5  # heartbeats, both ways
+    silence_s: Annotated[float, Field(gt=0, le=600)] = 5.0  # a peer that says nothing for so long is dead
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # runs of one request over workers' deaths
+    drain_s: Annotated[float, Field(ge=0, le=3600)] = 20.0  # what running requests get on SIGTERM
+    restart_backoff_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # first restart; doubles
+    restart_backoff_max_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+
+
+class Telemetry(_Section):
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+    otlp_endpoint: str = ""  # empty: no spans leave the process
+    trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class Config(_Section):
+    models: Path = Path("models")
+    data_dir: Path = Path("penstock-data")
+    host: str = "127.0.0.1"
+    http_port: Port = 8080
+    grpc_port: Port = 50051
+    gateways: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    limits: Limits = Limits()
+    data_plane: DataPlane = DataPlane()
+    telemetry: Telemetry = Telemetry()
+
+
+class _Environment(Config, BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", env_nested_delimiter="__", extra="forbid")
+
+
+def load_config(file: Path | None = None, **flags: Any) -> Config:
+    """Flags win over the environment, the environment over the file, the file over the defaults."""
+    from_file: dict[str, Any] = {}
+    if file is not None:
+        from_file = read_yaml(file, Config).model_dump(exclude_unset=True)
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        environment = _Environment().model_dump(exclude_unset=True)
+        return Config.model_validate(_merge(_merge(from_file, environment), given))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "__".join(str(part) for part in first["loc"]).upper()
+        raise ConfigError(f"setting PENSTOCK_{name} or its flag: {first['msg']}, got {first['input']!r:.80}") from error
+
+
+def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(low)
+    for key, value in high.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def every_setting() -> dict[str, FieldInfo]:
+    """Dotted name to field, for the documentation and its test."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, _Section):
+            found.update({f"{name}.{key}": value for key, value in section.model_fields.items()})
+        else:
+            found[name] = field
+    return found

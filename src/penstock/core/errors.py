@@ -1,0 +1,136 @@
+"""Every error that Penstock raises on purpose.
+
+PenstockError
+├── InvalidRequest          the caller sent something that cannot be served as it is
+│   ├── UnknownModel        no such model, version or block
+│   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
+│   └── InvalidImage        bytes that are not an image we read, or a bomb
+├── Refused                 an admission limit: nothing ran, try later or send less
+│   ├── RequestTooLarge     message size, rows or tokens: the same request never fits
+│   ├── QueueFull           the block has too many requests waiting
+│   └── Overloaded          the gateway holds too many bytes
+├── Unavailable             nobody can run it now
+│   ├── ModelNotReady       known, but loading, failed or unloaded
+│   ├── Draining            this process is leaving
+│   └── WorkerLost          the workers that ran it died, and it may not be tried again
+├── DeadlineExceeded        the deadline passed; whether it ran is not known
+├── Cancelled               the caller left
+├── EngineFailed            the model itself failed on this input
+├── WireError               a peer sent a frame that cannot be understood
+├── ConfigError             a setting or a model.yaml is wrong; carries file and line
+└── InternalError           a bug of ours
+
+`is_retryable`: the same request may succeed later. `is_definite`: it certainly did not run
+to completion. Transport codes live in gateway/statuses.py alone.
+"""
+
+from collections.abc import Mapping
+
+
+class PenstockError(Exception):
+    code = "internal"
+    is_retryable = False
+    is_definite = True
+
+    def __init__(self, message: str, **fields: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fields: dict[str, str] = fields
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidRequest(PenstockError):
+    code = "invalid_request"
+
+
+class UnknownModel(InvalidRequest):
+    code = "unknown_model"
+
+
+class InvalidTensor(InvalidRequest):
+    code = "invalid_tensor"
+
+
+class InvalidImage(InvalidRequest):
+    code = "invalid_image"
+
+
+class Refused(PenstockError):
+    code = "refused"
+    is_retryable = True
+    retry_after_s = 1.0
+
+
+class RequestTooLarge(Refused):
+    code = "request_too_large"
+    is_retryable = False
+
+
+class QueueFull(Refused):
+    code = "queue_full"
+
+
+class Overloaded(Refused):
+    code = "overloaded"
+
+
+class Unavailable(PenstockError):
+    code = "unavailable"
+    is_retryable = True
+    retry_after_s = 1.0
+
+
+class ModelNotReady(Unavailable):
+    code = "model_not_ready"
+
+
+class Draining(Unavailable):
+    code = "draining"
+
+
+class WorkerLost(Unavailable):
+    code = "worker_lost"
+    is_definite = False
+
+
+class DeadlineExceeded(PenstockError):
+    code = "deadline_exceeded"
+    is_definite = False
+
+
+class Cancelled(PenstockError):
+    code = "cancelled"
+    is_definite = False
+
+
+class EngineFailed(PenstockError):
+    code = "engine_failed"
+
+
+class WireError(PenstockError):
+    code = "wire_error"
+
+
+class ConfigError(PenstockError):
+    code = "config_error"
+
+
+class InternalError(PenstockError):
+    code = "internal"
+    is_definite = False
+
+
+def _all_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
+    return [root, *(error for child in root.__subclasses__() for error in _all_errors(child))]
+
+
+BY_CODE: Mapping[str, type[PenstockError]] = {
+    error.code: error for error in _all_errors(PenstockError) if error is not PenstockError
+}
+
+
+def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:
+    """The error that travelled as a code; an unknown code comes from a newer peer."""
+    return BY_CODE.get(code, InternalError)(message, **fields)

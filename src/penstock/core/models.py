@@ -1,0 +1,125 @@
+"""A model on disk: its model.yaml, its folder and its versions."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_file import read_yaml
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Batching(_Section):
+    max_rows: Annotated[int, Field(ge=1, le=65536)] = 32
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # padded tokens in a batch; None: no budget
+    max_delay_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024  # requests waiting in a gateway
+    max_padding: Annotated[float, Field(ge=0, le=100)] = 0.25  # padded over real tokens, less one
+    order: Literal["length", "arrival"] = "length"
+
+
+class Instances(_Section):
+    count: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # auto: cores / threads
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    device: Literal["cpu"] = "cpu"
+
+    def resolved_count(self) -> int:
+        if self.count == "auto":
+            return max(1, len(os.sched_getaffinity(0)) // self.threads)
+        return self.count
+
+
+class Timeouts(_Section):
+    request_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0  # where the client sets no deadline
+    load_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+
+
+class EmbedOptions(_Section):
+    tokenizer: str = "tokenizer.json"
+    max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # longer texts are cut here, as the model's authors do
+    output: str = "sentence_embedding"  # the graph's output that becomes `embedding`
+
+
+class UpscaleOptions(_Section):
+    scale: Annotated[int, Field(ge=1, le=8)] = 2
+    tile: Annotated[int, Field(ge=32, le=4096)] = 256  # pixels of output along a tile's side
+    overlap: Annotated[int, Field(ge=0, le=256)] = 8  # at least the network's receptive field
+    max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input
+
+
+class ModelSettings(_Section):
+    """model.yaml."""
+
+    task: Literal["tensor", "embed", "upscale"] = "tensor"
+    engine: Literal["onnx", "openvino"] = "onnx"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    file: str = "model.onnx"
+    description: str = ""
+    tags: tuple[str, ...] = ()
+    versions: Literal["latest", "all"] | tuple[Annotated[int, Field(ge=1)], ...] = "latest"
+    is_idempotent: bool = True  # False: never run twice, not even when a worker dies
+    is_batched: bool | Literal["auto"] = "auto"  # auto: the first dimension is a batch where the file leaves it open
+    warm_up: bool = True
+    batching: Batching = Batching()
+    instances: Instances = Instances()
+    timeouts: Timeouts = Timeouts()
+    embed: EmbedOptions = EmbedOptions()
+    upscale: UpscaleOptions = UpscaleOptions()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "ModelSettings":
+        if self.engine == "onnx" and self.precision == "bf16":
+            raise ValueError("precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)")
+        if self.upscale.overlap * 2 >= self.upscale.tile:
+            raise ValueError("upscale.overlap must be less than half of upscale.tile")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    name: str
+    path: Path
+    settings: ModelSettings
+    versions: tuple[str, ...]  # those to serve, oldest first
+
+    def file(self, version: str) -> Path:
+        return self.path / version / self.settings.file
+
+
+def read_model_folder(path: Path) -> ModelFolder:
+    name = path.name
+    if not NAME.match(name):
+        raise ConfigError(f"{path}: a model's name is letters, digits, '.', '_' and '-', at most 128", file=str(path))
+    settings = read_yaml(path / "model.yaml", ModelSettings)
+    found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
+    present = [version for version in found if version > 0 and (path / str(version) / settings.file).is_file()]
+    if settings.versions == "latest":
+        chosen = present[-1:]
+    elif settings.versions == "all":
+        chosen = present
+    else:
+        chosen = [version for version in present if version in settings.versions]
+        if missing := sorted(set(settings.versions) - set(present)):
+            raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
+    if not chosen:
+        raise ConfigError(
+            f"{path}: no version to serve: expected {path.name}/1/{settings.file}"
+            + ("; run 'penstock model import minilm'" if name == "minilm" else ""),
+            file=str(path),
+        )
+    return ModelFolder(name, path, settings, tuple(str(version) for version in chosen))
+
+
+def list_model_folders(repository: Path) -> list[Path]:
+    if not repository.is_dir():
+        raise ConfigError(f"{repository}: no such model repository (a folder of model folders)", file=str(repository))
+    return sorted(child for child in repository.iterdir() if (child / "model.yaml").is_file())

@@ -1,0 +1,15 @@
+"""What a model file takes and gives, as its engine read it."""
+
+from dataclasses import dataclass
+
+from penstock.core.tensors import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """A dimension that the file leaves open is -1."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    platform: str
+    precision: str  # what really runs

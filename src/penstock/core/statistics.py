@@ -1,0 +1,57 @@
+"""What a block has done since its worker started, in the terms of the protocol's ModelStatistics."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Duration:
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int, count: int = 1) -> None:
+        self.count += count
+        self.ns += ns
+
+    def merge(self, other: "Duration") -> None:
+        self.add(other.ns, other.count)
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+
+    def merge(self, other: "BatchStatistics") -> None:
+        self.compute_input.merge(other.compute_input)
+        self.compute_infer.merge(other.compute_infer)
+        self.compute_output.merge(other.compute_output)
+
+
+@dataclass(slots=True)
+class BlockStatistics:
+    block_id: str
+    model: str
+    version: str
+    last_inference_ms: int = 0
+    inference_count: int = 0
+    execution_count: int = 0
+    success: Duration = field(default_factory=Duration)
+    fail: Duration = field(default_factory=Duration)
+    queue: Duration = field(default_factory=Duration)
+    compute_input: Duration = field(default_factory=Duration)
+    compute_infer: Duration = field(default_factory=Duration)
+    compute_output: Duration = field(default_factory=Duration)
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    closed: dict[str, int] = field(default_factory=dict)
+
+    def merge(self, other: "BlockStatistics") -> None:
+        self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
+        self.inference_count += other.inference_count
+        self.execution_count += other.execution_count
+        for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+            getattr(self, name).merge(getattr(other, name))
+        for rows, batch in other.batches.items():
+            self.batches.setdefault(rows, BatchStatistics()).merge(batch)
+        for reason, count in other.closed.items():
+            self.closed[reason] = self.closed.get(reason, 0) + count

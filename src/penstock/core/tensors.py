@@ -1,0 +1,120 @@
+"""Tensors as they travel: a name, a datatype, a shape and raw little-endian bytes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.errors import InvalidTensor
+
+Array = NDArray[Any]
+Buffer = bytes | memoryview
+
+# The Open Inference Protocol's datatypes. BYTES has no fixed size: each element is
+# a 4-byte little-endian length and then its bytes.
+NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype(np.uint16),
+    "UINT32": np.dtype(np.uint32),
+    "UINT64": np.dtype(np.uint64),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype(np.int16),
+    "INT32": np.dtype(np.int32),
+    "INT64": np.dtype(np.int64),
+    "FP16": np.dtype(np.float16),
+    "FP32": np.dtype(np.float32),
+    "FP64": np.dtype(np.float64),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+ITEM_SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()}
+DATATYPES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
+BYTES = "BYTES"
+
+
+@dataclass(slots=True)
+class Tensor:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Buffer
+
+
+@dataclass(slots=True, frozen=True)
+class TensorSpec:
+    """What a model takes or gives; -1 is any size. The shape includes the batch dimension."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def check_tensor(tensor: Tensor) -> None:
+    """Raises InvalidTensor unless datatype, shape and byte count agree."""
+    if min(tensor.shape, default=0) < 0:
+        raise InvalidTensor(f"input '{tensor.name}' has a negative dimension in its shape {list(tensor.shape)}")
+    size = ITEM_SIZES.get(tensor.datatype)
+    if size is None:
+        if tensor.datatype != BYTES:
+            raise InvalidTensor(f"input '{tensor.name}' has unknown datatype '{tensor.datatype}'")
+        return
+    expected = prod(tensor.shape) * size
+    if len(tensor.data) != expected:
+        raise InvalidTensor(
+            f"input '{tensor.name}' has {len(tensor.data)} bytes of data, "
+            f"but {tensor.datatype} {list(tensor.shape)} takes {expected}"
+        )
+
+
+def to_array(tensor: Tensor) -> Array:
+    """A view on the tensor's bytes; BYTES becomes an object array of bytes."""
+    if tensor.datatype == BYTES:
+        elements = unpack_bytes(tensor)
+        array = np.empty(len(elements), dtype=object)
+        array[:] = elements
+        return array.reshape(tensor.shape)
+    return np.frombuffer(tensor.data, dtype=NUMPY_TYPES[tensor.datatype]).reshape(tensor.shape)
+
+
+def from_array(name: str, array: Array) -> Tensor:
+    if array.dtype == object or array.dtype.kind in "SU":
+        return Tensor(name, BYTES, array.shape, pack_bytes(array.ravel().tolist()))
+    datatype = DATATYPES.get(array.dtype)
+    if datatype is None:
+        raise InvalidTensor(f"tensor '{name}' has dtype {array.dtype}, which no protocol datatype carries")
+    data = np.ascontiguousarray(array)
+    # memoryview refuses dtypes it has no format for (bfloat16): go through bytes.
+    return Tensor(name, datatype, array.shape, data.view(np.uint8).data.cast("B") if data.size else b"")
+
+
+def unpack_bytes(tensor: Tensor) -> list[bytes]:
+    """The elements of a BYTES tensor, as many as its shape says."""
+    data, offset, elements = tensor.data, 0, []
+    end = len(data)
+    for _ in range(prod(tensor.shape)):
+        start = offset + 4
+        if start > end:
+            break
+        offset = start + int.from_bytes(data[offset:start], "little")
+        if offset > end:
+            break
+        elements.append(bytes(data[start:offset]))
+    if offset != end or len(elements) != prod(tensor.shape):
+        raise InvalidTensor(
+            f"input '{tensor.name}' is not {list(tensor.shape)} BYTES elements: "
+            f"each is a 4-byte little-endian length and that many bytes"
+        )
+    return elements
+
+
+def pack_bytes(elements: Sequence[bytes | str]) -> bytes:
+    parts = []
+    for element in elements:
+        raw = element.encode() if isinstance(element, str) else element
+        parts.append(len(raw).to_bytes(4, "little"))
+        parts.append(raw)
+    return b"".join(parts)

@@ -1,0 +1,110 @@
+"""OpenVINO on the CPU: reads the same ONNX file, in BF16 where the processor has it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.signature import Signature
+from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
+from penstock.engines.base import EngineSpec
+
+_TYPES = {
+    "boolean": "BOOL",
+    "u8": "UINT8",
+    "u16": "UINT16",
+    "u32": "UINT32",
+    "u64": "UINT64",
+    "i8": "INT8",
+    "i16": "INT16",
+    "i32": "INT32",
+    "i64": "INT64",
+    "f16": "FP16",
+    "f32": "FP32",
+    "f64": "FP64",
+    "bf16": "BF16",
+}
+_BF16 = NUMPY_TYPES["BF16"]
+
+
+class OpenVinoEngine:
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._requests: list[Any] = []
+        self._outputs: list[str] = []
+
+    def load(self) -> Signature:
+        core = ov.Core()
+        precision = self._precision(core)
+        settings = {
+            "INFERENCE_PRECISION_HINT": "bf16" if precision == "bf16" else "f32",
+            "NUM_STREAMS": str(self._spec.instances),
+            "INFERENCE_NUM_THREADS": str(self._spec.threads * self._spec.instances),
+            "ENABLE_CPU_PINNING": "NO",
+        }
+        try:
+            model = core.read_model(str(self._spec.file))
+            compiled = core.compile_model(model, "CPU", settings)
+        except Exception as error:
+            raise ConfigError(f"{self._spec.file}: OpenVINO cannot load it: {_last_line(error)}") from error
+        self._requests = [compiled.create_infer_request() for _ in range(self._spec.instances)]
+        inputs = tuple(self._describe(port) for port in compiled.inputs)
+        outputs = tuple(self._describe(port) for port in compiled.outputs)
+        self._outputs = [value.name for value in outputs]
+        return Signature(inputs, outputs, "openvino", precision)
+
+    def warm_up(self, inputs: Mapping[str, Array]) -> None:
+        for instance in range(len(self._requests)):
+            self.infer(instance, inputs, [])
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        request = self._requests[instance]
+        try:
+            request.infer({name: _to_tensor(array) for name, array in inputs.items()}, share_inputs=True)
+            # The request's memory is written again by its next run.
+            return [_from_tensor(request.get_tensor(name)) for name in outputs or self._outputs]
+        except RuntimeError as error:
+            message = _last_line(error)
+            if "incompatible" in message or "shape" in message.lower():
+                raise InvalidTensor(f"the model refuses this input: {message}") from error
+            raise EngineFailed(f"OpenVINO failed: {message}") from error
+
+    def close(self) -> None:
+        self._requests.clear()
+
+    def _precision(self, core: Any) -> str:
+        has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        if self._spec.precision == "bf16" and not has_bf16:
+            raise ConfigError("precision bf16 needs a processor with AVX-512 BF16 or AMX; use precision: auto")
+        return "bf16" if has_bf16 and self._spec.precision in ("auto", "bf16") else "fp32"
+
+    def _describe(self, port: Any) -> TensorSpec:
+        datatype = _TYPES.get(port.get_element_type().get_type_name())
+        if datatype is None:
+            raise ConfigError(
+                f"{self._spec.file}: '{port.any_name}' has a type that this engine does not serve; try engine: onnx"
+            )
+        shape = tuple(d.get_length() if d.is_static else -1 for d in port.get_partial_shape())
+        return TensorSpec(port.any_name, datatype, shape)
+
+
+def _to_tensor(array: Array) -> Any:
+    if array.dtype == _BF16:
+        bits = np.ascontiguousarray(array).view(np.uint16)
+        return ov.Tensor(bits, array.shape, ov.Type.bf16)
+    # Memory is shared only where it may be written to; what came off the wire may not.
+    return ov.Tensor(np.ascontiguousarray(array), shared_memory=array.flags.writeable)
+
+
+def _from_tensor(tensor: Any) -> Array:
+    if tensor.element_type == ov.Type.bf16:
+        return np.array(tensor.data, copy=True).view(_BF16).reshape(tuple(tensor.shape))
+    copied: Array = np.array(tensor.data, copy=True)
+    return copied
+
+
+def _last_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__

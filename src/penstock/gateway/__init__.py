@@ -1,0 +1,1 @@
+"""The protocol edges: each turns its message into one internal request and back."""

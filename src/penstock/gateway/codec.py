@@ -1,0 +1,96 @@
+"""Open Inference Protocol messages to and from the internal request and response."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import InvalidRequest, InvalidTensor
+from penstock.core.requests import InferRequest, InferResponse, Parameter
+from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+# Which field of InferTensorContents carries a datatype. FP16 and BF16 travel raw only.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def decode_request(message: pb.ModelInferRequest, protocol: str) -> InferRequest:
+    inputs, raw = message.inputs, message.raw_input_contents
+    if raw:
+        if len(raw) != len(inputs):
+            raise InvalidRequest(
+                f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs: give all inputs raw, or none"
+            )
+        tensors = [Tensor(i.name, i.datatype, tuple(i.shape), data) for i, data in zip(inputs, raw, strict=True)]
+        size = sum(map(len, raw))
+    else:
+        tensors = [_from_contents(tensor) for tensor in inputs]
+        size = sum(len(tensor.data) for tensor in tensors)
+    return InferRequest(
+        message.model_name,
+        tensors,
+        message.model_version,
+        message.id,
+        [output.name for output in message.outputs],
+        decode_parameters(message.parameters) if message.parameters else {},
+        protocol=protocol,
+        size_bytes=size,
+    )
+
+
+def encode_response(response: InferResponse, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    encoded = pb.ModelInferResponse(
+        model_name=response.model,
+        model_version=response.version,
+        id=response.request_id,
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name=t.name, datatype=t.datatype, shape=t.shape)
+            for t in response.outputs
+        ],
+        raw_output_contents=[bytes(tensor.data) for tensor in response.outputs],
+    )
+    for name, parameter in message.parameters.items():
+        encoded.parameters[name].CopyFrom(parameter)
+    return encoded
+
+
+def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for name, parameter in parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(parameter, kind)
+    return found
+
+
+def _from_contents(tensor: Any) -> Tensor:
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
+        known = "unknown" if tensor.datatype not in NUMPY_TYPES else "to be sent in raw_input_contents"
+        raise InvalidTensor(f"input '{tensor.name}': datatype '{tensor.datatype}' is {known}")
+    values = getattr(tensor.contents, field)
+    if tensor.datatype == BYTES:
+        data = pack_bytes(values)
+    else:
+        try:
+            data = (
+                np.array(values, dtype=np.int64 if "int_" in field else None)
+                .astype(NUMPY_TYPES[tensor.datatype], casting="unsafe")
+                .tobytes()
+            )
+        except (OverflowError, ValueError) as error:
+            raise InvalidTensor(f"input '{tensor.name}' has values that {tensor.datatype} cannot hold") from error
+    return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), data)

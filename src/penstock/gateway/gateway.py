@@ -1,0 +1,147 @@
+"""The gateway: its parts, joined, with a start and a gentle stop."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from penstock.core.cluster import BlockView, Control
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.grpc_server import GrpcServer
+from penstock.gateway.http import build_http_app
+from penstock.gateway.oip_grpc import OipGrpc
+from penstock.router.dispatcher import Dispatcher
+from penstock.serving.admission import Admission
+from penstock.serving.resolve import Resolver
+from penstock.serving.serve import Serving
+from penstock.telemetry.metrics import RouterMetrics, ServingMetrics, shared_registry
+from penstock.telemetry.traces import Traces
+
+log = structlog.get_logger()
+WATCH_S = 0.25
+
+
+class Gateway:
+    def __init__(self, gateway_id: str, config: Config, metrics_folder: Path, traces: Traces) -> None:
+        self.gateway_id = gateway_id
+        self._config = config
+        self._metrics_folder = metrics_folder
+        registry = CollectorRegistry()
+        self._serving_metrics = ServingMetrics(registry)
+        self._router_metrics = RouterMetrics(registry)
+        self._admission = Admission(config.limits)
+        self._resolver = Resolver()
+        self._dispatcher = Dispatcher(gateway_id, config.data_plane, self._router_metrics, self._workers_changed)
+        self._serving = Serving(self._admission, self._resolver, self._dispatcher, self._serving_metrics, traces)
+        self._grpc: GrpcServer | None = None
+        self._http: uvicorn.Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def listen(self, endpoint: str) -> str:
+        """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
+        return self._dispatcher.start(endpoint)
+
+    def cluster_changed(self, views: Sequence[BlockView]) -> None:
+        self._retire(self._resolver.cluster_changed(views))
+
+    async def open(self, control: Control, grpc_port: int, http_socket: socket.socket) -> int:
+        """Opens the clients' doors. Returns the gRPC port."""
+        catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
+        self._grpc = GrpcServer(OipGrpc(self._serving, catalogue), self._config.limits)
+        port = await self._grpc.start(self._config.host, grpc_port)
+        app = build_http_app(
+            self._serving, catalogue, self._config.limits, lambda: shared_registry(self._metrics_folder)
+        )
+        self._http = _http_server(app)
+        self._tasks = [
+            asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
+            asyncio.create_task(self._watch(catalogue.is_server_ready), name="gateway-watch"),
+        ]
+        return port
+
+    async def drain(self) -> None:
+        """Admits no more and lets what is inside end."""
+        self._admission.is_draining = True
+        if self._grpc is not None:
+            await self._grpc.set_ready(False)
+        deadline = asyncio.get_running_loop().time() + self._config.data_plane.drain_s
+        while self._admission.inflight_requests and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            self._http.should_exit = True
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s=1.0)
+        if self._tasks:
+            await asyncio.wait(self._tasks[:1], timeout=3.0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._dispatcher.stop()
+
+    def _workers_changed(self) -> None:
+        self._retire(self._resolver.workers_changed(self._dispatcher.descriptions()))
+
+    def _retire(self, gone: dict[str, PenstockError]) -> None:
+        for block_id, error in gone.items():
+            self._dispatcher.retire(block_id, error)
+
+    async def _watch(self, is_ready: Callable[[], bool]) -> None:
+        """Keeps the health service and the gauges true."""
+        process = psutil.Process()
+        was_ready = None
+        while True:
+            ready = is_ready()
+            if ready is not was_ready and self._grpc is not None:
+                was_ready = ready
+                await self._grpc.set_ready(ready)
+                log.info("readiness", ready=ready)
+            self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
+            self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
+            self._serving_metrics.memory_bytes.set(process.memory_info().rss)
+            self._router_metrics.workers.set(len(self._dispatcher.workers()))
+            for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
+                self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
+                self._router_metrics.queue.labels(block_id, "running").set(running)
+            await asyncio.sleep(WATCH_S)
+
+
+def open_http_socket(host: str, port: int) -> socket.socket:
+    """Shared by the gateways of one machine through SO_REUSEPORT."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        opened.bind((host, port))
+    except OSError as error:
+        opened.close()
+        raise ConfigError(
+            f"cannot listen for HTTP on {host}:{port}: {error.strerror}; choose another --http-port"
+        ) from error
+    return opened
+
+
+def _http_server(app: "uvicorn._types.ASGIApplication") -> uvicorn.Server:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=2048,
+        timeout_keep_alive=75,
+        ws="none",
+    )
+    return uvicorn.Server(config)

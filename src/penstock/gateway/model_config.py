@@ -1,0 +1,96 @@
+"""A block as the protocol's metadata, configuration and statistics show it."""
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.statistics import BlockStatistics, Duration
+from penstock.core.tensors import TensorSpec
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference import model_config_pb2 as config_pb
+
+BACKENDS = {"onnxruntime_onnx": "onnxruntime", "openvino": "openvino"}
+
+
+def metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:
+    return pb.ModelMetadataResponse(
+        name=block.model,
+        versions=versions,
+        platform=block.platform,
+        inputs=[_tensor_metadata(spec) for spec in block.inputs],
+        outputs=[_tensor_metadata(spec) for spec in block.outputs],
+    )
+
+
+def model_config(block: BlockDescription) -> config_pb.ModelConfig:
+    settings = block.settings
+    skip = 1 if block.max_batch_size else 0
+    config = config_pb.ModelConfig(
+        name=block.model,
+        platform=block.platform,
+        backend=BACKENDS[block.platform],
+        max_batch_size=block.max_batch_size,
+        input=[
+            config_pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:])
+            for spec in block.inputs
+        ],
+        output=[
+            config_pb.ModelOutput(name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:])
+            for spec in block.outputs
+        ],
+        instance_group=[
+            config_pb.ModelInstanceGroup(
+                name=f"{block.model}_0", count=block.instances, kind=config_pb.ModelInstanceGroup.KIND_CPU
+            )
+        ],
+        default_model_filename=settings.file,
+    )
+    config.version_policy.latest.num_versions = 1
+    if block.max_batch_size:
+        config.dynamic_batching.preferred_batch_size.append(settings.batching.max_rows)
+        config.dynamic_batching.max_queue_delay_microseconds = int(settings.batching.max_delay_ms * 1000)
+    for name, value in {
+        "block_id": block.block_id,
+        "task": settings.task,
+        "precision": block.precision,
+        "max_tokens": str(settings.batching.max_tokens or ""),
+    }.items():
+        config.parameters[name].string_value = value
+    return config
+
+
+def statistics(found: BlockStatistics) -> pb.ModelStatistics:
+    return pb.ModelStatistics(
+        name=found.model,
+        version=found.version,
+        last_inference=found.last_inference_ms,
+        inference_count=found.inference_count,
+        execution_count=found.execution_count,
+        inference_stats=pb.InferStatistics(
+            success=_duration(found.success),
+            fail=_duration(found.fail),
+            queue=_duration(found.queue),
+            compute_input=_duration(found.compute_input),
+            compute_infer=_duration(found.compute_infer),
+            compute_output=_duration(found.compute_output),
+        ),
+        batch_stats=[
+            pb.InferBatchStatistics(
+                batch_size=rows,
+                compute_input=_duration(batch.compute_input),
+                compute_infer=_duration(batch.compute_infer),
+                compute_output=_duration(batch.compute_output),
+            )
+            for rows, batch in sorted(found.batches.items())
+        ],
+    )
+
+
+def _duration(duration: Duration) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
+
+
+def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
+    return pb.ModelMetadataResponse.TensorMetadata(name=spec.name, datatype=spec.datatype, shape=spec.shape)
+
+
+def _data_type(spec: TensorSpec) -> str:
+    name = "STRING" if spec.datatype == "BYTES" else spec.datatype
+    return f"TYPE_{name}"

@@ -1,0 +1,46 @@
+"""From an error's code to what a protocol says. The only place that knows transport codes."""
+
+from collections.abc import Mapping
+from math import ceil
+
+import grpc
+
+from penstock.core.errors import PenstockError
+
+_CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
+    "invalid_request": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "unknown_model": (grpc.StatusCode.NOT_FOUND, 404),
+    "invalid_tensor": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "invalid_image": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "refused": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "request_too_large": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "queue_full": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "overloaded": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
+    "model_not_ready": (grpc.StatusCode.UNAVAILABLE, 503),
+    "draining": (grpc.StatusCode.UNAVAILABLE, 503),
+    "worker_lost": (grpc.StatusCode.UNAVAILABLE, 503),
+    "deadline_exceeded": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    "cancelled": (grpc.StatusCode.CANCELLED, 499),
+    "engine_failed": (grpc.StatusCode.INTERNAL, 500),
+    "wire_error": (grpc.StatusCode.INTERNAL, 500),
+    "config_error": (grpc.StatusCode.FAILED_PRECONDITION, 400),
+    "internal": (grpc.StatusCode.INTERNAL, 500),
+}
+
+
+def grpc_code(error: PenstockError) -> grpc.StatusCode:
+    return _CODES[error.code][0]
+
+
+def http_code(error: PenstockError) -> int:
+    return _CODES[error.code][1]
+
+
+def headers(error: PenstockError) -> dict[str, str]:
+    """Sent with the error over HTTP, and as trailing metadata over gRPC."""
+    found = {"penstock-code": error.code}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        found["retry-after"] = str(ceil(retry_after_s))
+    return found

@@ -1,0 +1,1 @@
+"""The control plane of one cluster: models, blocks, workers, their health."""

@@ -1,0 +1,117 @@
+"""The manager: deploys models as blocks, assigns them to workers, and tells gateways what there is."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import structlog
+
+from penstock.core.blocks import BlockState
+from penstock.core.cluster import BlockView, Listener
+from penstock.core.errors import ModelNotReady, UnknownModel
+from penstock.core.models import NAME, ModelFolder, list_model_folders, read_model_folder
+from penstock.manager.registry import Block, Registry
+from penstock.storage.metadata_sqlite import Metadata
+
+log = structlog.get_logger()
+
+
+class Manager:
+    """Used from one event loop. Implements core.cluster.Control."""
+
+    def __init__(self, repository: Path, metadata: Metadata) -> None:
+        self._repository = repository
+        self._metadata = metadata
+        self._registry = Registry()
+        self._gateways: dict[str, str] = {}  # id to endpoint
+        self._listeners: list[Listener] = []
+        self._changed = asyncio.Condition()
+        self._revision = 0  # of everything that an assignment or a view shows
+
+    async def deploy_all(self) -> None:
+        """Every model of the repository; a model.yaml with a fault refuses the start."""
+        folders = [
+            await asyncio.to_thread(read_model_folder, path)
+            for path in await asyncio.to_thread(list_model_folders, self._repository)
+        ]
+        for folder in folders:
+            await self._deploy(folder)
+        await self._notify()
+
+    async def load(self, model: str) -> None:
+        """Deploys the model anew from its folder; returns when every worker has it, or raises why not."""
+        folder = self._repository / model
+        if not NAME.match(model) or not (folder / "model.yaml").is_file():
+            raise UnknownModel(f"the repository has no model '{model}'")
+        found = await asyncio.to_thread(read_model_folder, folder)
+        await self._deploy(found)
+        await self._notify()
+        await self._settle(model, found.settings.timeouts.load_s)
+        if reason := self._registry.failure(model):
+            raise ModelNotReady(f"model '{model}' failed to load: {reason}")
+
+    async def unload(self, model: str) -> None:
+        if not self._registry.of_model(model):
+            raise UnknownModel(f"the repository has no model '{model}'")
+        self._registry.withdraw(model)
+        await self._notify()
+        await self._settle(model, timeout_s=30.0)
+
+    def view(self) -> list[BlockView]:
+        return [BlockView(b.block_id, b.model, b.version, *b.state()) for b in self._registry.blocks()]
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+        listener(self.view())
+
+    # --- for the service
+
+    @property
+    def revision(self) -> int:
+        return self._revision
+
+    async def wait_change(self, seen: int) -> int:
+        """Returns the revision as soon as it is not `seen`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._revision != seen)
+            return self._revision
+
+    def assigned(self) -> tuple[list[str], list[Block]]:
+        """The gateways' endpoints and the blocks; every worker holds every wanted block."""
+        return sorted(self._gateways.values()), self._registry.wanted()
+
+    async def gateway_joined(self, gateway_id: str, endpoint: str) -> None:
+        self._gateways[gateway_id] = endpoint
+        await self._notify()
+
+    async def gateway_left(self, gateway_id: str) -> None:
+        if self._gateways.pop(gateway_id, None) is not None:
+            await self._notify()
+
+    async def worker_reported(self, worker: str, states: Iterable[tuple[str, BlockState, str, int]]) -> None:
+        if self._registry.worker_reported(worker, states):
+            await self._notify()
+
+    async def worker_left(self, worker: str) -> None:
+        self._registry.worker_left(worker)
+        await self._notify()
+
+    async def _deploy(self, folder: ModelFolder) -> None:
+        blocks = [(version, await self._metadata.block_id(folder.name, version)) for version in folder.versions]
+        self._registry.deploy(folder.name, str(folder.path.resolve()), blocks)
+        log.info("deployed", model=folder.name, versions=list(folder.versions))
+
+    async def _settle(self, model: str, timeout_s: float) -> None:
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(lambda: self._registry.is_settled(model)), timeout_s)
+            except TimeoutError:
+                raise ModelNotReady(f"model '{model}' is not settled on every worker after {timeout_s} s") from None
+
+    async def _notify(self) -> None:
+        view = self.view()
+        for listener in self._listeners:
+            listener(view)
+        async with self._changed:
+            self._revision += 1
+            self._changed.notify_all()

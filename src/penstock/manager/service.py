@@ -1,0 +1,112 @@
+"""The manager's gRPC service: workers attach, gateways watch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import structlog
+
+from penstock.core.blocks import BlockState
+from penstock.core.errors import PenstockError
+from penstock.manager.manager import Manager
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1 import manager_pb2_grpc
+
+log = structlog.get_logger()
+
+
+class ManagerService(manager_pb2_grpc.ManagerServicer):
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def Attach(  # noqa: N802
+        self, reports: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.Assignment]:
+        worker = ""
+        listening = None
+        try:
+            first = await anext(aiter(reports))
+            worker = first.worker_id
+            await self._take(first)
+            listening = asyncio.create_task(self._listen(reports))
+            seen = -1
+            while not listening.done():
+                change = asyncio.create_task(self._manager.wait_change(seen))
+                await asyncio.wait({change, listening}, return_when=asyncio.FIRST_COMPLETED)
+                if not change.done():
+                    change.cancel()
+                    return
+                seen = change.result()
+                yield self._assignment()
+        finally:
+            if listening is not None:
+                listening.cancel()
+            if worker:
+                await self._manager.worker_left(worker)
+
+    async def Watch(  # noqa: N802
+        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ClusterView]:
+        await self._manager.gateway_joined(request.gateway_id, request.endpoint)
+        try:
+            seen = -1
+            while True:
+                seen = await self._manager.wait_change(seen)
+                yield self._view()
+        finally:
+            await self._manager.gateway_left(request.gateway_id)
+
+    async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
+        try:
+            await self._manager.load(request.model)
+        except PenstockError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
+        return pb.LoadResponse()
+
+    async def Unload(self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext) -> pb.UnloadResponse:  # noqa: N802
+        try:
+            await self._manager.unload(request.model)
+        except PenstockError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
+        return pb.UnloadResponse()
+
+    async def _listen(self, reports: AsyncIterator[pb.WorkerReport]) -> None:
+        async for report in reports:
+            await self._take(report)
+
+    async def _take(self, report: pb.WorkerReport) -> None:
+        await self._manager.worker_reported(
+            report.worker_id, [(b.block_id, BlockState(b.state), b.reason, b.revision) for b in report.blocks]
+        )
+
+    def _assignment(self) -> pb.Assignment:
+        gateways, blocks = self._manager.assigned()
+        return pb.Assignment(
+            gateways=gateways,
+            blocks=[
+                pb.BlockAssignment(
+                    block_id=block.block_id,
+                    model=block.model,
+                    version=block.version,
+                    folder=block.folder,
+                    revision=block.revision,
+                )
+                for block in blocks
+            ],
+        )
+
+    def _view(self) -> pb.ClusterView:
+        return pb.ClusterView(
+            blocks=[
+                pb.BlockView(block_id=b.block_id, model=b.model, version=b.version, state=b.state, reason=b.reason)
+                for b in self._manager.view()
+            ]
+        )
+
+
+async def serve_manager(manager: Manager, address: str) -> grpc.aio.Server:
+    server = grpc.aio.server()
+    manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
+    server.add_insecure_port(address)
+    await server.start()
+    return server

@@ -1,0 +1,1 @@
+"""The one order of every request: admit, resolve, cache, route, collect, log."""

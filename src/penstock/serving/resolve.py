@@ -1,0 +1,100 @@
+"""From a model's name and version to its block. Decides; never acts."""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster import BlockView
+from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
+
+
+class Resolver:
+    """Joins what the manager wants with what the workers hold.
+
+    A block that was ready stays resolvable while its workers are away, so that requests wait for them
+    rather than fail; it goes when the manager says that it is unloaded or failed, or no longer names it.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, BlockView] = {}
+        self._known: dict[str, BlockDescription] = {}
+        self._held: set[str] = set()
+        self._table: dict[tuple[str, str], BlockDescription] = {}
+
+    def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
+        """Returns the blocks that went, with what to tell those who wait for them."""
+        self._views = {view.block_id: view for view in views}
+        return self._rebuild()
+
+    def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
+        self._held = set(held)
+        self._known.update(held)
+        return self._rebuild()
+
+    def resolve(self, model: str, version: str) -> BlockDescription:
+        block = self._table.get((model, version))
+        if block is None:
+            raise self._unknown(model, version)
+        return block
+
+    def is_ready(self, model: str, version: str = "") -> bool:
+        block = self._table.get((model, version))
+        return block is not None and block.block_id in self._held
+
+    def is_server_ready(self) -> bool:
+        """Some block is ready, and none is on its way."""
+        ready = [block for block in self._table.values() if block.block_id in self._held]
+        waiting = any(
+            view.state is BlockState.LOADING or (view.state is BlockState.READY and view.block_id not in self._held)
+            for view in self._views.values()
+        )
+        return bool(ready) and not waiting
+
+    def views(self) -> list[BlockView]:
+        return list(self._views.values())
+
+    def blocks(self) -> list[BlockDescription]:
+        """The blocks that may be called, each once."""
+        return list({block.block_id: block for block in self._table.values()}.values())
+
+    def versions(self, model: str) -> list[str]:
+        found = {block.version for (name, version), block in self._table.items() if name == model and version}
+        return sorted(found, key=int)
+
+    def _rebuild(self) -> dict[str, PenstockError]:
+        gone: dict[str, PenstockError] = {}
+        for block_id, block in list(self._known.items()):
+            view = self._views.get(block_id)
+            if self._is_served(block_id, view):
+                continue
+            del self._known[block_id]
+            gone[block_id] = ModelNotReady(
+                f"model '{block.model}' version {block.version} is {view.state if view else 'removed'}"
+            )
+        self._table = {}
+        for block in sorted(self._known.values(), key=lambda known: int(known.version)):
+            self._table[block.model, block.version] = block
+            # The newest version that workers hold answers for the model.
+            newest = self._table.get((block.model, ""))
+            if newest is None or block.block_id in self._held or newest.block_id not in self._held:
+                self._table[block.model, ""] = block
+        return gone
+
+    def _is_served(self, block_id: str, view: BlockView | None) -> bool:
+        if view is None:
+            # The manager may not have spoken yet; what workers hold may be called.
+            return block_id in self._held and not self._views
+        if view.state is BlockState.FAILED:
+            return block_id in self._held  # an earlier revision serves on
+        return view.state is not BlockState.UNLOADED
+
+    def _unknown(self, model: str, version: str) -> PenstockError:
+        views = [view for view in self._views.values() if view.model == model]
+        if not views:
+            names = sorted({view.model for view in self._views.values()})
+            return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
+        for view in views:
+            if version in ("", view.version):
+                why = f" ({view.reason})" if view.state is BlockState.FAILED else ""
+                return ModelNotReady(f"model '{model}' version {view.version} is {view.state}{why}")
+        known = ", ".join(view.version for view in views)
+        return UnknownModel(f"model '{model}' has no version '{version}'; it has {known}")

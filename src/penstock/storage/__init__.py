@@ -1,0 +1,1 @@
+"""Where state lives: one small protocol a kind, its implementations beside it."""

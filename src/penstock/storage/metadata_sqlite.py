@@ -1,0 +1,62 @@
+"""Cluster metadata in SQLite: which block a model's version is."""
+
+import asyncio
+import secrets
+from pathlib import Path
+from typing import Protocol
+
+import aiosqlite
+
+from penstock.core.errors import ConfigError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS blocks (
+    block_id TEXT PRIMARY KEY,
+    model TEXT NOT NULL,
+    version TEXT NOT NULL,
+    created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+    UNIQUE (model, version)
+)
+"""
+BUSY_TIMEOUT_S = 5.0
+
+
+class Metadata(Protocol):
+    async def block_id(self, model: str, version: str) -> str:
+        """The block of this version; made on first sight, and the same ever after."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SqliteMetadata:
+    def __init__(self, connection: aiosqlite.Connection) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(cls, file: Path) -> "SqliteMetadata":
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            connection = await aiosqlite.connect(file, timeout=BUSY_TIMEOUT_S)
+            await connection.execute("PRAGMA journal_mode=WAL")
+            await connection.execute(_SCHEMA)
+            await connection.commit()
+        except (OSError, aiosqlite.Error) as error:
+            raise ConfigError(f"{file}: the metadata store cannot be opened: {error}") from error
+        return cls(connection)
+
+    async def block_id(self, model: str, version: str) -> str:
+        candidate = f"blk-{secrets.token_hex(6)}"
+        await self._connection.execute(
+            "INSERT INTO blocks (block_id, model, version) VALUES (?, ?, ?) ON CONFLICT (model, version) DO NOTHING",
+            (candidate, model, version),
+        )
+        await self._connection.commit()
+        query = "SELECT block_id FROM blocks WHERE model = ? AND version = ?"
+        async with self._connection.execute(query, (model, version)) as cursor:
+            row = await cursor.fetchone()
+        assert row is not None, "inserted above"
+        return str(row[0])
+
+    async def close(self) -> None:
+        await asyncio.wait_for(self._connection.close(), BUSY_TIMEOUT_S)

@@ -1,0 +1,66 @@
+"""The task protocol: prepare a request into pieces, join pieces into a batch, split it, finish the request."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.core.requests import Parameter
+from penstock.core.tensors import Array, Tensor, TensorSpec
+
+
+@dataclass(slots=True)
+class TaskRequest:
+    inputs: list[Tensor]
+    outputs: list[str]  # those asked for; empty: all
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What the batcher may join with other pieces: one text, one tile, or all rows of a tensor request."""
+
+    arrays: dict[str, Array]
+    rows: int = 1
+    length: int = 1  # tokens in a row; padding evens it out within a batch
+    key: Hashable = None  # only pieces of one key are ever joined
+
+
+@dataclass(slots=True)
+class Prepared:
+    pieces: list[Piece]
+    context: Any = None  # the task's own, handed to `finish`
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSignature:
+    """What clients see: inputs and outputs of the block, batch dimension included."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: int
+
+
+class Task(Protocol):
+    """`prepare` and `finish` run on the event loop where the task says they are cheap, else in a pool.
+
+    Faults of the caller are InvalidRequest or RequestTooLarge; they fail that request alone.
+    """
+
+    is_prepare_cheap: bool
+    is_finish_cheap: bool
+    signature: TaskSignature
+    engine_outputs: Sequence[str]  # the graph's outputs that `split` wants
+
+    def prepare(self, request: TaskRequest) -> Prepared: ...
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]: ...
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        """One sequence of arrays per piece, in the order of `engine_outputs`."""
+        ...
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        """`results` has what `split` gave for each of the request's pieces, in their order."""
+        ...
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]: ...

@@ -1,0 +1,114 @@
+"""Tensors in, tensors out, as the model file says."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from penstock.core.errors import EngineFailed, InvalidTensor, RequestTooLarge
+from penstock.core.signature import Signature
+from penstock.core.tensors import (
+    BYTES,
+    NUMPY_TYPES,
+    Array,
+    Tensor,
+    TensorSpec,
+    check_tensor,
+    from_array,
+    to_array,
+)
+from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+
+WARM_UP_DIMENSION = 8  # stands in for a size that the file leaves open
+
+
+class TensorTask:
+    is_prepare_cheap = True
+    is_finish_cheap = True
+
+    def __init__(self, model: Signature, max_rows: int, is_batched: bool | None) -> None:
+        """`is_batched` None: the first dimension is a batch where every tensor leaves it open."""
+        tensors = (*model.inputs, *model.outputs)
+        if is_batched is None:
+            is_batched = all(spec.shape[:1] == (-1,) for spec in tensors)
+        self._is_batched = is_batched
+        self._max_rows = max_rows
+        self._inputs = {spec.name: spec for spec in model.inputs}
+        self._output_index = {spec.name: index for index, spec in enumerate(model.outputs)}
+        self.engine_outputs: Sequence[str] = [spec.name for spec in model.outputs]
+        self.signature = TaskSignature(model.inputs, model.outputs, max_rows if is_batched else 0)
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        for name in request.outputs:
+            if name not in self._output_index:
+                raise InvalidTensor(f"unknown output '{name}'; the model gives {', '.join(self._output_index)}")
+        arrays: dict[str, Array] = {}
+        for tensor in request.inputs:
+            spec = self._inputs.get(tensor.name)
+            if spec is None or tensor.name in arrays:
+                what = "unknown" if spec is None else "repeated"
+                raise InvalidTensor(f"{what} input '{tensor.name}'; the model takes {', '.join(self._inputs)}")
+            _check(tensor, spec)
+            arrays[tensor.name] = to_array(tensor)
+        if len(arrays) < len(self._inputs):
+            missing = [name for name in self._inputs if name not in arrays]
+            raise InvalidTensor(f"missing input '{missing[0]}'; the model takes {', '.join(self._inputs)}")
+        return Prepared([self._piece(arrays)])
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        if len(pieces) == 1:
+            return pieces[0].arrays
+        return {name: np.concatenate([piece.arrays[name] for piece in pieces]) for name in self._inputs}
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        if len(pieces) == 1:
+            return [outputs]
+        rows = sum(piece.rows for piece in pieces)
+        if any(output.ndim == 0 or output.shape[0] != rows for output in outputs):
+            raise EngineFailed(f"the model gave other than {rows} rows for {rows}; set is_batched: false")
+        results: list[Sequence[Array]] = []
+        start = 0
+        for piece in pieces:
+            end = start + piece.rows
+            results.append([output[start:end] for output in outputs])
+            start = end
+        return results
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        wanted = request.outputs or self.engine_outputs
+        return [from_array(name, results[0][self._output_index[name]]) for name in wanted]
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        return [{spec.name: _zeros(spec, self._is_batched) for spec in self._inputs.values()}]
+
+    def _piece(self, arrays: dict[str, Array]) -> Piece:
+        if not self._is_batched:
+            return Piece(arrays, key=object())  # equal to no other: never joined
+        rows = {array.shape[0] for array in arrays.values()}
+        if len(rows) > 1:
+            raise InvalidTensor(f"the inputs have different numbers of rows: {sorted(rows)}")
+        count = rows.pop()
+        if count == 0:
+            raise InvalidTensor("the batch has no rows")
+        if count > self._max_rows:
+            raise RequestTooLarge(f"{count} rows; this model takes at most {self._max_rows} in one request")
+        return Piece(arrays, rows=count, key=tuple(array.shape[1:] for array in arrays.values()))
+
+
+def _check(tensor: Tensor, spec: TensorSpec) -> None:
+    if tensor.datatype != spec.datatype:
+        raise InvalidTensor(f"input '{tensor.name}' is {tensor.datatype}; the model takes {spec.datatype}")
+    fits = len(tensor.shape) == len(spec.shape) and all(
+        want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
+    )
+    if not fits:
+        raise InvalidTensor(f"input '{tensor.name}' has shape {list(tensor.shape)}; the model takes {list(spec.shape)}")
+    check_tensor(tensor)
+
+
+def _zeros(spec: TensorSpec, is_batched: bool) -> Array:
+    shape = [WARM_UP_DIMENSION if size < 0 else size for size in spec.shape]
+    if is_batched:
+        shape[0] = 1
+    if spec.datatype == BYTES:
+        return np.full(shape, b"", dtype=object)
+    return np.zeros(shape, NUMPY_TYPES[spec.datatype])

@@ -1,0 +1,225 @@
+"""The upscale task: images in, images larger by a whole factor out, by SRCNN.
+
+As the paper does, bicubic interpolation enlarges everything and the network then sharpens the luminance;
+colour and transparency stay bicubic. Luminance goes through the network in tiles: an image's size does not
+decide a batch's memory, several instances can share its tiles, and those of one shape can be batched.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from penstock.core.errors import ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
+from penstock.core.models import UpscaleOptions
+from penstock.core.signature import Signature
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+from penstock.tasks.images import DecodedImage, ImageHeader, decode, encode_png, read_header
+
+IMAGE = "image"
+GRAIN = 16  # pixels
+EXPECTED = f"this model takes one input, '{IMAGE}' BYTES [n] or [n, 1], each element a JPEG or PNG file"
+Plane = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """What of an image each tile answers for: what lies `overlap` inside it.
+
+    The zeros that convolutions see beyond a tile's border reach no further in than that.
+    """
+
+    width: int
+    height: int
+    corners: tuple[tuple[int, int], ...]  # top, left
+
+
+@dataclass(frozen=True, slots=True)
+class _Enlarged:
+    """What of an image waits for its luminance to come back."""
+
+    size: tuple[int, int]  # width, height
+    color: tuple[Image.Image, ...]  # Cb and Cr; none where the image is gray
+    alpha: Image.Image | None
+    color_profile: bytes | None
+    tiling: _Tiling
+
+
+class UpscaleTask:
+    is_prepare_cheap = False
+    is_finish_cheap = False
+
+    def __init__(self, options: UpscaleOptions, engine: Signature, max_rows: int) -> None:
+        given, answer = _check_graph(engine)
+        self._options = options
+        self._input = given.name
+        self.engine_outputs: Sequence[str] = (answer.name,)
+        spec = TensorSpec(IMAGE, BYTES, (-1, 1))
+        self.signature = TaskSignature((spec,), (spec,), max_rows)
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        files = unpack_bytes(_check_request(request, self.signature.max_batch_size))
+        # Every header before any pixel: a request that is refused costs no decoding.
+        headers = [_read_header(index, file, self._options.max_pixels) for index, file in enumerate(files)]
+        self._check_sum(headers)
+        pieces: list[Piece] = []
+        enlarged: list[_Enlarged] = []
+        for index, header in enumerate(headers):
+            luminance, waiting = self._enlarge(_decode(index, header))
+            enlarged.append(waiting)
+            tiles = self._cut(luminance, waiting.tiling)
+            pieces += [Piece({self._input: tile}, key=tile.shape) for tile in tiles]
+        return Prepared(pieces, enlarged)
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        tiles = np.stack([piece.arrays[self._input] for piece in pieces])[:, np.newaxis]
+        # Only here do tiles become floats: those that wait for a batch take a quarter of the memory.
+        return {self._input: np.multiply(tiles, np.float32(1 / 255), dtype=np.float32)}
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        scaled = outputs[0] * np.float32(255)
+        tiles = np.clip(np.rint(scaled, out=scaled), 0, 255, out=scaled).astype(np.uint8)
+        return [(tiles[row, 0],) for row in range(len(pieces))]
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        files: list[bytes] = []
+        done = 0
+        for enlarged in prepared.context:
+            tiles = [result[0] for result in results[done : done + len(enlarged.tiling.corners)]]
+            done += len(tiles)
+            files.append(encode_png(_compose(enlarged, self._lay(tiles, enlarged))))
+        return [Tensor(IMAGE, BYTES, request.inputs[0].shape, pack_bytes(files))]
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        side = self._options.tile
+        return [self.join([Piece({self._input: np.zeros((side, side), np.uint8)})])]
+
+    def _check_sum(self, headers: Sequence[ImageHeader]) -> None:
+        pixels, limit = sum(header.pixels for header in headers), self._options.max_pixels
+        if pixels > limit:
+            raise RequestTooLarge(
+                f"the {len(headers)} images have {pixels} pixels together; "
+                f"this model takes at most {limit}: send fewer at a time"
+            )
+
+    def _enlarge(self, decoded: DecodedImage) -> tuple[Plane, _Enlarged]:
+        """(the luminance to sharpen, what waits for it)."""
+        size = (decoded.image.width * self._options.scale, decoded.image.height * self._options.scale)
+        alpha = decoded.image.getchannel("A") if decoded.image.mode in ("LA", "RGBA") else None
+        if decoded.image.mode in ("L", "LA"):
+            planes: tuple[Image.Image, ...] = (decoded.image.getchannel("L"),)
+        else:
+            planes = decoded.image.convert("RGB").convert("YCbCr").split()
+        luminance, *color = (plane.resize(size, Image.Resampling.BICUBIC) for plane in planes)
+        waiting = _Enlarged(
+            size,
+            tuple(color),
+            alpha.resize(size, Image.Resampling.BICUBIC) if alpha else None,
+            decoded.color_profile,
+            self._tile(size),
+        )
+        return np.asarray(luminance), waiting
+
+    def _tile(self, size: tuple[int, int]) -> _Tiling:
+        limit = self._options.tile - 2 * self._options.overlap
+        (width, lefts), (height, tops) = (_divide(length, limit) for length in size)
+        return _Tiling(width, height, tuple((top, left) for top in tops for left in lefts))
+
+    def _cut(self, luminance: Plane, tiling: _Tiling) -> Iterator[Plane]:
+        # The image's border is repeated outward: the network learnt on pictures that go on, not on frames.
+        margin = self._options.overlap
+        padded = np.pad(luminance, margin, mode="edge")
+        for top, left in tiling.corners:
+            yield padded[top : top + tiling.height + 2 * margin, left : left + tiling.width + 2 * margin]
+
+    def _lay(self, tiles: Sequence[Plane], enlarged: _Enlarged) -> Plane:
+        width, height = enlarged.size
+        tiling, margin = enlarged.tiling, self._options.overlap
+        luminance = np.empty((height, width), np.uint8)
+        for (top, left), tile in zip(tiling.corners, tiles, strict=True):
+            answer = tile[margin : margin + tiling.height, margin : margin + tiling.width]
+            luminance[top : top + tiling.height, left : left + tiling.width] = answer
+        return luminance
+
+
+def _divide(length: int, limit: int) -> tuple[int, list[int]]:
+    """(how much of a side each tile answers for, where each starts).
+
+    As few tiles as the limit allows, and those of one length: a network's time goes by pixels, and tiles of
+    the full length with the last moved far inward would compute up to two thirds of them twice. The grain
+    lets images of like sizes have tiles of one shape.
+    """
+    count = -(-length // limit)
+    even = -(-length // count)
+    side = min(-(-even // GRAIN) * GRAIN, limit, length)
+    return side, [min(index * side, length - side) for index in range(count)]
+
+
+def _compose(enlarged: _Enlarged, luminance: Plane) -> DecodedImage:
+    image = Image.fromarray(luminance)
+    if enlarged.color:
+        image = Image.merge("YCbCr", (image, *enlarged.color)).convert("RGB")
+    if enlarged.alpha:
+        image.putalpha(enlarged.alpha)
+    return DecodedImage(image, enlarged.color_profile)
+
+
+def _read_header(index: int, file: bytes, max_pixels: int) -> ImageHeader:
+    try:
+        header = read_header(file)
+    except InvalidImage as error:
+        raise _at(index, error) from error
+    if header.pixels > max_pixels:
+        raise InvalidImage(
+            f"input '{IMAGE}' element {index}: the image says it has {header.size} pixels; "
+            f"this model takes at most {max_pixels}: shrink it or send parts of it"
+        )
+    return header
+
+
+def _decode(index: int, header: ImageHeader) -> DecodedImage:
+    try:
+        return decode(header)
+    except InvalidImage as error:
+        raise _at(index, error) from error
+
+
+def _at(index: int, error: InvalidImage) -> InvalidImage:
+    return InvalidImage(f"input '{IMAGE}' element {index}: {error.message}")
+
+
+def _check_request(request: TaskRequest, max_rows: int) -> Tensor:
+    names = [tensor.name for tensor in request.inputs]
+    if names != [IMAGE]:
+        raise InvalidTensor(f"{EXPECTED}; got {', '.join(map(repr, names)) or 'none'}")
+    if unknown := [name for name in request.outputs if name != IMAGE]:
+        raise InvalidTensor(f"unknown output '{unknown[0]}'; this model has '{IMAGE}'")
+    tensor = request.inputs[0]
+    is_column = len(tensor.shape) == 2 and tensor.shape[1] == 1
+    if tensor.datatype != BYTES or not (len(tensor.shape) == 1 or is_column):
+        raise InvalidTensor(f"{EXPECTED}; got {tensor.datatype} {list(tensor.shape)}")
+    if tensor.shape[0] < 1:
+        raise InvalidRequest(f"input '{IMAGE}' has no rows; send at least one image")
+    if tensor.shape[0] > max_rows:
+        raise RequestTooLarge(f"input '{IMAGE}' has {tensor.shape[0]} images; send at most {max_rows} at a time")
+    return tensor
+
+
+def _check_graph(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
+    """The graph's input and output; raises ConfigError where it does not map planes to planes."""
+    if len(engine.inputs) != 1 or len(engine.outputs) != 1:
+        raise ConfigError(
+            f"the upscale task needs a graph of one input and one output; "
+            f"got {len(engine.inputs)} and {len(engine.outputs)}"
+        )
+    for spec in (engine.inputs[0], engine.outputs[0]):
+        is_plane = len(spec.shape) == 4 and spec.shape[1] == 1 and spec.shape[2] == spec.shape[3] == -1
+        if spec.datatype != "FP32" or not is_plane:
+            raise ConfigError(
+                f"the upscale task needs '{spec.name}' to be FP32 [batch, 1, height, width], "
+                f"height and width left open; got {spec.datatype} {list(spec.shape)}"
+            )
+    return engine.inputs[0], engine.outputs[0]

@@ -1,0 +1,60 @@
+"""A gateway's connection to a manager in another process."""
+
+import asyncio
+
+import grpc
+import structlog
+
+from penstock.core.blocks import BlockState
+from penstock.core.cluster import BlockView, Listener
+from penstock.core.errors import Unavailable, from_code
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1 import manager_pb2_grpc
+
+log = structlog.get_logger()
+RETRY_S = 0.5
+UNLOAD_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = 86_400.0
+
+
+class RemoteControl:
+    """Implements core.cluster.Control, and watches the cluster for as long as it is open."""
+
+    def __init__(self, address: str, gateway_id: str, endpoint: str, listener: Listener) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        self._stub = manager_pb2_grpc.ManagerStub(self._channel)
+        self._request = pb.WatchRequest(gateway_id=gateway_id, endpoint=endpoint)
+        self._listener = listener
+        self._watching = asyncio.create_task(self._watch_forever(), name="watch-manager")
+
+    async def load(self, model: str) -> None:
+        await self._call(self._stub.Load(pb.LoadRequest(model=model), timeout=LOAD_TIMEOUT_S))
+
+    async def unload(self, model: str) -> None:
+        await self._call(self._stub.Unload(pb.UnloadRequest(model=model), timeout=UNLOAD_TIMEOUT_S))
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        await self._channel.close(grace=None)
+
+    async def _call(self, call: "grpc.aio.UnaryUnaryCall[object, object]") -> None:
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            code, mark, message = (error.details() or "").partition("|")
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION and mark:
+                raise from_code(code, message, {}) from None
+            raise Unavailable("the manager does not answer; try again") from error
+
+    async def _watch_forever(self) -> None:
+        """While the manager is away, the last view stands."""
+        while True:
+            try:
+                async for view in self._stub.Watch(self._request):
+                    self._listener(
+                        [BlockView(b.block_id, b.model, b.version, BlockState(b.state), b.reason) for b in view.blocks]
+                    )
+            except grpc.aio.AioRpcError as error:
+                log.warning("manager_away", error=error.details())
+            await asyncio.sleep(RETRY_S)

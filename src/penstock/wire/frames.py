@@ -1,0 +1,130 @@
+"""Job frames: a protobuf header and one raw frame per tensor."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from google.protobuf.message import DecodeError
+
+from penstock.core.errors import PenstockError, WireError, from_code
+from penstock.core.requests import InferRequest, Parameter, Timing
+from penstock.core.tensors import Buffer, Tensor
+from penstock.pb.v1 import job_pb2 as pb
+
+PROTOCOL = 1
+Frames = list[Buffer]
+
+
+def encode(frame: pb.Frame) -> Frames:
+    return [frame.SerializeToString()]
+
+
+def encode_job(job_id: int, attempt: int, block_id: str, timeout_s: float, request: InferRequest) -> Frames:
+    job = pb.Job(
+        job_id=job_id,
+        attempt=attempt,
+        block_id=block_id,
+        timeout_us=max(1, int(timeout_s * 1e6)),
+        inputs=_describe(request.inputs),
+        outputs=request.outputs,
+        request_id=request.request_id,
+        traceparent=request.traceparent,
+    )
+    if request.parameters:
+        _put_parameters(job.parameters, request.parameters)
+    frames: Frames = [pb.Frame(job=job).SerializeToString()]
+    frames.extend(tensor.data for tensor in request.inputs)
+    return frames
+
+
+def encode_result(
+    job_id: int,
+    attempt: int,
+    outputs: Sequence[Tensor],
+    timing: Timing,
+    parameters: Mapping[str, Parameter] | None = None,
+) -> Frames:
+    result = pb.Result(
+        job_id=job_id,
+        attempt=attempt,
+        outputs=_describe(outputs),
+        queue_ns=timing.queue_ns,
+        batch_ns=timing.batch_ns,
+        compute_ns=timing.compute_ns,
+        finish_ns=timing.finish_ns,
+        batch_rows=timing.batch_rows,
+    )
+    if parameters:
+        _put_parameters(result.parameters, parameters)
+    frames: Frames = [pb.Frame(result=result).SerializeToString()]
+    frames.extend(tensor.data for tensor in outputs)
+    return frames
+
+
+def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
+    failure = pb.Failure(code=error.code, message=error.message, fields=error.fields)
+    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failure)))
+
+
+def encode_refused(error: PenstockError) -> Frames:
+    return encode(pb.Frame(refused=pb.Refused(code=error.code, message=error.message)))
+
+
+def decode(frames: Sequence[Buffer]) -> tuple[str, pb.Frame]:
+    """The kind of message and its header; raises WireError for anything that is not one."""
+    if not frames:
+        raise WireError("empty message: a protobuf Frame is expected first")
+    try:
+        frame = pb.Frame.FromString(bytes(frames[0]))
+    except DecodeError as error:
+        raise WireError("the first frame is not a penstock.v1.Frame") from error
+    kind = frame.WhichOneof("kind")
+    if kind is None:
+        raise WireError("the frame is of no known kind: is the peer newer?")
+    if kind == "job":
+        expected = len(frame.job.inputs)
+    elif kind == "result":
+        expected = len(frame.result.outputs)
+    else:
+        expected = 0
+    if len(frames) != expected + 1:
+        raise WireError(f"a {kind} with {expected} tensors came with {len(frames) - 1} tensor frames")
+    return kind, frame
+
+
+def tensors(descriptors: Iterable[pb.TensorDescriptor], frames: Sequence[Buffer]) -> list[Tensor]:
+    return [
+        Tensor(descriptor.name, descriptor.datatype, tuple(descriptor.shape), data)
+        for descriptor, data in zip(descriptors, frames[1:], strict=True)
+    ]
+
+
+def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for name, parameter in message.items():
+        kind = parameter.WhichOneof("value")
+        if kind is not None:
+            found[name] = getattr(parameter, kind)
+    return found
+
+
+def timing(result: pb.Result) -> Timing:
+    return Timing(result.queue_ns, result.batch_ns, result.compute_ns, result.finish_ns, result.batch_rows)
+
+
+def failure(result: pb.Result) -> PenstockError:
+    return from_code(result.failure.code, result.failure.message, dict(result.failure.fields))
+
+
+def _describe(found: Iterable[Tensor]) -> list[pb.TensorDescriptor]:
+    return [pb.TensorDescriptor(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape) for tensor in found]
+
+
+def _put_parameters(target: Mapping[str, pb.Parameter], source: Mapping[str, Parameter]) -> None:
+    for name, value in source.items():
+        if isinstance(value, bool):
+            target[name].bool_value = value
+        elif isinstance(value, int):
+            target[name].int64_value = value
+        elif isinstance(value, float):
+            target[name].double_value = value
+        else:
+            target[name].string_value = value

@@ -1,0 +1,125 @@
+"""ZeroMQ sockets on an event loop, read by their file descriptor and drained."""
+
+import asyncio
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import zmq
+
+from penstock.core.tensors import Buffer
+
+# Frames from this size on are handed to ZeroMQ without copying; below it a copy is cheaper.
+ZERO_COPY_BYTES = 64 * 1024
+# Messages read in one go before other work gets its turn on the loop.
+DRAIN_AT_ONCE = 64
+# Credits bound what is in flight to a peer far below this.
+HIGH_WATER_MARK = 100_000
+
+RouterHandler = Callable[[bytes, list[Buffer]], None]
+DealerHandler = Callable[[list[Buffer]], None]
+
+
+class _Socket:
+    def __init__(self, kind: int, max_message_bytes: int) -> None:
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+        self._socket.set(zmq.LINGER, 0)
+        self._socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.set(zmq.MAXMSGSIZE, max_message_bytes)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_drain_due = False
+
+    def _start_reading(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._drain)
+        self._drain_soon()
+
+    def _drain_soon(self) -> None:
+        # The descriptor is edge-triggered: an event may be consumed by a send, so look again after one.
+        if not self._is_drain_due and self._loop is not None:
+            self._is_drain_due = True
+            self._loop.call_soon(self._drain)
+
+    def _drain(self) -> None:
+        self._is_drain_due = False
+        socket = self._socket
+        for _ in range(DRAIN_AT_ONCE):
+            if socket.closed or not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                return
+            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            self._receive(frames)
+        self._drain_soon()
+
+    def _receive(self, frames: list[zmq.Frame]) -> None:
+        raise NotImplementedError
+
+    def _send(self, frames: Sequence[Buffer]) -> bool:
+        socket, last = self._socket, len(frames) - 1
+        try:
+            for index, frame in enumerate(frames):
+                flags = zmq.NOBLOCK | (zmq.SNDMORE if index < last else 0)
+                socket.send(frame, flags, copy=len(frame) < ZERO_COPY_BYTES)
+        except zmq.ZMQError as error:
+            if error.errno in (errno.EAGAIN, zmq.EHOSTUNREACH):
+                return False
+            raise
+        self._drain_soon()
+        return True
+
+    def close(self, linger_ms: int = 0) -> None:
+        if self._loop is not None and not self._socket.closed:
+            self._loop.remove_reader(self._socket.fileno())
+        self._socket.close(linger_ms)
+
+
+class RouterSocket(_Socket):
+    """The gateway's side: many workers, each known by its identity."""
+
+    def __init__(self, handler: RouterHandler, max_message_bytes: int = -1) -> None:
+        super().__init__(zmq.ROUTER, max_message_bytes)
+        self._handler = handler
+        self._socket.set(zmq.ROUTER_MANDATORY, 1)
+
+    def bind(self, endpoint: str) -> str:
+        """Returns the endpoint that was bound, where the port was left open."""
+        if endpoint.startswith("ipc://"):
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+        self._socket.bind(endpoint)
+        self._start_reading()
+        return bytes(self._socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
+        """False: nobody of that identity is connected, or it takes no more."""
+        return self._send([identity, *frames])
+
+    def _receive(self, frames: list[zmq.Frame]) -> None:
+        self._handler(frames[0].bytes, [frame.buffer for frame in frames[1:]])
+
+
+class DealerSocket(_Socket):
+    """The worker's side: one gateway."""
+
+    def __init__(self, handler: DealerHandler, identity: bytes) -> None:
+        super().__init__(zmq.DEALER, -1)
+        self._handler = handler
+        self._socket.set(zmq.IDENTITY, identity)
+        self._socket.set(zmq.RECONNECT_IVL, 50)
+        self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+
+    def connect(self, endpoint: str) -> None:
+        self._socket.connect(endpoint)
+        self._start_reading()
+
+    def send(self, frames: Sequence[Buffer]) -> bool:
+        return self._send(frames)
+
+    def _receive(self, frames: list[zmq.Frame]) -> None:
+        self._handler([frame.buffer for frame in frames])
+
+
+def host_identity() -> str:
+    """Equal for two processes that see each other's process ids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}/{os.readlink('/proc/self/ns/pid')}"

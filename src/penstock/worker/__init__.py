@@ -1,0 +1,1 @@
+"""A process that holds blocks' instances and runs them."""

@@ -1,0 +1,157 @@
+"""A worker's connection to one gateway: hello, heartbeats, jobs in, results out."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock.core.errors import PenstockError, WireError
+from penstock.core.statistics import BlockStatistics
+from penstock.core.tensors import Buffer, Tensor
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.tasks.base import TaskRequest
+from penstock.wire import frames
+from penstock.wire.sockets import DealerSocket
+from penstock.wire.statistics import encode_statistics
+from penstock.worker.runner import BlockRunner, WorkerJob
+
+log = structlog.get_logger()
+now = time.monotonic
+HELLO_AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class LinkOwner:
+    """What a link asks of its worker."""
+
+    runner: Callable[[str], BlockRunner | None]
+    hello: Callable[[], pb.Hello]
+    statistics: Callable[[], Iterable[BlockStatistics]]
+
+
+@dataclass(slots=True)
+class _Running:
+    job: WorkerJob
+    runner: BlockRunner
+
+
+@dataclass(slots=True)
+class _Clock:
+    last_heard: float = field(default_factory=now)
+    last_hello: float = 0.0
+
+
+class GatewayLink:
+    def __init__(self, endpoint: str, identity: bytes, owner: LinkOwner) -> None:
+        self.endpoint = endpoint
+        self._owner = owner
+        self._clock = _Clock()
+        self._jobs: dict[int, _Running] = {}
+        self._handlers = {
+            "job": self._on_job,
+            "cancel": self._on_cancel,
+            "statistics_query": self._on_query,
+            "refused": self._on_refused,
+            "bye": self._on_bye,
+        }
+        self._socket = DealerSocket(self._on_message, identity)
+        self._socket.connect(endpoint)
+        self.say_hello()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def say_hello(self) -> None:
+        """Tells what this worker holds now; the gateway forgets what it held before."""
+        self._clock.last_hello = now()
+        self._send(pb.Frame(hello=self._owner.hello()))
+
+    def beat(self, silence_s: float, memory_bytes: int) -> None:
+        self._send(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes)))
+        self._send(encode_statistics(0, self._owner.statistics()))
+        if self._jobs and now() - self._clock.last_heard > silence_s:
+            log.warning("gateway_silent", gateway=self.endpoint, jobs=len(self._jobs))
+            self._abandon()
+
+    def hand_back(self, jobs: Iterable[WorkerJob]) -> None:
+        mine = [job.job_id for job in jobs if self._jobs.pop(job.job_id, None) is not None]
+        if mine:
+            self._send(pb.Frame(hand_back=pb.HandBack(job_ids=mine)))
+
+    def close(self, reason: str) -> None:
+        self._send(pb.Frame(bye=pb.Bye(reason=reason)))
+        self._abandon()
+        self._socket.close(linger_ms=500)
+
+    def _on_message(self, message: list[Buffer]) -> None:
+        self._clock.last_heard = now()
+        try:
+            kind, frame = frames.decode(message)
+            handler = self._handlers.get(kind)
+            if handler is not None:
+                handler(frame, message)
+        except WireError as error:
+            log.warning("wire_error", gateway=self.endpoint, error=error.message)
+            self._socket.send(frames.encode_refused(error))
+
+    def _on_job(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        sent = frame.job
+        runner = self._owner.runner(sent.block_id)
+        if runner is None or sent.job_id in self._jobs:
+            self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
+            return
+        request = TaskRequest(
+            frames.tensors(sent.inputs, message),
+            list(sent.outputs),
+            frames.parameters(sent.parameters) if sent.parameters else {},
+        )
+        job = WorkerJob(
+            sent.job_id,
+            sent.attempt,
+            request,
+            now() + sent.timeout_us / 1e6,
+            self._reply,
+            sent.request_id,
+            sent.traceparent,
+        )
+        self._jobs[job.job_id] = _Running(job, runner)
+        runner.accept(job)
+
+    def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        if self._jobs.pop(job.job_id, None) is None:
+            return
+        if isinstance(outcome, PenstockError):
+            message = frames.encode_failure(job.job_id, job.attempt, outcome)
+        else:
+            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, job.parameters)
+        self._socket.send(message)
+
+    def _on_cancel(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        for job_id in frame.cancel.job_ids:
+            running = self._jobs.pop(job_id, None)
+            if running is not None:
+                running.runner.cancel(running.job)
+
+    def _on_query(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._send(encode_statistics(frame.statistics_query.query_id, self._owner.statistics()))
+
+    def _on_refused(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        # The gateway is new, or took us for dead: it knows none of our jobs.
+        self._abandon()
+        if now() - self._clock.last_hello > HELLO_AGAIN_S:
+            log.info("hello_again", gateway=self.endpoint, because=frame.refused.message)
+            self.say_hello()
+
+    def _on_bye(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Nobody waits for these any more."""
+        running = list(self._jobs.values())
+        self._jobs.clear()
+        for entry in running:
+            entry.runner.cancel(entry.job)
+
+    def _send(self, frame: pb.Frame) -> None:
+        self._socket.send(frames.encode(frame))

@@ -1,0 +1,392 @@
+"""One block on a worker: its task, its engine, its batcher and a thread per instance.
+
+All state is owned by the event loop. Threads only compute: they get a batch or a request
+and hand the outcome back to the loop.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, PenstockError
+from penstock.core.requests import Parameter, Timing
+from penstock.core.statistics import BatchStatistics, BlockStatistics
+from penstock.core.tensors import Array, Tensor
+from penstock.engines.base import Engine
+from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.worker.batcher import Batch, Batcher, Budget, Entry
+
+log = structlog.get_logger()
+now = time.monotonic
+
+Reply = Callable[["WorkerJob", "list[Tensor] | PenstockError"], None]
+
+
+@dataclass(slots=True, eq=False)
+class WorkerJob:
+    """A job as the worker holds it, from its arrival to its answer."""
+
+    job_id: int
+    attempt: int
+    request: TaskRequest
+    deadline: float
+    reply: Reply
+    request_id: str = ""
+    traceparent: str = ""
+    arrived: float = 0.0
+    prepared: Prepared | None = None
+    results: list[Sequence[Array] | None] = field(default_factory=list)
+    missing: int = 0
+    is_gone: bool = False
+    has_started: bool = False
+    timing: Timing = field(default_factory=Timing)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What an instance's thread hands back."""
+
+    instance: int
+    batch: Batch
+    results: list[Sequence[Array] | PenstockError]
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+
+
+class BlockRunner:
+    def __init__(
+        self,
+        description: BlockDescription,
+        task: Task,
+        engine: Engine,
+        pool: Executor,
+        metrics: WorkerMetrics,
+        traces: Traces,
+    ) -> None:
+        self.description = description
+        self.statistics = BlockStatistics(description.block_id, description.model, description.version)
+        self._task = task
+        self._engine = engine
+        self._pool = pool
+        self._traces = traces
+        self._metrics = _BlockMetrics(metrics, description)
+        batching = description.settings.batching
+        self._batcher = Batcher(
+            Budget(
+                max_rows=batching.max_rows,
+                max_tokens=batching.max_tokens,
+                max_padding=batching.max_padding,
+                max_delay_s=batching.max_delay_ms / 1000,
+                by_length=batching.order == "length",
+            )
+        )
+        self._loop = asyncio.get_running_loop()
+        self._jobs: dict[WorkerJob, None] = {}
+        self._idle = list(range(description.instances))
+        self._inboxes: list[queue.SimpleQueue[Batch | None]] = [queue.SimpleQueue() for _ in self._idle]
+        self._threads = [
+            threading.Thread(target=self._run_instance, args=(i,), name=f"{description.model}-{i}", daemon=True)
+            for i in self._idle
+        ]
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained = asyncio.Event()
+        self._drained.set()
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._batcher)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    # --- on the event loop
+
+    def accept(self, job: WorkerJob) -> None:
+        job.arrived = now()
+        self._jobs[job] = None
+        self._drained.clear()
+        if self._task.is_prepare_cheap:
+            self._prepared(job, self._prepare(job))
+        else:
+            future = self._loop.run_in_executor(self._pool, self._prepare, job)
+            future.add_done_callback(lambda done: self._prepared(job, done.result()))
+
+    def cancel(self, job: WorkerJob) -> None:
+        """Its answer is not wanted any more: out of the queue, or unheard when it comes."""
+        if not job.is_gone:
+            self._metrics.cancelled.inc()
+            self._batcher.remove(job)
+            self._forget(job)
+
+    def hand_back(self) -> list[WorkerJob]:
+        """Takes out and returns the jobs of which nothing has run."""
+        jobs = [job for job in self._jobs if not job.has_started]
+        for job in jobs:
+            self._batcher.remove(job)
+            self._forget(job)
+        return jobs
+
+    def expire(self, at: float) -> None:
+        for entry in self._batcher.expire(at):
+            self._fail(entry.owner, DeadlineExceeded("the deadline passed while the request waited on the worker"))
+
+    async def drain(self) -> None:
+        """Returns when nothing is left to run."""
+        await self._drained.wait()
+
+    def close(self) -> None:
+        """After `drain`, or to abandon what runs. The engine closes when its threads have left it."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for inbox in self._inboxes:
+            inbox.put(None)
+        threading.Thread(target=self._close_engine, name="closing", daemon=True).start()
+
+    def _close_engine(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        self._engine.close()
+
+    def _prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
+        if job.is_gone:
+            return
+        if isinstance(outcome, PenstockError):
+            self._fail(job, outcome)
+            return
+        job.prepared = outcome
+        job.missing = len(outcome.pieces)
+        job.results = [None] * job.missing
+        if not outcome.pieces:
+            self._finish(job)
+            return
+        self._batcher.append(
+            (Entry(job, i, p.rows, p.length, p.key, job.deadline) for i, p in enumerate(outcome.pieces)),
+            now(),
+        )
+        self._pump()
+
+    def _pump(self) -> None:
+        """Gives every idle instance what it should run now."""
+        at = now()
+        while self._idle:
+            batch = self._batcher.next_batch(at)
+            if batch is None:
+                break
+            entries = [entry for entry in batch.entries if entry.deadline > at]
+            if len(entries) < len(batch.entries):
+                self._fail_expired(batch, at)
+                batch.entries = entries
+                if not entries:
+                    continue
+            for entry in entries:
+                entry.owner.has_started = True
+                entry.owner.timing.queue_ns = max(entry.owner.timing.queue_ns, int((at - entry.arrived) * 1e9))
+            self._inboxes[self._idle.pop()].put(batch)
+        self._set_timer()
+
+    def _fail_expired(self, batch: Batch, at: float) -> None:
+        for entry in batch.entries:
+            if entry.deadline <= at:
+                self._fail(
+                    entry.owner,
+                    DeadlineExceeded("the deadline passed while the request waited on the worker"),
+                )
+
+    def _set_timer(self) -> None:
+        wake_at = self._batcher.wake_at() if self._idle else None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if wake_at is not None:
+            self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._pump)
+
+    def _ran(self, outcome: _Outcome) -> None:
+        self._idle.append(outcome.instance)
+        self._pump()  # first, so that the instance does not idle while answers are written
+        self._count(outcome)
+        rows = outcome.batch.rows
+        for entry, result in zip(outcome.batch.entries, outcome.results, strict=True):
+            job: WorkerJob = entry.owner
+            if job.is_gone:
+                continue
+            timing = job.timing
+            timing.batch_ns += outcome.input_ns
+            timing.compute_ns += outcome.infer_ns
+            timing.batch_rows = max(timing.batch_rows, rows)
+            if isinstance(result, PenstockError):
+                self._batcher.remove(job)
+                self._fail(job, result)
+                continue
+            job.results[entry.index] = result
+            job.missing -= 1
+            if job.missing == 0:
+                self._finish(job)
+
+    def _finish(self, job: WorkerJob) -> None:
+        if self._task.is_finish_cheap:
+            self._finished(job, self._run_finish(job))
+        else:
+            future = self._loop.run_in_executor(self._pool, self._run_finish, job)
+            future.add_done_callback(lambda done: self._finished(job, done.result()))
+
+    def _finished(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        if job.is_gone:
+            return
+        if isinstance(outcome, PenstockError):
+            self._fail(job, outcome)
+            return
+        statistics = self.statistics
+        statistics.success.add(int((now() - job.arrived) * 1e9))
+        statistics.queue.add(job.timing.queue_ns)
+        statistics.compute_output.add(job.timing.finish_ns)
+        self._metrics.queue_seconds.observe(job.timing.queue_ns / 1e9)
+        self._forget(job)
+        job.reply(job, outcome)
+        if self._traces.is_on:
+            self._trace(job)
+
+    def _trace(self, job: WorkerJob) -> None:
+        start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
+        timing = job.timing
+        span = self._traces.start(
+            "run",
+            job.traceparent,
+            start_ns,
+            model=self.description.model,
+            request_id=job.request_id,
+            queue_ns=timing.queue_ns,
+            compute_ns=timing.compute_ns,
+            batch_rows=timing.batch_rows,
+        )
+        span.end()
+
+    def _fail(self, job: WorkerJob, error: PenstockError) -> None:
+        if job.is_gone:
+            return
+        self.statistics.fail.add(int((now() - job.arrived) * 1e9))
+        self._metrics.failure(error.code)
+        self._forget(job)
+        job.reply(job, error)
+
+    def _forget(self, job: WorkerJob) -> None:
+        job.is_gone = True
+        del self._jobs[job]
+        if not self._jobs:
+            self._drained.set()
+
+    def _count(self, outcome: _Outcome) -> None:
+        batch, statistics = outcome.batch, self.statistics
+        statistics.last_inference_ms = int(time.time() * 1000)
+        statistics.inference_count += batch.rows
+        statistics.execution_count += 1
+        statistics.closed[batch.closed] = statistics.closed.get(batch.closed, 0) + 1
+        statistics.compute_input.add(outcome.input_ns)
+        statistics.compute_infer.add(outcome.infer_ns)
+        by_rows = statistics.batches.setdefault(batch.rows, BatchStatistics())
+        by_rows.compute_input.add(outcome.input_ns)
+        by_rows.compute_infer.add(outcome.infer_ns)
+        by_rows.compute_output.add(outcome.output_ns)
+        self._metrics.batch(batch, outcome.input_ns / 1e9, outcome.infer_ns / 1e9)
+
+    # --- in threads
+
+    def _prepare(self, job: WorkerJob) -> Prepared | PenstockError:
+        try:
+            return self._task.prepare(job.request)
+        except PenstockError as error:
+            return error
+        except Exception as error:
+            log.exception("prepare_failed", request_id=job.request_id)
+            return InternalError(f"preparing the request failed: {type(error).__name__}")
+
+    def _run_finish(self, job: WorkerJob) -> list[Tensor] | PenstockError:
+        start = time.perf_counter_ns()
+        assert job.prepared is not None
+        try:
+            results: list[Sequence[Array]] = [result for result in job.results if result is not None]
+            return self._task.finish(job.request, job.prepared, results)
+        except PenstockError as error:
+            return error
+        except Exception as error:
+            log.exception("finish_failed", request_id=job.request_id)
+            return InternalError(f"finishing the request failed: {type(error).__name__}")
+        finally:
+            job.timing.finish_ns = time.perf_counter_ns() - start
+
+    def _run_instance(self, instance: int) -> None:
+        inbox = self._inboxes[instance]
+        while (batch := inbox.get()) is not None:
+            outcome = _Outcome(instance, batch, [])
+            pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
+            outcome.results = self._run_batch(outcome, pieces)
+            try:
+                self._loop.call_soon_threadsafe(self._ran, outcome)
+            except RuntimeError:  # the loop has closed: the process is leaving
+                return
+
+    def _run_batch(self, outcome: _Outcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
+        try:
+            start = time.perf_counter_ns()
+            inputs = self._task.join(pieces)
+            joined = time.perf_counter_ns()
+            outputs = self._engine.infer(outcome.instance, inputs, self._task.engine_outputs)
+            computed = time.perf_counter_ns()
+            results: list[Sequence[Array] | PenstockError] = list(self._task.split(pieces, outputs))
+            outcome.input_ns += joined - start
+            outcome.infer_ns += computed - joined
+            outcome.output_ns += time.perf_counter_ns() - computed
+            return results
+        except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
+            if len(pieces) == 1:
+                return [_as_engine_failure(error)]
+            # One of them is at fault: alone, each gets its own answer.
+            return [self._run_batch(outcome, [piece])[0] for piece in pieces]
+
+
+def _as_engine_failure(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")
+
+
+class _BlockMetrics:
+    """The worker's metrics with this block's labels bound once."""
+
+    def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
+        labels = (block.model, block.version)
+        self._all, self._labels = metrics, labels
+        self.queue_seconds = metrics.queue_seconds.labels(*labels)
+        self.cancelled = metrics.cancelled.labels(*labels)
+        self._batch_seconds = metrics.batch_seconds.labels(*labels)
+        self._compute_seconds = metrics.compute_seconds.labels(*labels)
+        self._rows = metrics.batch_rows.labels(*labels)
+        self._real = metrics.tokens.labels(*labels, "real")
+        self._padded = metrics.tokens.labels(*labels, "padded")
+
+    def failure(self, code: str) -> None:
+        self._all.failures.labels(*self._labels, code).inc()
+
+    def batch(self, batch: Batch, batch_s: float, compute_s: float) -> None:
+        self._batch_seconds.observe(batch_s)
+        self._compute_seconds.observe(compute_s)
+        self._rows.observe(batch.rows)
+        self._all.batches.labels(*self._labels, batch.closed).inc()
+        self._real.inc(sum(entry.rows * entry.length for entry in batch.entries))
+        self._padded.inc(batch.padded_tokens)

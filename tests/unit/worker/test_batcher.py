@@ -1,0 +1,157 @@
+"""The batcher: scripts of events with a fake clock."""
+
+import random
+
+from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
+
+
+def entry(owner: object, length: int = 1, rows: int = 1, key: object = "a", deadline: float = 1e9) -> Entry:
+    return Entry(owner, 0, rows, length, key, deadline)
+
+
+def lengths(batch: Batch | None) -> list[int]:
+    assert batch is not None
+    return sorted(e.length for e in batch.entries)
+
+
+def test_nothing_waits() -> None:
+    assert Batcher(Budget(8)).next_batch(0.0) is None
+
+
+def test_idle_instance_takes_what_is_there_now() -> None:
+    batcher = Batcher(Budget(8))
+    batcher.append([entry("j")], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert batch.closed is Closed.EMPTY
+    assert len(batcher) == 0
+
+
+def test_closes_at_rows() -> None:
+    batcher = Batcher(Budget(4))
+    batcher.append([entry(i) for i in range(6)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert (batch.rows, batch.closed) == (4, Closed.ROWS)
+    assert len(batcher) == 2
+
+
+def test_closes_at_tokens() -> None:
+    batcher = Batcher(Budget(32, max_tokens=100))
+    batcher.append([entry(i, length=30) for i in range(6)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert (batch.rows, batch.padded_tokens, batch.closed) == (3, 90, Closed.TOKENS)
+
+
+def test_one_piece_over_the_token_budget_runs_alone() -> None:
+    batcher = Batcher(Budget(32, max_tokens=100))
+    batcher.append([entry(1, length=300), entry(2, length=300)], 0.0)
+    assert lengths(batcher.next_batch(0.0)) == [300]
+
+
+def test_oldest_anchors_and_nearest_lengths_fill() -> None:
+    batcher = Batcher(Budget(3, max_padding=0.25))
+    batcher.append([entry(1, 50), entry(2, 10), entry(3, 52), entry(4, 9), entry(5, 48)], 0.0)
+    assert lengths(batcher.next_batch(0.0)) == [48, 50, 52]
+    assert lengths(batcher.next_batch(0.0)) == [9, 10]
+
+
+def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
+    batcher = Batcher(Budget(8, max_padding=0.25))
+    batcher.append([entry(1, 40), entry(2, 30), entry(3, 20), entry(4, 52)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert lengths(batch) == [30, 40]
+    assert batch is not None
+    assert batch.closed is Closed.PADDING
+    real = sum(e.length for e in batch.entries)
+    assert batch.padded_tokens <= real * 1.25
+
+
+def test_nobody_starves_while_short_ones_keep_coming() -> None:
+    batcher = Batcher(Budget(8, max_tokens=256))
+    rng = random.Random(1)
+    batcher.append([entry("long", 250)], 0.0)
+    for step in range(3):
+        batcher.append([entry((step, i), rng.randint(4, 12)) for i in range(20)], float(step))
+    assert lengths(batcher.next_batch(3.0)) == [250]
+
+
+def test_the_oldest_is_always_in_the_batch() -> None:
+    rng = random.Random(7)
+    batcher = Batcher(Budget(8, max_tokens=512))
+    alive: list[int] = []
+    for number in range(400):
+        batcher.append([entry(number, rng.randint(3, 250), key=rng.choice("ab"))], float(number))
+        alive.append(number)
+        if rng.random() < 0.3 and (batch := batcher.next_batch(float(number))):
+            owners = [e.owner for e in batch.entries]
+            assert alive[0] in owners
+            alive = [n for n in alive if n not in owners]
+    while batch := batcher.next_batch(1e6):
+        assert alive[0] in [e.owner for e in batch.entries]
+        alive = [n for n in alive if n not in {e.owner for e in batch.entries}]
+    assert alive == []
+
+
+def test_shapes_that_cannot_be_joined_never_are() -> None:
+    batcher = Batcher(Budget(8))
+    batcher.append([entry(1, key=(3, 4)), entry(2, key=(3, 5)), entry(3, key=(3, 4))], 0.0)
+    first = batcher.next_batch(0.0)
+    assert first is not None
+    assert [e.owner for e in first.entries] == [1, 3]
+
+
+def test_waits_for_company_only_until_the_oldest_delay() -> None:
+    batcher = Batcher(Budget(4, max_delay_s=0.010))
+    batcher.append([entry(1)], 1.000)
+    assert batcher.next_batch(1.005) is None
+    assert batcher.wake_at() == 1.010
+    batcher.append([entry(2)], 1.008)
+    assert batcher.wake_at() == 1.010
+    batch = batcher.next_batch(1.010)
+    assert batch is not None
+    assert (batch.rows, batch.closed) == (2, Closed.DELAY)
+
+
+def test_a_full_batch_does_not_wait() -> None:
+    batcher = Batcher(Budget(2, max_delay_s=10))
+    batcher.append([entry(1), entry(2)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert batch.closed is Closed.ROWS
+
+
+def test_expired_and_cancelled_leave_before_the_batch_forms() -> None:
+    batcher = Batcher(Budget(8))
+    batcher.append([entry("late", deadline=1.0), entry("gone"), entry("here")], 0.0)
+    assert [e.owner for e in batcher.expire(2.0)] == ["late"]
+    assert batcher.remove("gone") == 1
+    batch = batcher.next_batch(2.0)
+    assert batch is not None
+    assert [e.owner for e in batch.entries] == ["here"]
+
+
+def test_arrival_order_pads_to_the_longest() -> None:
+    batcher = Batcher(Budget(3, by_length=False))
+    batcher.append([entry(1, 5), entry(2, 200), entry(3, 7), entry(4, 5)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert [e.owner for e in batch.entries] == [1, 2, 3]
+    assert batch.padded_tokens == 600
+
+
+def test_clear_returns_everything_oldest_first() -> None:
+    batcher = Batcher(Budget(3))
+    batcher.append([entry(1, 9), entry(2, 3)], 0.0)
+    assert [e.owner for e in batcher.clear()] == [1, 2]
+    assert batcher.next_batch(0.0) is None
+
+
+def test_rows_of_one_request_stay_together() -> None:
+    batcher = Batcher(Budget(8))
+    batcher.append([entry(1, rows=5), entry(2, rows=5), entry(3, rows=3)], 0.0)
+    first = batcher.next_batch(0.0)
+    assert first is not None
+    assert first.rows <= 8
+    assert sum(e.rows for e in first.entries) == first.rows
