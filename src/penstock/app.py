@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import structlog
@@ -42,12 +44,15 @@ class Places:
         return f"ipc://{self.folder / gateway_id}.ipc"
 
 
-def run_serve(config: Config) -> None:
-    """All roles on this machine: manager and gateway here, workers and further gateways as processes."""
+def run_serve(config: Config, on_listening: Callable[[str, str], None] = lambda http, grpc: None) -> None:
+    """All roles on this machine: manager and gateway here, workers and further gateways as processes.
+
+    `on_listening` is told the HTTP and gRPC addresses once they are open.
+    """
     start_logs(config.telemetry, role="serve")
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
-        uvloop.run(_serve(config, Places(folder)))
+        uvloop.run(_serve(config, Places(folder), on_listening))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -66,18 +71,34 @@ def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: Places)
     uvloop.run(_gateway(gateway_id, config, places))
 
 
-async def _serve(config: Config, places: Places) -> None:
-    stop = _stop_on_signals()
+async def _serve(config: Config, places: Places, on_listening: Callable[[str, str], None]) -> None:
+    stop = _stop_on_signals(signal.SIGTERM, signal.SIGINT)
+    # What is open must close when a later step fails, or the process would not end.
+    async with AsyncExitStack() as stack:
+        await _run_roles(config, places, stack, stop, on_listening)
+
+
+async def _run_roles(
+    config: Config,
+    places: Places,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+    on_listening: Callable[[str, str], None],
+) -> None:
     share_metrics(places.metrics, "gateway-0")
     places.config.write_text(config.model_dump_json())
     http_socket = open_http_socket(config.host, config.http_port)
     http_port = http_socket.getsockname()[1]
     metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
+    stack.push_async_callback(metadata.close)
     manager = Manager(config.models, metadata)
     await manager.deploy_all()
     manager_server = await serve_manager(manager, places.manager)
+    stack.push_async_callback(manager_server.stop, 0.5)
     traces = Traces(config.telemetry, "penstock-gateway")
+    stack.callback(traces.close)
     gateway = Gateway("gateway-0", config, places.metrics, traces)
+    stack.push_async_callback(gateway.close)
     await manager.gateway_joined("gateway-0", gateway.listen(places.gateway("gateway-0")))
     manager.listen(gateway.cluster_changed)
     grpc_port = await gateway.open(manager, config.grpc_port, http_socket)
@@ -91,10 +112,13 @@ async def _serve(config: Config, places: Places) -> None:
     for index in range(1, config.gateways):
         ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
         supervisor.keep(f"gateway-{index}", _command("gateway", f"gateway-{index}", places, *ports))
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
+    on_listening(http, grpc)
     log.info(
         "serving",
-        http=f"http://{config.host}:{http_port}",
-        grpc=f"{config.host}:{grpc_port}",
+        http=http,
+        grpc=grpc,
         models=str(config.models),
         workers=config.workers,
         gateways=config.gateways,
@@ -103,16 +127,12 @@ async def _serve(config: Config, places: Places) -> None:
     log.info("stopping")
     await gateway.drain()
     await supervisor.stop(config.data_plane.drain_s + 5)
-    await gateway.close()
-    await manager_server.stop(0.5)
-    await metadata.close()
-    traces.close()
 
 
 async def _worker(worker_id: str, config: Config, places: Places) -> None:
     from penstock.worker.loop import Worker
 
-    stop = _stop_on_signals()
+    stop = _stop_on_signals(signal.SIGTERM)
     _stop_with_parent()
     traces = Traces(config.telemetry, "penstock-worker")
     await Worker(worker_id, places.manager, config, WorkerMetrics(CollectorRegistry()), traces).run(stop)
@@ -120,7 +140,7 @@ async def _worker(worker_id: str, config: Config, places: Places) -> None:
 
 
 async def _gateway(gateway_id: str, config: Config, places: Places) -> None:
-    stop = _stop_on_signals()
+    stop = _stop_on_signals(signal.SIGTERM)
     _stop_with_parent()
     traces = Traces(config.telemetry, "penstock-gateway")
     gateway = Gateway(gateway_id, config, places.metrics, traces)
@@ -145,16 +165,20 @@ def _command(role: str, name: str, places: Places, *flags: str) -> list[str]:
     return [sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(places.folder), *flags]
 
 
-def _stop_on_signals() -> asyncio.Event:
+def _stop_on_signals(*numbers: int) -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in numbers:
         loop.add_signal_handler(number, stop.set)
     return stop
 
 
 def _stop_with_parent() -> None:
-    """A child must not outlive its server, however that ends."""
+    """A child must not outlive its server, however that ends; nor leave before it.
+
+    Ctrl-C reaches every process of a terminal, but what is inside needs its workers until the gateway has drained.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -21,10 +21,9 @@ PHOTOGRAPHS = [
     ("sklearn", "datasets/images/flower.jpg"),
 ]
 SHAVED = 8
-# The paper reports 2 to 3 dB over bicubic for a scale of 2 on small, crisp pictures. These are less so, and
-# three of the seven are JPEGs with noise that nobody can restore, so that all gain less.
-MIN_MEAN_GAIN_DB = 1.3
-MIN_GAIN_DB = 0.2
+# Measured: 1.97 dB on average, and from 0.65 (china.jpg) to 3.20 (flower.jpg).
+MIN_MEAN_GAIN_DB = 1.75
+MIN_GAIN_DB = 0.45
 
 
 def read_luminance(package: str, path: str) -> Image.Image:
@@ -66,7 +65,7 @@ def test_every_photograph_is_better_than_bicubic(gains_db: dict[str, float], pat
     assert gains_db[path] >= MIN_GAIN_DB
 
 
-def test_the_mean_gain_is_what_the_paper_leads_one_to_expect(gains_db: dict[str, float]) -> None:
+def test_the_mean_gain_is_what_was_measured_less_a_little_room(gains_db: dict[str, float]) -> None:
     assert np.mean(list(gains_db.values())) >= MIN_MEAN_GAIN_DB
 
 

@@ -2,15 +2,34 @@
 
 import os
 import sys
+from typing import Annotated
 
 import typer
 
-from penstock.cli import model, serve
+from penstock.cli import embed, infer, model, serve, status, upscale
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-serve.register(app)
+for noun in (serve, embed, upscale, infer, status):
+    noun.register(app)
 app.add_typer(model.app, name="model")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from importlib.metadata import version
+
+        print(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Serve models, fast and guarded."""
 
 
 def main() -> None:

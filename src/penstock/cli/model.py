@@ -2,37 +2,39 @@
 
 import json
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.cli.options import AsJson
+from penstock.cli.progress import show_progress, show_work
 from penstock.core.errors import ConfigError
-from penstock.core.models import list_model_folders, read_model_folder
 
 app = typer.Typer(no_args_is_help=True, help="The model repository: list, import and check its models.")
 
 Repository = Annotated[Path, typer.Option("--repository", "-r", help="The model repository.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 MODELS = Path("models")
 
 
 @app.command("list")
 def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served."""
-    rows = [_describe(path) for path in list_model_folders(repository)]
+    rows = [_describe(path) for path in _folders(repository)]
     if as_json:
         print(json.dumps(rows, indent=2))
+        return
+    if not rows:
+        print(f"{repository} has no models: a model is a folder with a model.yaml")
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("model", "versions", "task", "engine", "precision", "problem")
     for row in rows:
-        table.add_row(
-            *(str(row.get(key, "")) for key in ("model", "versions", "task", "engine", "precision", "problem"))
-        )
+        versions = ", ".join(row.get("versions", []))  # type: ignore[arg-type]
+        cells = (str(row.get(key, "")) for key in ("task", "engine", "precision", "problem"))
+        table.add_row(str(row["model"]), versions, *cells)
     Console().print(table)
 
 
@@ -46,17 +48,22 @@ def import_model(
     as_json: AsJson = False,
 ) -> None:
     """Build a sentence encoder's ONNX file from its safetensors, without PyTorch."""
-    from penstock.core.models import NAME
+    from penstock.core.models import NAME, read_model_folder
     from penstock.engines.bert_onnx import convert, find_minilm_weights
 
     if not NAME.match(name):
         raise ConfigError(f"'{name}' is no model name: letters, digits, '.', '_' and '-', at most 128")
     if source is None and name != "minilm":
         raise ConfigError("say where the weights are: --source FOLDER (only minilm comes from a package)")
+    if source is not None and not source.is_dir():
+        raise ConfigError(f"{source}: no such folder; it must hold model.safetensors, config.json and tokenizer.json")
     target = repository / name / "1"
-    with _progress(f"building {target / 'model.onnx'}", not as_json):
-        convert(source or find_minilm_weights(), target)
-        _write_default_settings(repository / name)
+    with show_work(f"building {target / 'model.onnx'}"):
+        try:
+            convert(source or find_minilm_weights(), target)
+            _write_default_settings(repository / name)
+        except OSError as error:
+            raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
     folder = read_model_folder(repository / name)
     if as_json:
         print(json.dumps({"model": name, "file": str(folder.file("1")), "bytes": folder.file("1").stat().st_size}))
@@ -66,26 +73,36 @@ def import_model(
 
 @app.command()
 def check(
-    path: Annotated[Path, typer.Argument(help="A model's folder, or a repository.")],
+    path: Annotated[Path, typer.Argument(help="A model's folder, or a repository.")] = MODELS,
     as_json: AsJson = False,
 ) -> None:
     """Load each model as a worker would, run it once, and say what is wrong."""
-    paths = [path] if (path / "model.yaml").is_file() else list_model_folders(path)
+    paths = [path] if (path / "model.yaml").is_file() else _folders(path)
     if not paths:
         raise ConfigError(f"{path}: neither a model's folder (with model.yaml) nor a repository of them")
     results = []
-    for model in paths:
-        with _progress(f"checking {model.name}", not as_json):
-            results.append(_try_model(model))
+    for result in show_progress("checking", map(_try_model, paths), len(paths)):
+        results.append(result)
         if not as_json:
-            _print_result(results[-1])
+            _print_result(result)
     if as_json:
         print(json.dumps(results, indent=2))
     if any("problem" in result for result in results):
         sys.exit(1)
 
 
+def _folders(repository: Path) -> list[Path]:
+    from penstock.core.models import list_model_folders
+
+    try:
+        return list_model_folders(repository)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; say where yours is") from error
+
+
 def _describe(path: Path) -> dict[str, object]:
+    from penstock.core.models import read_model_folder
+
     try:
         folder = read_model_folder(path)
     except ConfigError as error:
@@ -93,7 +110,7 @@ def _describe(path: Path) -> dict[str, object]:
     settings = folder.settings
     return {
         "model": folder.name,
-        "versions": ", ".join(folder.versions),
+        "versions": list(folder.versions),
         "task": settings.task,
         "engine": settings.engine,
         "precision": settings.precision,
@@ -103,6 +120,7 @@ def _describe(path: Path) -> dict[str, object]:
 
 def _try_model(path: Path) -> dict[str, object]:
     from penstock.core.config import Limits
+    from penstock.core.models import read_model_folder
     from penstock.worker.loading import load_block
 
     try:
@@ -141,11 +159,5 @@ def _write_default_settings(folder: Path) -> None:
     file = folder / "model.yaml"
     if not file.exists():
         file.write_text(
-            "task: embed\nengine: openvino\nprecision: auto\nbatching:\n  max_rows: 32\n  max_tokens: 512\n"
+            "task: embed\nengine: openvino\nprecision: auto\nbatching:\n  max_rows: 32\n  max_tokens: 256\n"
         )
-
-
-def _progress(what: str, is_shown: bool) -> AbstractContextManager[object]:
-    from rich.console import Console
-
-    return Console(stderr=True).status(what) if is_shown else nullcontext()

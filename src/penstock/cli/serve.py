@@ -1,9 +1,14 @@
 """`penstock serve`, and the roles that it starts as processes of their own."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from penstock.cli.default_models import DefaultModels
+    from penstock.core.config import Config
 
 Id = Annotated[str, typer.Option("--id", help="Its name in the cluster, stable over restarts.")]
 RunDir = Annotated[Path, typer.Option(help="The folder of the running server that it belongs to.")]
@@ -16,7 +21,9 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    models: Annotated[Path | None, typer.Option(help="The model repository: a folder of model folders.")] = None,
+    models: Annotated[
+        Path | None, typer.Option(help="The model repository. [default: ./models, or the packaged models]")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST, metrics and health. [default: 8080]")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC. [default: 50051]")] = None,
@@ -27,20 +34,46 @@ def serve(
 ) -> None:
     """Serve a folder of models on this machine."""
     from penstock.app import run_serve
+    from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
 
-    run_serve(
-        load_config(
-            config,
-            models=models,
-            host=host,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            gateways=gateways,
-            workers=workers,
-            data_dir=data_dir,
-        )
+    loaded = load_config(
+        config,
+        models=models,
+        host=host,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        gateways=gateways,
+        workers=workers,
+        data_dir=data_dir,
     )
+    found = with_default_models(_with_readable_logs(loaded))
+    run_serve(found.config, on_listening=lambda http, grpc: _welcome(found, http, grpc))
+
+
+def _with_readable_logs(config: "Config") -> "Config":
+    """People get lines to read, everything else JSON, unless the configuration chooses."""
+    if not sys.stderr.isatty() or "log_format" in config.telemetry.model_fields_set:
+        return config
+    return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"log_format": "console"})})
+
+
+def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
+    if not sys.stderr.isatty():
+        if found.advice:
+            import structlog
+
+            structlog.get_logger().warning("model_left_out", advice=found.advice)
+        return
+    example = "upscale photo.jpg larger.png" if found.advice else 'embed "What a penstock does"'
+    lines = [
+        f"Penstock serves {found.config.models} at {http} and, for gRPC, at {grpc}. Try, in another terminal:",
+        f"    penstock {example} --grpc {grpc}",
+        f"    penstock status --http {http}",
+        *([found.advice + "."] if found.advice else []),
+        "Ctrl-C stops it.",
+    ]
+    print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def worker(id_: Id, run_dir: RunDir) -> None:

@@ -1,1 +1,7 @@
-"""The SDK: a sync and an async client."""
+"""The Python SDK: `Client` for threads, `AsyncClient` for an event loop."""
+
+from penstock.client.asynchronous import AsyncClient
+from penstock.client.messages import ModelEntry, ModelSignature
+from penstock.client.synchronous import Client
+
+__all__ = ["AsyncClient", "Client", "ModelEntry", "ModelSignature"]

@@ -23,7 +23,8 @@ class Batching(_Section):
     max_tokens: Annotated[int, Field(ge=1)] | None = None  # padded tokens in a batch; None: no budget
     max_delay_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024  # requests waiting in a gateway
-    max_padding: Annotated[float, Field(ge=0, le=100)] = 0.25  # padded over real tokens, less one
+    max_padding: Annotated[float, Field(ge=0, le=100)] = 0.05  # share of a batch's tokens that may be padding
+    free_padding: Annotated[int, Field(ge=0)] = 8  # tokens of padding that cost less than one more batch
     order: Literal["length", "arrival"] = "length"
 
 

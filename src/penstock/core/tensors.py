@@ -34,6 +34,8 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 ITEM_SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()}
 DATATYPES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 BYTES = "BYTES"
+MAX_RANK = 64
+MAX_ARRAY_BYTES = 2**63 - 1  # numpy counts no further, not even for an array without elements
 
 
 @dataclass(slots=True)
@@ -55,9 +57,13 @@ class TensorSpec:
 
 def check_tensor(tensor: Tensor) -> None:
     """Raises InvalidTensor unless datatype, shape and byte count agree."""
+    if len(tensor.shape) > MAX_RANK:
+        raise InvalidTensor(f"input '{tensor.name}' has {len(tensor.shape)} dimensions; at most {MAX_RANK} are taken")
     if min(tensor.shape, default=0) < 0:
         raise InvalidTensor(f"input '{tensor.name}' has a negative dimension in its shape {list(tensor.shape)}")
     size = ITEM_SIZES.get(tensor.datatype)
+    if 0 in tensor.shape and prod(filter(None, tensor.shape)) * (size or 8) > MAX_ARRAY_BYTES:
+        raise InvalidTensor(f"input '{tensor.name}' has a shape that no array can have: {list(tensor.shape)}")
     if size is None:
         if tensor.datatype != BYTES:
             raise InvalidTensor(f"input '{tensor.name}' has unknown datatype '{tensor.datatype}'")

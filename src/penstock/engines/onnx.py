@@ -1,5 +1,6 @@
 """ONNX Runtime on the CPU."""
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,11 @@ class OnnxEngine:
 
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         session = self._sessions[instance % len(self._sessions)]
+        inputs = _with_text(inputs)
         try:
             if self._has_bf16:
                 return _infer_values(session, inputs, outputs)
-            found: list[Array] = session.run(outputs or None, _with_text(inputs))
+            found: list[Array] = session.run(outputs or None, inputs)
             return found
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
             raise InvalidTensor(f"the model refuses this input: {_first_line(error)}") from error
@@ -103,9 +105,7 @@ def _from_value(value: Any, is_bf16: bool) -> Array:
     shape = tuple(value.shape())
     if 0 in shape:
         return np.empty(shape, _BF16)
-    # No numpy() for bfloat16: read its memory through DLPack's neighbour, the raw pointer.
-    import ctypes
-
+    # No numpy() for bfloat16: copy its memory from where it lies.
     count = int(np.prod(shape)) if shape else 1
     raw = ctypes.string_at(value.data_ptr(), count * 2)
     return np.frombuffer(raw, _BF16).reshape(shape)

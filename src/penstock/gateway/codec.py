@@ -64,7 +64,21 @@ def encode_response(response: InferResponse, message: pb.ModelInferRequest) -> p
     )
     for name, parameter in message.parameters.items():
         encoded.parameters[name].CopyFrom(parameter)
+    if response.parameters:
+        _put_parameters(encoded, response.parameters)
     return encoded
+
+
+def _put_parameters(encoded: pb.ModelInferResponse, parameters: Mapping[str, Parameter]) -> None:
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            encoded.parameters[name].bool_param = value
+        elif isinstance(value, int):
+            encoded.parameters[name].int64_param = value
+        elif isinstance(value, float):
+            encoded.parameters[name].double_param = value
+        else:
+            encoded.parameters[name].string_param = value
 
 
 def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:

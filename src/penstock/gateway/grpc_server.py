@@ -1,13 +1,17 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from penstock.core.config import Limits
-from penstock.core.errors import ConfigError
-from penstock.gateway.oip_grpc import OipGrpc
+from penstock.core.errors import ConfigError, InvalidRequest
+from penstock.gateway.oip_grpc import UNREADABLE, OipGrpc, abort
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 
@@ -26,16 +30,19 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", limits.max_inflight_requests),
             ]
         )
-        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(edge, self._server)
+        methods = _Methods()
+        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(edge, methods)
+        self._server.add_registered_method_handlers(SERVICE, methods.guarded())
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE,), self._server, pool=POOL)
 
     async def start(self, host: str, port: int) -> int:
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ConfigError(f"cannot listen for gRPC on {host}:{port}: choose another --grpc-port") from error
+            raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
         await self._server.start()
         return int(bound)
 
@@ -46,3 +53,45 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
+
+
+class _Methods:
+    """Stands in for the server while the generated code registers an edge, to see to its methods first."""
+
+    def __init__(self) -> None:
+        self._handlers: Mapping[str, Any] = {}
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """The same methods once more, for servers that do not know the other call."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        self._handlers = handlers
+
+    def guarded(self) -> dict[str, Any]:
+        """What the edge has; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
+        return {name: _guard(handler) for name, handler in self._handlers.items() if name in vars(OipGrpc)}
+
+
+def _guard(handler: Any) -> Any:
+    """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
+    guarded = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
+    answer = handler.unary_unary
+    if answer is None:
+        return guarded
+
+    async def answer_readable(message: Any, context: grpc.aio.ServicerContext) -> Any:
+        if message is UNREADABLE:
+            await abort(context, InvalidRequest("the message cannot be parsed as what this method takes"))
+        return await answer(message, context)
+
+    return guarded._replace(unary_unary=answer_readable)
+
+
+def _forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse_or_mark(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return UNREADABLE
+
+    return parse_or_mark

@@ -1,11 +1,98 @@
-"""Placeholder being replaced."""
+"""The gateway's HTTP application: inference first and bare, everything else routed."""
 
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+
+from penstock.core.config import Limits
+from penstock.core.errors import InternalError, PenstockError
+from penstock.gateway import statuses
+from penstock.gateway.admin_rest import AdminRest
+from penstock.gateway.attendance import ClientLeft
+from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.http_message import Receive, Scope, Send
+from penstock.gateway.oip_rest import InferEndpoint, OipRest
+from penstock.gateway.openai_rest import OpenAiRest
+from penstock.gateway.openapi import describe, json_answer
+from penstock.serving.serve import Serving
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIApplication
+
+INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
 
-def build_http_app(serving: Any, catalogue: Any, limits: Any, metrics_registry: Any) -> Any:
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+def build_http_app(
+    serving: Serving, catalogue: Catalogue, limits: Limits, metrics_registry: Callable[[], CollectorRegistry]
+) -> "ASGIApplication":
+    routed = FastAPI(
+        title=SERVER_NAME,
+        version=catalogue.server_version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    routed.include_router(OipRest(catalogue, limits).router())
+    routed.include_router(OpenAiRest(serving, catalogue, limits).router())
+    routed.include_router(AdminRest(catalogue, metrics_registry).router())
+    describe(routed)
+    routed.add_exception_handler(PenstockError, _penstock_error)
+    routed.add_exception_handler(HTTPException, _routing_error)
+    routed.add_exception_handler(ClientLeft, _client_left)
+    routed.add_exception_handler(Exception, _bug)
+    return cast("ASGIApplication", HttpApp(InferEndpoint(serving, catalogue, limits), routed))
 
-    return app
+
+class HttpApp:
+    def __init__(self, infer: InferEndpoint, routed: FastAPI) -> None:
+        self._infer = infer
+        self._routed = routed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "POST":
+            found = INFER.fullmatch(scope["path"])
+            if found is not None:
+                await self._infer(scope, receive, send, found[1], found[2] or "")
+                return
+        await self._routed(scope, receive, send)
+
+
+async def _penstock_error(request: Request, error: Any) -> Response:
+    headers = statuses.headers(error)
+    if not error.is_retryable:
+        headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
+    if hasattr(request.state, "request_id"):
+        headers["x-request-id"] = request.state.request_id
+    return _error(request, statuses.http_code(error), error.code, error.message, headers)
+
+
+async def _routing_error(request: Request, error: Any) -> Response:
+    if error.status_code == 405:
+        message = f"{request.method} is not for {request.url.path}; /docs lists what is"
+    else:
+        message = f"there is no {request.url.path}; /docs lists what there is"
+    code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
+    return _error(request, error.status_code, code, message, dict(error.headers or {}))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    return await _penstock_error(request, InternalError("the server failed; its log says more"))
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody hears it
+
+
+def _error(request: Request, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
+    path = request.scope["path"]
+    if not path.startswith("/v1/"):
+        return json_answer({"error": message}, status, headers)
+    kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return json_answer({"error": {"message": message, "type": kind, "code": code, "param": None}}, status, headers)

@@ -1,11 +1,16 @@
 """A block as the protocol's metadata, configuration and statistics show it."""
 
+from typing import Any
+
+from google.protobuf.message import Message
+
 from penstock.core.blocks import BlockDescription
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
 
+MAX_COUNT = 2**64 - 1
 BACKENDS = {"onnxruntime_onnx": "onnxruntime", "openvino": "openvino"}
 
 
@@ -61,8 +66,8 @@ def statistics(found: BlockStatistics) -> pb.ModelStatistics:
         name=found.model,
         version=found.version,
         last_inference=found.last_inference_ms,
-        inference_count=found.inference_count,
-        execution_count=found.execution_count,
+        inference_count=_count(found.inference_count),
+        execution_count=_count(found.execution_count),
         inference_stats=pb.InferStatistics(
             success=_duration(found.success),
             fail=_duration(found.fail),
@@ -84,7 +89,12 @@ def statistics(found: BlockStatistics) -> pb.ModelStatistics:
 
 
 def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=duration.count, ns=duration.ns)
+    return pb.StatisticDuration(count=_count(duration.count), ns=_count(duration.ns))
+
+
+def _count(value: int) -> int:
+    """Sums of what workers report stay within the field: one that reports nonsense must not silence the others."""
+    return min(value, MAX_COUNT)
 
 
 def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
@@ -94,3 +104,29 @@ def _tensor_metadata(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadat
 def _data_type(spec: TensorSpec) -> str:
     name = "STRING" if spec.datatype == "BYTES" else spec.datatype
     return f"TYPE_{name}"
+
+
+def as_json(message: Message) -> dict[str, object]:
+    """As Triton writes it: every field under its own name, 64-bit numbers as numbers, enumerations by name."""
+    found: dict[str, object] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if _is_map(field):
+            found[field.name] = {str(key): _json_value(field, value[key]) for key in value}
+        elif field.is_repeated:
+            found[field.name] = [_json_value(field, item) for item in value]
+        elif field.message_type is None or message.HasField(field.name):
+            found[field.name] = _json_value(field, value)
+    return found
+
+
+def _is_map(field: Any) -> bool:
+    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
+
+
+def _json_value(field: Any, value: Any) -> object:
+    if isinstance(value, Message):
+        return as_json(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value.decode("latin-1") if isinstance(value, bytes) else value

@@ -8,7 +8,8 @@ import grpc
 import structlog
 
 from penstock.core.blocks import BlockState
-from penstock.core.errors import InternalError, PenstockError
+from penstock.core.errors import InternalError, InvalidRequest, PenstockError
+from penstock.core.requests import InferRequest
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.codec import decode_request, encode_response
@@ -22,6 +23,8 @@ Context: TypeAlias = grpc.aio.ServicerContext
 STREAM_WINDOW = 256
 # A client that matches answers by id may ask for them as they come, out of order.
 UNORDERED = "penstock-unordered"
+# Stands for a message that could not be parsed: gRPC itself would answer UNKNOWN, and never end the stream.
+UNREADABLE = pb.ModelInferRequest()
 
 
 class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
@@ -31,7 +34,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         try:
-            request = decode_request(message, "grpc")
+            request = self._decode(message, "grpc")
             request.timeout_s = context.time_remaining()
             return encode_response(await self._serving.serve(request), message)
         except PenstockError as error:
@@ -72,16 +75,18 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     answers.put_nowait(task)
                 else:
                     task.add_done_callback(answers.put_nowait)
-            if running and not is_ordered:
+            if running:
                 await asyncio.wait(running)
-            answers.put_nowait(None)
         finally:
+            answers.put_nowait(None)
             for task in running:
                 task.cancel()
 
     async def _infer_in_stream(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelStreamInferResponse:
         try:
-            request = decode_request(message, "grpc-stream")
+            if message is UNREADABLE:
+                raise InvalidRequest("the message is not an inference.ModelInferRequest")
+            request = self._decode(message, "grpc-stream")
             request.timeout_s = context.time_remaining()
             return pb.ModelStreamInferResponse(
                 infer_response=encode_response(await self._serving.serve(request), message)
@@ -90,6 +95,13 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             failed.parameters["penstock-code"].string_param = error.code
             return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed)
+
+    def _decode(self, message: pb.ModelInferRequest, protocol: str) -> InferRequest:
+        try:
+            return decode_request(message, protocol)
+        except PenstockError as error:
+            self._serving.turned_away(protocol, error)
+            raise
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
         return pb.ServerLiveResponse(live=True)
@@ -151,6 +163,8 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, message: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
         try:
+            if message.parameters:
+                raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
             await self._catalogue.load(message.model_name)
         except PenstockError as error:
             return await abort(context, error)

@@ -158,6 +158,8 @@ class Dispatcher:
                 raise WireError(f"a worker does not send {kind}")
             worker = self._workers.get(identity)
             if worker is None and kind != "hello":
+                if kind == "result":
+                    self._metrics.late_replies.inc()  # of a worker that was taken for dead
                 raise WireError("say hello first", reason="unknown_worker")
             if worker is not None:
                 worker.last_heard = now()
@@ -196,6 +198,8 @@ class Dispatcher:
         if hello.protocol != frames.PROTOCOL:
             raise WireError(f"protocol {hello.protocol} is not spoken here: use {frames.PROTOCOL}")
         blocks = {offer.block_id: decode_description(offer.description) for offer in hello.blocks}
+        if any(block_id != block.block_id for block_id, block in blocks.items()):
+            raise WireError("an offer names one block and describes another")
         worker = self._workers.get(identity)
         if worker is None:
             worker = Worker(identity, hello.worker_id, hello.pid, now())

@@ -38,6 +38,12 @@ class Serving:
             return await self._serve_traced(request)
         return await self._serve(request)
 
+    def turned_away(self, protocol: str, error: PenstockError) -> None:
+        """An edge could not make a request of what it got: counted like the requests that were refused inside."""
+        self._metrics.requests.labels("", "", protocol, error.code).inc()
+        if isinstance(error, Refused):
+            self._metrics.refusals.labels(error.code).inc()
+
     async def _serve(self, request: InferRequest) -> InferResponse:
         start = now()
         block: BlockDescription | None = None

@@ -35,6 +35,7 @@ class SqliteMetadata:
 
     @classmethod
     async def open(cls, file: Path) -> "SqliteMetadata":
+        connection = None
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             connection = await aiosqlite.connect(file, timeout=BUSY_TIMEOUT_S)
@@ -42,6 +43,8 @@ class SqliteMetadata:
             await connection.execute(_SCHEMA)
             await connection.commit()
         except (OSError, aiosqlite.Error) as error:
+            if connection is not None:
+                await connection.close()  # its thread would keep the process alive
             raise ConfigError(f"{file}: the metadata store cannot be opened: {error}") from error
         return cls(connection)
 

@@ -29,6 +29,7 @@ class Piece:
 class Prepared:
     pieces: list[Piece]
     context: Any = None  # the task's own, handed to `finish`
+    parameters: dict[str, Parameter] = field(default_factory=dict)  # told to the caller with the answer
 
 
 @dataclass(frozen=True, slots=True)

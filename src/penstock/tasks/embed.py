@@ -60,7 +60,7 @@ class EmbedTask:
                 raise RequestTooLarge(
                     f"the {len(texts)} texts have more than {self._max_tokens} tokens; send fewer at a time"
                 )
-        return Prepared(pieces)
+        return Prepared(pieces, parameters={"tokens": tokens})
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         shape = (len(pieces), max(piece.length for piece in pieces))

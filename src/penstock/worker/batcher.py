@@ -64,7 +64,8 @@ Line = Generator[Entry, bool, None]
 class Budget:
     max_rows: int
     max_tokens: int | None = None
-    max_padding: float = 0.25
+    max_padding: float = 0.05
+    free_padding: int = 0
     max_delay_s: float = 0.0
     by_length: bool = True
 
@@ -163,8 +164,10 @@ class Batcher:
             return Closed.ROWS
         if budget.max_tokens is not None and rows * length > budget.max_tokens:
             return Closed.TOKENS
-        if budget.by_length and rows * length > real_tokens * (1 + budget.max_padding):
-            return Closed.PADDING
+        if budget.by_length:
+            padding = rows * length - real_tokens
+            if padding > budget.free_padding and padding > real_tokens * budget.max_padding:
+                return Closed.PADDING
         return None
 
     def _arrivals(self, anchor: Entry) -> Line:

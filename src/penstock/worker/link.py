@@ -40,6 +40,7 @@ class _Running:
 class _Clock:
     last_heard: float = field(default_factory=now)
     last_hello: float = 0.0
+    unanswered_hellos: int = 0
 
 
 class GatewayLink:
@@ -49,6 +50,7 @@ class GatewayLink:
         self._clock = _Clock()
         self._jobs: dict[int, _Running] = {}
         self._handlers = {
+            "welcome": self._on_welcome,
             "job": self._on_job,
             "cancel": self._on_cancel,
             "statistics_query": self._on_query,
@@ -65,7 +67,13 @@ class GatewayLink:
     def say_hello(self) -> None:
         """Tells what this worker holds now; the gateway forgets what it held before."""
         self._clock.last_hello = now()
+        self._clock.unanswered_hellos += 1
         self._send(pb.Frame(hello=self._owner.hello()))
+
+    @property
+    def is_hello_answered(self) -> bool:
+        """Whether the gateway acts on the last hello: what it sent before knowing it has all arrived."""
+        return self._clock.unanswered_hellos == 0
 
     def beat(self, silence_s: float, memory_bytes: int) -> None:
         self._send(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes)))
@@ -94,6 +102,9 @@ class GatewayLink:
         except WireError as error:
             log.warning("wire_error", gateway=self.endpoint, error=error.message)
             self._socket.send(frames.encode_refused(error))
+
+    def _on_welcome(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._clock.unanswered_hellos = max(0, self._clock.unanswered_hellos - 1)
 
     def _on_job(self, frame: pb.Frame, message: list[Buffer]) -> None:
         sent = frame.job
@@ -124,7 +135,8 @@ class GatewayLink:
         if isinstance(outcome, PenstockError):
             message = frames.encode_failure(job.job_id, job.attempt, outcome)
         else:
-            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, job.parameters)
+            parameters = job.prepared.parameters if job.prepared else {}
+            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters)
         self._socket.send(message)
 
     def _on_cancel(self, frame: pb.Frame, message: list[Buffer]) -> None:

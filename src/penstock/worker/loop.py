@@ -30,6 +30,7 @@ from penstock.worker.runner import BlockRunner
 log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5
 EXPIRY_S = 0.05
+FAREWELL_S = 1.0  # what gateways get to answer the last hello
 
 
 class Worker:
@@ -120,11 +121,15 @@ class Worker:
         for endpoint in [known for known in self._links if known not in wanted]:
             self._links.pop(endpoint).close("no longer a gateway of this cluster")
         for endpoint in wanted - set(self._links):
-            owner = LinkOwner(self._runners.get, self._hello, self._statistics)
+            owner = LinkOwner(self._runner_for, self._hello, self._statistics)
             self._links[endpoint] = GatewayLink(endpoint, self._identity, owner)
         self._announce()
 
     # --- blocks
+
+    def _runner_for(self, block_id: str) -> BlockRunner | None:
+        """None: jobs of this block go back, as those do that were sent before the gateway knew that we leave."""
+        return None if self._is_draining else self._runners.get(block_id)
 
     async def _load(self, block: Assigned) -> None:
         started = time.monotonic()
@@ -266,9 +271,16 @@ class Worker:
             await asyncio.wait_for(drains, self._config.data_plane.drain_s)
         except TimeoutError:
             log.warning("drain_timeout", jobs=sum(len(runner) for runner in runners))
+        await self._farewell()
         for link in self._links.values():
             link.close("the worker stops")
         for task in list(self._tasks):
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
+
+    async def _farewell(self) -> None:
+        """Waits until every gateway knows that we take no more, so that no job is on its way to a closed door."""
+        end = time.monotonic() + FAREWELL_S
+        while time.monotonic() < end and not all(link.is_hello_answered for link in self._links.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

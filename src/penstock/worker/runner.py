@@ -16,17 +16,23 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, PenstockError
-from penstock.core.requests import Parameter, Timing
+from penstock.core.requests import Timing
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import Engine
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.batcher import Batch, Batcher, Budget, Entry
+from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
 
 log = structlog.get_logger()
 now = time.monotonic
+
+# A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.
+INLINE_NS = 100_000
+INLINE_BYTES = 64 * 1024
+INLINE_AFTER = 16  # batches seen
+SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
 
 Reply = Callable[["WorkerJob", "list[Tensor] | PenstockError"], None]
 
@@ -49,7 +55,6 @@ class WorkerJob:
     is_gone: bool = False
     has_started: bool = False
     timing: Timing = field(default_factory=Timing)
-    parameters: dict[str, Parameter] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -87,6 +92,7 @@ class BlockRunner:
                 max_rows=batching.max_rows,
                 max_tokens=batching.max_tokens,
                 max_padding=batching.max_padding,
+                free_padding=batching.free_padding,
                 max_delay_s=batching.max_delay_ms / 1000,
                 by_length=batching.order == "length",
             )
@@ -100,6 +106,8 @@ class BlockRunner:
             for i in self._idle
         ]
         self._timer: asyncio.TimerHandle | None = None
+        self._is_pump_due = False
+        self._slowest_ns = 0.0  # of late
         self._drained = asyncio.Event()
         self._drained.set()
         for thread in self._threads:
@@ -180,10 +188,17 @@ class BlockRunner:
             (Entry(job, i, p.rows, p.length, p.key, job.deadline) for i, p in enumerate(outcome.pieces)),
             now(),
         )
-        self._pump()
+        self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        """After all that has arrived together is in line."""
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Gives every idle instance what it should run now."""
+        self._is_pump_due = False
         at = now()
         while self._idle:
             batch = self._batcher.next_batch(at)
@@ -198,8 +213,21 @@ class BlockRunner:
             for entry in entries:
                 entry.owner.has_started = True
                 entry.owner.timing.queue_ns = max(entry.owner.timing.queue_ns, int((at - entry.arrived) * 1e9))
-            self._inboxes[self._idle.pop()].put(batch)
+            if self._is_quick(batch):
+                self._settle(self._run(self._idle[-1], batch))
+            else:
+                self._inboxes[self._idle.pop()].put(batch)
         self._set_timer()
+
+    def _is_quick(self, batch: Batch) -> bool:
+        if self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
+            return False
+        size_bytes: int = sum(
+            array.nbytes
+            for entry in batch.entries
+            for array in entry.owner.prepared.pieces[entry.index].arrays.values()
+        )
+        return size_bytes <= INLINE_BYTES
 
     def _fail_expired(self, batch: Batch, at: float) -> None:
         for entry in batch.entries:
@@ -220,6 +248,10 @@ class BlockRunner:
     def _ran(self, outcome: _Outcome) -> None:
         self._idle.append(outcome.instance)
         self._pump()  # first, so that the instance does not idle while answers are written
+        self._settle(outcome)
+
+    def _settle(self, outcome: _Outcome) -> None:
+        """Counts the batch and answers the jobs that it completes."""
         self._count(outcome)
         rows = outcome.batch.rows
         for entry, result in zip(outcome.batch.entries, outcome.results, strict=True):
@@ -293,6 +325,8 @@ class BlockRunner:
 
     def _count(self, outcome: _Outcome) -> None:
         batch, statistics = outcome.batch, self.statistics
+        took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
+        self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
         statistics.last_inference_ms = int(time.time() * 1000)
         statistics.inference_count += batch.rows
         statistics.execution_count += 1
@@ -333,13 +367,17 @@ class BlockRunner:
     def _run_instance(self, instance: int) -> None:
         inbox = self._inboxes[instance]
         while (batch := inbox.get()) is not None:
-            outcome = _Outcome(instance, batch, [])
-            pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
-            outcome.results = self._run_batch(outcome, pieces)
+            outcome = self._run(instance, batch)
             try:
                 self._loop.call_soon_threadsafe(self._ran, outcome)
             except RuntimeError:  # the loop has closed: the process is leaving
                 return
+
+    def _run(self, instance: int, batch: Batch) -> _Outcome:
+        outcome = _Outcome(instance, batch, [])
+        pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
+        outcome.results = self._run_batch(outcome, pieces)
+        return outcome
 
     def _run_batch(self, outcome: _Outcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
         try:
@@ -379,6 +417,7 @@ class _BlockMetrics:
         self._rows = metrics.batch_rows.labels(*labels)
         self._real = metrics.tokens.labels(*labels, "real")
         self._padded = metrics.tokens.labels(*labels, "padded")
+        self._closed = {closed: metrics.batches.labels(*labels, closed) for closed in Closed}
 
     def failure(self, code: str) -> None:
         self._all.failures.labels(*self._labels, code).inc()
@@ -387,6 +426,6 @@ class _BlockMetrics:
         self._batch_seconds.observe(batch_s)
         self._compute_seconds.observe(compute_s)
         self._rows.observe(batch.rows)
-        self._all.batches.labels(*self._labels, batch.closed).inc()
+        self._closed[batch.closed].inc()
         self._real.inc(sum(entry.rows * entry.length for entry in batch.entries))
         self._padded.inc(batch.padded_tokens)

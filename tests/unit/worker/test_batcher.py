@@ -68,6 +68,14 @@ def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
     assert batch.padded_tokens <= real * 1.25
 
 
+def test_padding_that_costs_less_than_a_batch_is_free() -> None:
+    strict, lenient = Batcher(Budget(8, max_padding=0.05)), Batcher(Budget(8, max_padding=0.05, free_padding=8))
+    for batcher in (strict, lenient):
+        batcher.append([entry(1, 10), entry(2, 6), entry(3, 2)], 0.0)
+    assert lengths(strict.next_batch(0.0)) == [10]
+    assert lengths(lenient.next_batch(0.0)) == [6, 10]
+
+
 def test_nobody_starves_while_short_ones_keep_coming() -> None:
     batcher = Batcher(Budget(8, max_tokens=256))
     rng = random.Random(1)

@@ -1,0 +1,177 @@
+"""`scripts/bench`: one run, one table, the figures."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench import repository as repo
+from penstock.bench.ceiling import EmbedCeiling, Schedule
+from penstock.bench.figures import Figure, compute
+from penstock.bench.measure import Bench, Contender, Row, spread
+from penstock.bench.processes import EchoRun, ServerRun
+from penstock.bench.texts import mixed
+
+GROUPS: dict[str, list[Contender]] = {
+    "text": [
+        Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
+        Contender("mixed stream", "stream", "mixed", repo.FP32, 64),
+        Contender("mixed rest", "rest", "mixed", repo.FP32, 64),
+        Contender("mixed arrival-32", "grpc", "mixed", repo.ARRIVAL, 64),
+        Contender("mixed as shipped", "grpc", "mixed", repo.SHIPPED, 64),
+    ],
+    "queries": [
+        Contender("queries batched", "grpc", "queries", repo.FP32, 64),
+        Contender("queries single", "grpc", "queries", repo.SINGLE, 64),
+    ],
+    "noop": [
+        Contender("echo c1", "echo", "noop", repo.NOOP, 1),
+        Contender("noop grpc c1", "grpc", "noop", repo.NOOP, 1),
+        Contender("noop stream c1", "stream", "noop", repo.NOOP, 1),
+        Contender("noop rest c1", "rest", "noop", repo.NOOP, 1),
+        Contender("echo c32", "echo", "noop", repo.NOOP, 32),
+        Contender("noop grpc c32", "grpc", "noop", repo.NOOP, 32),
+        Contender("noop stream c32", "stream", "noop", repo.NOOP, 32),
+        Contender("noop rest c32", "rest", "noop", repo.NOOP, 32),
+    ],
+    "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
+    "open": [
+        Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
+        Contender("open loop at 70%", "grpc", "mixed", repo.SHIPPED, 64, rate_of="open-loop base"),
+    ],
+}
+# Budgets tried for the ceiling; the best one is the ceiling.
+SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))
+CEILING_TEXTS = 512
+
+
+def main() -> int:
+    arguments = _parse()
+    rounds, window_s, warm_up_s = (3, 3.0, 1.5) if arguments.quick else (5, 8.0, 3.0)
+    groups = arguments.only or list(GROUPS)
+    ceiling: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        models = repo.build_repository(arguments.models, Path(folder) / "models")
+        with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
+            bench = Bench(server, echo.target, warm_up_s, window_s)
+            for group in groups:
+                _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
+                if group == "text":
+                    ceiling += _measure_text(bench, models / repo.FP32, rounds, window_s)
+                else:
+                    bench.rounds(GROUPS[group], rounds)
+    figures = compute(bench.rows, ceiling, lambda group: group in groups)
+    _print(bench.rows, ceiling, figures)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(_report(bench.rows, ceiling, figures), indent=2) + "\n")
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="short windows: under five minutes")
+    parser.add_argument("--json", type=Path, help="write the figures and all rounds here")
+    parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
+    return parser.parse_args()
+
+
+def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> list[float]:
+    """The served loads and the ceiling in turn; returns the ceiling of each round."""
+    ceiling: list[float] = []
+    best = _best_ceiling(model, window_s / 2)
+    bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(_texts(), window_s)))
+    best.close()
+    return ceiling
+
+
+def _texts() -> list[str]:
+    return mixed(CEILING_TEXTS, 0)
+
+
+def _best_ceiling(model: Path, seconds: float) -> EmbedCeiling:
+    """The fastest of the schedules: a ceiling that is beaten by another schedule is none."""
+    results = []
+    for schedule in SCHEDULES:
+        candidate = EmbedCeiling(model, schedule)
+        candidate.run(_texts()[:64], 0.5)
+        results.append((candidate.run(_texts(), seconds), schedule))
+        candidate.close()
+        _say(f"  ceiling with {schedule}: {results[-1][0]:.1f} texts/s")
+    return EmbedCeiling(model, max(results, key=lambda result: result[0])[1])
+
+
+def _print(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> None:
+    table = Table(
+        "load", "conc.", "per s", "±", "of ceiling", "p50 ms", "p95 ms", "p99 ms", "CPU ms: gateway", "worker", "load"
+    )
+    if ceiling:
+        table.add_row("in process (ceiling)", "", f"{median(ceiling):.1f}", f"{spread(ceiling):.0%}", "1.00")
+    for row in rows.values():
+        share = f"{median(row.rps) / median(ceiling):.2f}" if ceiling and row.name.startswith("mixed") else ""
+        percentiles = [f"{row.percentile_ms(percent):.2f}" for percent in (50, 95, 99)]
+        cpu = [f"{median(row.cpu_ms[role]):.3f}" for role in ("gateway", "worker", "load")]
+        table.add_row(
+            row.name,
+            str(row.concurrency),
+            f"{median(row.rps):.1f}",
+            f"{spread(row.rps):.0%}",
+            share,
+            *percentiles,
+            *cpu,
+        )
+    console = Console(width=150)
+    console.print(table)
+    shown = Table("figure", "value", "±", "bar", "")
+    for figure in figures:
+        sign = "≤" if figure.is_ceiling else "≥"
+        verdict = "met" if figure.is_met else "MISSED"
+        shown.add_row(figure.key, f"{figure.value:.3f}", f"{figure.spread:.0%}", f"{sign} {figure.bar:g}", verdict)
+    console.print(shown)
+
+
+def _report(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> dict[str, Any]:
+    return {
+        "figures": {figure.key: round(figure.value, 4) for figure in figures},
+        "spreads": {figure.key: round(figure.spread, 4) for figure in figures},
+        "bars": {figure.key: figure.bar for figure in figures},
+        "ceiling_rps": ceiling,
+        "rows": {
+            row.name: {
+                "concurrency": row.concurrency,
+                "rps": row.rps,
+                "percentiles_ms": row.latencies_ms,
+                "cpu_ms": row.cpu_ms,
+                "rejected": row.rejected,
+            }
+            for row in rows.values()
+        },
+        "machine": {
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

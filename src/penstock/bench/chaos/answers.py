@@ -1,0 +1,38 @@
+"""What became of malformed messages: counted by answer, with samples of those that a server must not give."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+HANG_S = 5.0
+SAMPLES = 8
+
+
+@dataclass(slots=True)
+class Answers:
+    sent: int = 0
+    hangs: int = 0
+    crashes: int = 0
+    kinds: Counter[str] = field(default_factory=Counter)
+    samples: list[str] = field(default_factory=list)
+
+    def typed(self, kind: str) -> None:
+        self.sent += 1
+        self.kinds[kind] += 1
+
+    def crash(self, kind: str, sample: object) -> None:
+        self.typed(kind)
+        self.crashes += 1
+        self._keep(f"{kind}: {sample!r:.400}")
+
+    def hang(self, kind: str, sample: object) -> None:
+        self.typed(f"{kind} hang")
+        self.hangs += 1
+        self._keep(f"{kind} hang: {sample!r:.400}")
+
+    def details(self) -> dict[str, Any]:
+        return {"sent": self.sent, "kinds": dict(self.kinds.most_common()), "samples": self.samples}
+
+    def _keep(self, sample: str) -> None:
+        if len(self.samples) < SAMPLES:
+            self.samples.append(sample)

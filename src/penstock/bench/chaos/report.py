@@ -1,0 +1,80 @@
+"""What a scenario found: figures, the bars that they must meet, and details."""
+
+import os
+import platform
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a figure must be: within [low, high]."""
+
+    figure: str
+    low: float = float("-inf")
+    high: float = float("inf")
+
+    def is_met(self, figures: dict[str, float]) -> bool:
+        return self.figure in figures and self.low <= figures[self.figure] <= self.high
+
+    def __str__(self) -> str:
+        if self.low == self.high:
+            return f"= {self.low:g}"
+        return f"≥ {self.low:g}" if self.high == float("inf") else f"≤ {self.high:g}"
+
+
+@dataclass(slots=True)
+class Result:
+    figures: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+
+    def must(self, figure: str, value: float, low: float = float("-inf"), high: float = float("inf")) -> None:
+        self.figures[figure] = value
+        self.bars.append(Bar(figure, low, high))
+
+    def missed(self) -> list[Bar]:
+        return [bar for bar in self.bars if not bar.is_met(self.figures)]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a scenario may use: the shipped models, a folder of its own, and how long it may take."""
+
+    models: Path
+    folder: Path
+    is_quick: bool
+    say: Callable[[str], None] = lambda line: None
+
+
+Scenario = Callable[[Plan], Coroutine[Any, Any, Result]]
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "load_average": os.getloadavg(),
+    }
+
+
+def print_table(results: Iterable[tuple[str, Result]], console: Console) -> None:
+    table = Table(title="faults")
+    for name in ("scenario", "figure", "value", "bar", ""):
+        table.add_column(name, justify="right" if name == "value" else "left")
+    for scenario, result in results:
+        bars = {bar.figure: bar for bar in result.bars}
+        for figure, value in result.figures.items():
+            bar = bars.get(figure)
+            verdict = "" if bar is None else "[green]met[/]" if bar.is_met(result.figures) else "[red]missed[/]"
+            table.add_row(scenario, figure, f"{value:,.4g}" if value % 1 else f"{value:,.0f}", str(bar or ""), verdict)
+        table.add_section()
+    console.print(table)

@@ -1,0 +1,30 @@
+"""A bare grpc.aio echo server: what a front door costs when nothing is behind it."""
+
+import asyncio
+import sys
+
+import grpc
+import uvloop
+
+
+class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(_echo)
+
+
+async def _echo(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    return message
+
+
+async def _serve() -> None:
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((_Echo(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    sys.stdout.write(f"{port}\n")
+    sys.stdout.flush()
+    await asyncio.wait_for(server.wait_for_termination(), None)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve())

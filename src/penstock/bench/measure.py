@@ -1,0 +1,96 @@
+"""Rounds of windows: the contenders take turns, so that a slow minute of the machine hits them all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from penstock.bench.load import Outcome, Window
+from penstock.bench.processes import LoadRun, ServerRun
+
+PERCENTILES = (50, 95, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One line of the table."""
+
+    name: str
+    protocol: str  # grpc, stream, rest, echo
+    kind: str  # of payload
+    model: str
+    concurrency: int
+    rate_of: str = ""  # open loop at `rate_share` of what this contender reached
+    rate_share: float = 0.7
+
+
+@dataclass(slots=True)
+class Row:
+    name: str
+    concurrency: int
+    rps: list[float] = field(default_factory=list)  # one a round
+    latencies_ms: list[dict[int, float]] = field(default_factory=list)  # percentiles, one a round
+    cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # a request, by role
+    rejected: int = 0
+
+    def add(self, outcome: Outcome, server_cpu_s: dict[str, float]) -> None:
+        self.rps.append(outcome.rps)
+        self.latencies_ms.append(percentiles_ms(outcome.latencies_s))
+        self.rejected += sum(outcome.rejected.values())
+        for role, seconds in {**server_cpu_s, "load": outcome.cpu_s}.items():
+            self.cpu_ms.setdefault(role, []).append(seconds / max(1, outcome.sent) * 1000)
+
+    def percentile_ms(self, percent: int) -> float:
+        return median(found[percent] for found in self.latencies_ms)
+
+
+def percentiles_ms(latencies_s: Sequence[float]) -> dict[int, float]:
+    ordered = sorted(latencies_s)
+    if not ordered:
+        return dict.fromkeys(PERCENTILES, float("nan"))
+    last = len(ordered) - 1
+    return {percent: ordered[round(last * percent / 100)] * 1000 for percent in PERCENTILES}
+
+
+def spread(values: Sequence[float]) -> float:
+    """The distance of the furthest round from the median, as a share of it."""
+    middle = median(values)
+    return max(abs(value - middle) for value in values) / middle if middle else 0.0
+
+
+class Bench:
+    """Keeps a load generator per contender, so that rounds cost only their windows."""
+
+    def __init__(self, server: ServerRun, echo: str, warm_up_s: float, window_s: float) -> None:
+        self._server = server
+        self._echo = echo
+        self._warm_up_s, self._window_s = warm_up_s, window_s
+        self.rows: dict[str, Row] = {}
+
+    def rounds(self, contenders: Sequence[Contender], count: int, between: Callable[[], None] = lambda: None) -> None:
+        """`between` runs once a round beside the contenders: the ceiling takes its turn there."""
+        loads = {contender.name: self._load(contender) for contender in contenders}
+        try:
+            for number in range(count):
+                # Every other round backwards: nobody always follows the same neighbour.
+                order = contenders if number % 2 == 0 else list(reversed(contenders))
+                for contender in order:
+                    self._window(contender, loads[contender.name])
+                between()
+        finally:
+            for load in loads.values():
+                load.__exit__(None, None, None)
+
+    def _load(self, contender: Contender) -> LoadRun:
+        targets = {"rest": self._server.http, "echo": self._echo}
+        target = targets.get(contender.protocol, self._server.grpc)
+        return LoadRun(contender.protocol, target, contender.kind, contender.model, contender.concurrency)
+
+    def _window(self, contender: Contender, load: LoadRun) -> None:
+        rate = 0.0
+        if contender.rate_of:
+            rate = median(self.rows[contender.rate_of].rps) * contender.rate_share
+        before = self._server.cpu_s()
+        outcome = load.run(Window(self._window_s, contender.concurrency, rate, self._warm_up_s))
+        after = self._server.cpu_s()
+        row = self.rows.setdefault(contender.name, Row(contender.name, contender.concurrency))
+        row.add(outcome, {role: after[role] - before[role] for role in after})

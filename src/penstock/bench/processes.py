@@ -1,0 +1,128 @@
+"""The processes of a benchmark: the server, the echo, the load generator; started, measured, stopped."""
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from penstock.bench.load import Outcome, Window
+
+START_TIMEOUT_S = 120.0
+
+
+class Running:
+    """A child process that is ended with its block."""
+
+    def __init__(self, command: list[str], log: Path | None = None, **options: Any) -> None:
+        with log.open("wb") if log else nullcontext() as stderr:
+            self.process = subprocess.Popen(command, stderr=stderr, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+
+
+class ServerRun(Running):
+    def __init__(self, models: Path, folder: Path, *flags: str) -> None:
+        self.log = folder / "server.log"
+        self._ports_from = self.log
+        command = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "serve",
+            "--models",
+            str(models),
+            "--data-dir",
+            str(folder / "data"),
+        ]
+        super().__init__([*command, "--http-port", "0", "--grpc-port", "0", *flags], self.log)
+        self.http, self.grpc = self._wait_ready()
+
+    def _wait_ready(self) -> tuple[str, str]:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        addresses: tuple[str, str] | None = None
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the server did not start:\n{self.log.read_text()[-2000:]}")
+            addresses = addresses or self._addresses()
+            if addresses and _is_ready(addresses[0]):
+                return addresses
+            time.sleep(0.05)
+        self.process.terminate()
+        raise RuntimeError(f"the server was not ready in time:\n{self.log.read_text()[-2000:]}")
+
+    def _addresses(self) -> tuple[str, str] | None:
+        for line in self.log.read_text().splitlines():
+            if '"event": "serving"' in line:
+                found = json.loads(line)
+                return found["http"].removeprefix("http://"), found["grpc"]
+        return None
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far, by role."""
+        main = psutil.Process(self.process.pid)
+        found = {"gateway": _cpu_s(main), "worker": 0.0}
+        for child in main.children(recursive=True):
+            role = "gateway" if "gateway" in child.cmdline() else "worker"
+            found[role] += _cpu_s(child)
+        return found
+
+
+class EchoRun(Running):
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-m", "penstock.bench.echo"], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
+
+
+class LoadRun(Running):
+    def __init__(self, protocol: str, target: str, kind: str, model: str, concurrency: int) -> None:
+        command = [sys.executable, "-m", "penstock.bench.load", protocol, target, kind, model, str(concurrency)]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._answer()
+
+    def run(self, window: Window) -> Outcome:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(asdict(window)) + "\n")
+        self.process.stdin.flush()
+        return Outcome(**self._answer())
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the load generator died")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _is_ready(http: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)

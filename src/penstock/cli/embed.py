@@ -1,0 +1,114 @@
+"""`penstock embed`: texts to vectors."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.client import Client
+    from penstock.core.tensors import Array
+
+CHUNK = 128  # texts in a request: far below the server's limits, and enough to fill its batches
+CONCURRENCY = 4
+SHOWN_TEXTS, SHOWN_NUMBERS, SHOWN_CHARS = 20, 4, 60
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(embed)
+
+
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(help="The texts; none: one a line from --file or stdin.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one text a line.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the vectors to this .npy file.")] = None,
+    model: Annotated[str, typer.Option(help="The embedding model.")] = "minilm",
+    grpc: GrpcAddress = GRPC_ADDRESS,
+    timeout: Timeout = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Turn texts into vectors."""
+    from penstock.client import Client
+
+    given = _read_texts(texts or [], file)
+    if output is not None and output.suffix != ".npy":
+        raise InvalidRequest(f"{output}: --output writes NumPy's format; give it a name that ends in .npy")
+    with Client(grpc, timeout) as client:
+        vectors = _embed_all(client, given, model)
+    if output is not None:
+        _save(output, vectors)
+    if as_json:
+        found = {"model": model, "shape": list(vectors.shape), "embeddings": vectors.tolist()}
+        if output is not None:
+            found = {"model": model, "shape": list(vectors.shape), "output": str(output)}
+        print(json.dumps(found))
+    elif output is not None:
+        print(f"{_shape(vectors)} written to {output}")
+    else:
+        _print_vectors(given, vectors)
+
+
+def _read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
+    if arguments and file is not None:
+        raise InvalidRequest("give the texts as arguments or with --file, not both")
+    if arguments:
+        return list(arguments)
+    if file is None and sys.stdin.isatty():
+        raise InvalidRequest("no texts: give them as arguments, with --file FILE, or one a line on stdin")
+    try:
+        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        lines = raw.decode("utf-8").splitlines()
+    except OSError as error:
+        raise InvalidRequest(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        where = file or "stdin"
+        raise InvalidRequest(f"{where}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    if not lines:
+        raise InvalidRequest(f"{file or 'stdin'} has no texts: one a line is expected")
+    return lines
+
+
+def _embed_all(client: "Client", texts: Sequence[str], model: str) -> "Array":
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    from penstock.cli.progress import show_progress
+
+    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
+    with ThreadPoolExecutor(CONCURRENCY) as pool:
+        answers: Iterator[Array] = pool.map(lambda chunk: client.embed(chunk, model), chunks)
+        try:
+            return np.concatenate(list(show_progress("embedding", answers, len(chunks))))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _save(file: Path, vectors: "Array") -> None:
+    import numpy as np
+
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, vectors)
+    except OSError as error:
+        raise InvalidRequest(f"{file}: cannot be written: {error.strerror}") from error
+
+
+def _print_vectors(texts: Sequence[str], vectors: "Array") -> None:
+    print(_shape(vectors))
+    for text, vector in list(zip(texts, vectors, strict=True))[:SHOWN_TEXTS]:
+        numbers = ", ".join(f"{number:+.4f}" for number in vector[:SHOWN_NUMBERS])
+        short = text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
+        print(f"[{numbers}, …]  {short}")
+    if len(texts) > SHOWN_TEXTS:
+        print(f"… and {len(texts) - SHOWN_TEXTS} more; --json or --output FILE.npy gives all")
+
+
+def _shape(vectors: "Array") -> str:
+    return f"{vectors.shape[0]} × {vectors.shape[1]} {vectors.dtype}"

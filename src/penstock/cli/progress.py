@@ -1,0 +1,30 @@
+"""Progress on standard error: shown to people only, so that logs and pipes stay clean."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def show_work(what: str) -> AbstractContextManager[object]:
+    """A spinner beside work of unknown length."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+def show_progress(what: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """A bar over several items; one alone needs none."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if total < 2 or not console.is_terminal:
+        yield from items
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield from progress.track(items, total, description=what)

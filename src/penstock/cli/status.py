@@ -1,0 +1,84 @@
+"""`penstock status`: what a running server holds and how busy it is."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.options import HTTP_ADDRESS, AsJson, HttpAddress
+from penstock.core.errors import InternalError, Unavailable
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(status)
+
+
+def status(
+    http: HttpAddress = HTTP_ADDRESS,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show a running server: its workers, its blocks and their queues."""
+    found = _fetch(http, timeout)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+
+    console = Console()
+    try:
+        _print_server(console, http, found)
+        _print_workers(console, found["workers"])
+        _print_blocks(console, found["blocks"], found["queues"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InternalError(f"{http} answered with another status than this command knows: try --json") from error
+
+
+def _fetch(http: str, timeout_s: float) -> Any:
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
+
+    base = http if "://" in http else f"http://{http}"
+    url = f"{base.rstrip('/')}/v1/status"
+    try:
+        with urlopen(url, timeout=timeout_s) as answer:
+            return json.load(answer)
+    except HTTPError as error:
+        error.close()
+        raise Unavailable(f"{url} answered {error.code}: is that the HTTP address of `penstock serve`?") from error
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise Unavailable(f"no answer ({reason}): is `penstock serve` running at {http}?") from error
+    except ValueError as error:
+        raise Unavailable(f"{url} is no server's status: is that the HTTP address of `penstock serve`?") from error
+
+
+def _print_server(console: Any, http: str, found: dict[str, Any]) -> None:
+    state = "draining" if found["draining"] else "ready" if found["ready"] else "not ready"
+    console.print(
+        f"{found['server']} {found['version']} at {http}: {state}, {found['inflight_requests']} requests "
+        f"({found['inflight_bytes']} bytes) in flight",
+        highlight=False,
+    )
+
+
+def _print_workers(console: Any, workers: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("worker", "pid", "jobs", "memory", "blocks")
+    for worker in workers:
+        memory = f"{worker['memory_bytes'] / 2**20:.0f} MiB"
+        table.add_row(worker["id"], str(worker["pid"]), str(worker["jobs"]), memory, str(len(worker["blocks"])))
+    console.print(table if workers else "no worker is connected")
+
+
+def _print_blocks(console: Any, blocks: list[dict[str, Any]], queues: dict[str, dict[str, int]]) -> None:
+    from rich.table import Table
+
+    table = Table("model", "version", "block", "state", "waiting", "running", "reason")
+    for block in blocks:
+        queue = queues.get(block["block_id"], {"waiting": 0, "running": 0})
+        cells = (block["model"], block["version"], block["block_id"], block["state"])
+        table.add_row(*cells, str(queue["waiting"]), str(queue["running"]), block["reason"])
+    console.print(table if blocks else "no model is deployed")

@@ -1,0 +1,123 @@
+"""The client for an event loop: requests share a few streams, and answers come as they are done."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+
+from penstock.client import faults, messages
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, ModelEntry, ModelSignature
+from penstock.client.stream import InferStream
+from penstock.core.errors import DeadlineExceeded, Unavailable
+from penstock.core.requests import Parameter
+from penstock.core.tensors import Array
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference import grpc_service_pb2_grpc
+
+# Each stream is a connection of its own: several gateways on one port then share the requests.
+STREAMS = 4
+# A larger request goes alone: it would hold up its stream, and one over the server's limit would end it for all.
+MAX_STREAMED_BYTES = 512 * 1024
+STREAM_OPTIONS = (*messages.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+
+
+class AsyncClient:
+    """Used from one event loop. A call that is given up is not heard; the server drops it at its deadline."""
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, timeout_s: float = DEFAULT_TIMEOUT_S, streams: int = STREAMS
+    ) -> None:
+        """`timeout_s` is the deadline of every call that is given no other."""
+        self.address = address
+        self._timeout_s = timeout_s
+        self._channels = [grpc.aio.insecure_channel(address, options=STREAM_OPTIONS) for _ in range(max(1, streams))]
+        self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
+        self._streams: list[InferStream | None] = [None] * len(self._stubs)
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
+        """One row of numbers for each text."""
+        outputs = await self.infer(model, messages.text_inputs(texts), timeout_s=timeout_s)
+        return np.array(messages.pick_output(outputs, "embedding", model))
+
+    async def upscale(self, image: bytes, model: str = "srcnn", timeout_s: float | None = None) -> bytes:
+        """A JPEG or PNG file in, a PNG file out."""
+        outputs = await self.infer(model, messages.image_inputs(image), timeout_s=timeout_s)
+        return bytes(messages.pick_output(outputs, "image", model).flat[0])
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] = (),
+        version: str = "",
+        timeout_s: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+    ) -> dict[str, Array]:
+        """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        message = messages.encode_call(Call(model, inputs, outputs, version, parameters or {}))
+        if sum(map(len, message.raw_input_contents)) > MAX_STREAMED_BYTES:
+            return messages.decode_outputs(await self._call("ModelInfer", message, timeout_s))
+        return messages.decode_outputs(await self._ask(message, timeout_s))
+
+    async def is_ready(self) -> bool:
+        """Whether the server has loaded its models; False too where none answers."""
+        try:
+            return bool((await self._call("ServerReady", pb.ServerReadyRequest())).ready)
+        except (Unavailable, DeadlineExceeded):
+            return False
+
+    async def models(self) -> list[ModelEntry]:
+        return messages.decode_index(await self._call("RepositoryIndex", pb.RepositoryIndexRequest()))
+
+    async def signature(self, model: str, version: str = "") -> ModelSignature:
+        request = pb.ModelMetadataRequest(name=model, version=version)
+        return messages.decode_signature(await self._call("ModelMetadata", request))
+
+    async def close(self) -> None:
+        for stream in self._streams:
+            if stream is not None:
+                await stream.close()
+        for channel in self._channels:
+            await channel.close()
+
+    async def _ask(self, message: pb.ModelInferRequest, timeout_s: float) -> pb.ModelInferResponse:
+        # A stream has no deadline of its own: each request carries what it has left, in microseconds.
+        if "timeout" not in message.parameters:
+            message.parameters["timeout"].int64_param = max(1, int(timeout_s * 1e6))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._least_busy().ask(message)
+        except TimeoutError:
+            raise faults.late() from None
+
+    def _least_busy(self) -> InferStream:
+        """Streams open when they are needed, and anew when they have ended."""
+        best: InferStream | None = None
+        for index, stream in enumerate(self._streams):
+            if stream is None or stream.is_closed:
+                if best is not None and not len(best):
+                    continue
+                stream = self._streams[index] = InferStream(self._stubs[index], self.address)
+            if best is None or len(stream) < len(best):
+                best = stream
+        assert best is not None, "there is at least one stream"
+        return best
+
+    async def _call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
+        try:
+            timeout_s = self._timeout_s if timeout_s is None else timeout_s
+            return await getattr(self._stubs[0], method)(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise faults.from_call(error, self.address) from error

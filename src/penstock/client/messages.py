@@ -1,0 +1,141 @@
+"""The protocol's messages to and from NumPy arrays: what both clients share."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.core.errors import InternalError, InvalidRequest, InvalidTensor
+from penstock.core.requests import Parameter
+from penstock.core.tensors import Array, Tensor, TensorSpec, check_tensor, from_array, to_array
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_TIMEOUT_S = 30.0
+# Replies are bounded by what the caller asked for; a stream or call ends with its deadline.
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """One version of a model, as the server's repository index lists it."""
+
+    name: str
+    version: str
+    state: str  # READY, LOADING or UNAVAILABLE
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSignature:
+    """What a model takes and gives; -1 is any size."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One inference, in the caller's terms."""
+
+    model: str
+    inputs: Mapping[str, Array]
+    outputs: Sequence[str] = ()
+    version: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+
+
+def encode_call(call: Call) -> pb.ModelInferRequest:
+    tensors = [_tensor(name, value) for name, value in call.inputs.items()]
+    message = pb.ModelInferRequest(
+        model_name=call.model,
+        model_version=call.version,
+        inputs=[
+            pb.ModelInferRequest.InferInputTensor(name=t.name, datatype=t.datatype, shape=t.shape) for t in tensors
+        ],
+        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in call.outputs],
+        raw_input_contents=[bytes(tensor.data) for tensor in tensors],
+    )
+    for name, value in call.parameters.items():
+        _put_parameter(message.parameters[name], name, value)
+    return message
+
+
+def decode_outputs(message: pb.ModelInferResponse) -> dict[str, Array]:
+    """Arrays over the message's own bytes, so read-only; BYTES become object arrays of bytes."""
+    if len(message.raw_output_contents) != len(message.outputs):
+        raise InternalError("the server sent outputs without raw contents: it does not speak to this client")
+    outputs: dict[str, Array] = {}
+    for output, data in zip(message.outputs, message.raw_output_contents, strict=True):
+        tensor = Tensor(output.name, output.datatype, tuple(output.shape), data)
+        try:
+            check_tensor(tensor)
+            outputs[output.name] = to_array(tensor)
+        except InvalidTensor as error:
+            raise InternalError(f"the server sent an output that cannot be read: {error.message}") from error
+    return outputs
+
+
+def pick_output(outputs: Mapping[str, Array], name: str, model: str) -> Array:
+    if name not in outputs:
+        raise InvalidRequest(f"model '{model}' gave {', '.join(outputs) or 'nothing'} and no '{name}': use infer()")
+    return outputs[name]
+
+
+def text_inputs(texts: Iterable[str]) -> dict[str, Array]:
+    if isinstance(texts, str):
+        raise InvalidRequest("embed takes a list of texts: embed([text])")
+    return {"text": _objects(list(texts))}
+
+
+def image_inputs(image: bytes) -> dict[str, Array]:
+    return {"image": _objects([image])}
+
+
+def decode_index(message: pb.RepositoryIndexResponse) -> list[ModelEntry]:
+    return [ModelEntry(entry.name, entry.version, entry.state, entry.reason) for entry in message.models]
+
+
+def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
+    inputs, outputs = (
+        tuple(TensorSpec(spec.name, spec.datatype, tuple(spec.shape)) for spec in specs)
+        for specs in (message.inputs, message.outputs)
+    )
+    return ModelSignature(message.name, tuple(message.versions), message.platform, inputs, outputs)
+
+
+def _objects(values: Sequence[object]) -> Array:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _tensor(name: str, value: Array) -> Tensor:
+    array = np.asarray(value)
+    if array.dtype == object and not all(isinstance(element, bytes | str) for element in array.flat):
+        raise InvalidTensor(f"input '{name}': an object array holds bytes or str, one for each BYTES element")
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return from_array(name, array)
+
+
+def _put_parameter(target: pb.InferParameter, name: str, value: Parameter) -> None:
+    if isinstance(value, bool):
+        target.bool_param = value
+    elif isinstance(value, int):
+        target.int64_param = value
+    elif isinstance(value, float):
+        target.double_param = value
+    elif isinstance(value, str):
+        target.string_param = value
+    else:
+        raise InvalidRequest(f"parameter '{name}' is a {type(value).__name__}: give bool, int, float or str")

@@ -1,0 +1,93 @@
+"""One bidirectional stream that many requests share; each answer finds its request by id."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import grpc
+
+from penstock.client import faults
+from penstock.core.errors import Cancelled, PenstockError
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+# The server may answer in any order, so that a slow request holds up no other.
+METADATA = (("penstock-unordered", "1"),)
+# Requests of one stream that wait for an answer; beyond it, callers wait to send theirs.
+MAX_WAITING = 1024
+CLOSE_S = 5.0
+
+
+class InferStream:
+    def __init__(self, stub: Any, address: str) -> None:
+        self._address = address
+        self._prefix = secrets.token_hex(4)  # ids are in the server's logs: no two streams share them
+        self._numbers = count(1)
+        self._waiting: dict[str, asyncio.Future[pb.ModelInferResponse]] = {}
+        self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_WAITING)
+        self._ended: PenstockError | None = None
+        self._answers = stub.ModelStreamInfer(self._requests(), metadata=METADATA)
+        self._reader = asyncio.create_task(self._read(), name="penstock-stream")
+
+    def __len__(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._waiting)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._ended is not None
+
+    async def ask(self, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
+        async with self._room:
+            if self._ended is not None:
+                raise self._ended
+            message.id = f"{self._prefix}-{next(self._numbers)}"
+            future: asyncio.Future[pb.ModelInferResponse] = asyncio.get_running_loop().create_future()
+            self._waiting[message.id] = future
+            try:
+                self._unsent.put_nowait(message)
+                return await future
+            finally:
+                del self._waiting[message.id]
+
+    async def close(self) -> None:
+        self._end(Cancelled("the client was closed"))
+        self._answers.cancel()
+        await asyncio.wait([self._reader], timeout=CLOSE_S)
+
+    async def _requests(self) -> AsyncIterator[pb.ModelInferRequest]:
+        while True:
+            message = await self._unsent.get()
+            if message.id in self._waiting:  # else its caller has left
+                yield message
+
+    async def _read(self) -> None:
+        ended: PenstockError = faults.unreachable(self._address, "the server ended the stream")
+        try:
+            async for answer in self._answers:
+                self._take(answer)
+        except grpc.aio.AioRpcError as error:
+            ended = faults.from_call(error, self._address)
+        except asyncio.CancelledError:
+            ended = Cancelled("the client was closed")
+            if not self.is_closed:  # not by `close`: the task itself is cancelled, with its loop
+                raise
+        finally:
+            self._end(ended)
+
+    def _take(self, answer: pb.ModelStreamInferResponse) -> None:
+        future = self._waiting.get(answer.infer_response.id)
+        if future is None or future.done():
+            return  # too late: its caller has left
+        if answer.error_message:
+            future.set_exception(faults.from_stream(answer))
+        else:
+            future.set_result(answer.infer_response)
+
+    def _end(self, error: PenstockError) -> None:
+        self._ended = self._ended or error
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)

@@ -1,0 +1,73 @@
+"""For operators: metrics, health and status."""
+
+import asyncio
+from collections.abc import Callable
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+
+from penstock.gateway import schemas
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.http_message import weights
+from penstock.gateway.openapi import Route, add_routes, json_answer
+from penstock.telemetry.metrics import as_json, as_text
+
+TEXT = {"text/plain": {"schema": {"type": "string"}}}
+
+
+class AdminRest:
+    def __init__(self, catalogue: Catalogue, metrics_registry: Callable[[], CollectorRegistry]) -> None:
+        self._catalogue = catalogue
+        self._metrics_registry = metrics_registry
+
+    def router(self) -> APIRouter:
+        return add_routes(
+            "Operations",
+            [
+                Route(
+                    "GET",
+                    "/metrics",
+                    self.metrics,
+                    "Prometheus metrics; JSON where Accept prefers application/json",
+                    answer=schemas.Metrics,
+                    binary_answer=TEXT,
+                ),
+                Route("GET", "/metrics.json", self.metrics_json, "The same as JSON", answer=schemas.Metrics),
+                Route(
+                    "GET",
+                    "/healthz",
+                    self.health,
+                    "200 where requests can be served, else 503",
+                    "For liveness alone, ask /v2/health/live.",
+                    answer=schemas.Health,
+                ),
+                Route("GET", "/v1/status", self.status, "What runs, where, how much waits", answer=schemas.Status),
+            ],
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        if _prefers_json(request.headers.get("accept", "")):
+            return await self.metrics_json(request)
+        # Reads a file for each process and metric: off the event loop.
+        text = await asyncio.to_thread(lambda: as_text(self._metrics_registry()))
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def metrics_json(self, request: Request) -> Response:
+        return json_answer(await asyncio.to_thread(lambda: as_json(self._metrics_registry())))
+
+    async def health(self, request: Request) -> Response:
+        if self._catalogue.is_server_ready():
+            return json_answer({"status": "ready"})
+        return json_answer({"status": "not ready", "error": "the server is not ready"}, 503)
+
+    async def status(self, request: Request) -> Response:
+        return json_answer(self._catalogue.status())
+
+
+def _prefers_json(accept: str) -> bool:
+    wanted = weights(accept.encode("latin-1", "replace"))
+    rest = wanted.get("*/*", 0.0)
+    json = wanted.get("application/json", wanted.get("application/*", rest))
+    text = max(wanted.get("text/plain", wanted.get("text/*", rest)), wanted.get("application/openmetrics-text", 0.0))
+    return json > text

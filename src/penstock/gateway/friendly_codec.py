@@ -1,0 +1,122 @@
+"""Plain values, as people write them, to and from the internal request and response: the model says what they are."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import InvalidTensor
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
+from penstock.gateway.http_message import parse_json
+from penstock.gateway.multipart import Part
+from penstock.gateway.rest_codec import (
+    HALVES,
+    OutputForm,
+    decode_infer,
+    decode_parameters,
+    encode_infer,
+    flatten,
+    json_array,
+    pack_elements,
+)
+from penstock.gateway.schemas import FriendlyBody
+
+NOTHING = memoryview(b"")
+B64 = "b64"
+
+
+def decode(message: FriendlyBody, block: BlockDescription) -> InferRequest:
+    if isinstance(message.inputs, dict):
+        specs = {spec.name: spec for spec in block.inputs}
+        tensors = [_tensor(_spec(specs, name), value) for name, value in message.inputs.items()]
+    else:
+        tensors = decode_infer(orjson.dumps({"inputs": message.inputs}), NOTHING)[0].inputs
+    return InferRequest(
+        message.model,
+        tensors,
+        message.version,
+        message.id,
+        list(message.outputs),
+        decode_parameters(message.parameters),
+    )
+
+
+def form_inputs(block: BlockDescription, parts: Sequence[Part]) -> dict[str, Any]:
+    """Files, and fields of BYTES inputs, are elements; other fields are JSON."""
+    specs = {spec.name: spec for spec in block.inputs}
+    values: dict[str, Any] = {}
+    for part in parts:
+        if part.is_file or _spec(specs, part.name).datatype == BYTES:
+            values.setdefault(part.name, []).append(part.data)
+        elif part.name in values:
+            raise InvalidTensor(f"input '{part.name[:80]}' is there twice")
+        else:
+            values[part.name] = parse_json(part.data)
+    return values
+
+
+def encode(response: InferResponse, is_map: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": response.model, "version": response.version, "id": response.request_id}
+    if response.parameters:
+        found["parameters"] = response.parameters
+    if is_map:
+        found["outputs"] = {tensor.name: _value(tensor) for tensor in response.outputs}
+    else:
+        body, _ = encode_infer(response, {}, OutputForm())
+        found["outputs"] = orjson.Fragment(orjson.dumps(orjson.loads(body)["outputs"]))
+    return found
+
+
+def _spec(specs: dict[str, TensorSpec], name: str) -> TensorSpec:
+    spec = specs.get(name)
+    if spec is None:
+        raise InvalidTensor(f"unknown input '{name[:80]}'; the model takes {', '.join(specs)}")
+    return spec
+
+
+def _tensor(spec: TensorSpec, value: Any) -> Tensor:
+    if isinstance(value, list):
+        flat, lengths = flatten(spec.name, value)
+        missing = spec.shape[len(lengths) :]
+        shape = lengths + missing if set(missing) <= {1} else lengths
+    else:
+        flat, shape = [value], (1,) * len(spec.shape)
+    if spec.datatype == BYTES:
+        flat = [_element(spec.name, item) for item in flat]
+    return Tensor(spec.name, spec.datatype, shape, pack_elements(spec.name, spec.datatype, flat))
+
+
+def _element(name: str, item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    encoded = item.get(B64)
+    if len(item) != 1 or not isinstance(encoded, str):
+        raise InvalidTensor(f"an element of input '{name}' is an object, but not {{'{B64}': …}}")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidTensor(f"an element of input '{name}' is not base64: {error}") from error
+
+
+def _value(tensor: Tensor) -> Any:
+    if tensor.datatype == BYTES:
+        elements = to_array(tensor)
+        shown = np.empty(elements.shape, dtype=object)
+        shown.ravel()[:] = [_shown(element) for element in elements.flat]
+        return shown.tolist()
+    if tensor.datatype in HALVES:
+        wide = to_array(tensor).astype(np.float32)
+        tensor = Tensor(tensor.name, "FP32", tensor.shape, wide.tobytes())
+    return json_array(tensor).reshape(tensor.shape)
+
+
+def _shown(element: bytes) -> str | dict[str, str]:
+    try:
+        return element.decode()
+    except UnicodeDecodeError:
+        return {B64: base64.b64encode(element).decode()}

@@ -1,0 +1,246 @@
+"""The JSON that the REST edges take and give, for the OpenAPI document; the friendly bodies are checked by it too."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+Parameters = dict[str, bool | int | float | str]
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
+    "FP16", "FP32", "FP64", "BF16", "BYTES",
+]  # fmt: skip
+Size = Annotated[int, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+INFER_DESCRIPTION = """Tensors are in the JSON (`data`, nested or flat, row-major), or follow it as little-endian
+bytes: then `Inference-Header-Content-Length` says where the JSON ends and each such input has
+`binary_data_size`. `Inference-Header-Content-Length: 0` means that the body is the only input's bytes.
+Outputs come as bytes where `binary_data` (one output) or `binary_data_output` (all) asks for it. FP16 and BF16
+travel as bytes only; NaN is `null` in JSON; infinities and bytes that are not UTF-8 must be asked for as bytes.
+Bodies may be compressed (`Content-Encoding: gzip` or `deflate`), answers are where `Accept-Encoding` says so.
+`x-request-id`, `x-request-timeout-ms` and `traceparent` are understood."""
+
+
+class Error(BaseModel):
+    error: str
+
+
+class OpenAiErrorDetail(BaseModel):
+    message: str
+    type: str
+    code: str
+    param: str | None = None
+
+
+class OpenAiError(BaseModel):
+    error: OpenAiErrorDetail
+
+
+class Empty(BaseModel):
+    pass
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    live: bool
+
+
+class Ready(BaseModel):
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class TensorMetadata(BaseModel):
+    name: str
+    datatype: Datatype
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelConfig(BaseModel):
+    """Triton's ModelConfig message; more fields than these."""
+
+    name: str
+    platform: str
+    backend: str
+    max_batch_size: int
+    input: list[dict[str, Any]]
+    output: list[dict[str, Any]]
+
+
+class Statistics(BaseModel):
+    """Triton's ModelStatistics messages."""
+
+    model_stats: list[dict[str, Any]]
+
+
+class InferInput(BaseModel):
+    name: Name
+    datatype: Datatype
+    shape: list[Size]
+    data: list[Any] | None = None
+    parameters: Parameters | None = Field(None, description="binary_data_size: the input's bytes behind the JSON")
+
+
+class InferOutput(BaseModel):
+    name: Name
+    parameters: Parameters | None = Field(None, description="binary_data: this output as bytes behind the JSON")
+
+
+class InferBody(BaseModel):
+    id: str = ""
+    parameters: Parameters | None = Field(
+        None, description="binary_data_output: all outputs as bytes; timeout: microseconds; others go to the model"
+    )
+    inputs: list[InferInput]
+    outputs: list[InferOutput] | None = Field(None, description="Those wanted; all where there is none")
+
+
+class InferAnswerOutput(BaseModel):
+    name: str
+    datatype: Datatype
+    shape: list[Size]
+    data: list[Any] | None = None
+    parameters: Parameters | None = None
+
+
+class InferAnswer(BaseModel):
+    model_name: str
+    model_version: str
+    id: str | None = None
+    parameters: Parameters | None = None
+    outputs: list[InferAnswerOutput]
+
+
+class LoadBody(BaseModel):
+    parameters: Parameters | None = None
+
+
+class IndexBody(BaseModel):
+    ready: bool = False
+
+
+class IndexEntry(BaseModel):
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+class Index(RootModel[list[IndexEntry]]):
+    pass
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    task: str
+    version: str
+    block_id: str
+    description: str
+    tags: list[str]
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class EmbeddingsBody(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    model: Name
+    input: str | Annotated[list[str], Field(min_length=1)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, description="Refused unless it is what the model gives")
+    user: str | None = None
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float | None] | str
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsAnswer(BaseModel):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class FriendlyBody(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    model: Name
+    version: str = ""
+    inputs: dict[str, Any] | list[Any] = Field(
+        description="Name to value, nested lists but for scalars, {'b64': …} for bytes; or a list of InferInput"
+    )
+    outputs: list[Name] = []
+    parameters: Parameters | None = None
+    id: str = ""
+
+
+class FriendlyAnswer(BaseModel):
+    """`outputs` has the form that `inputs` had."""
+
+    model: str
+    version: str
+    id: str
+    parameters: Parameters | None = None
+    outputs: dict[str, Any] | list[InferAnswerOutput]
+
+
+class Health(BaseModel):
+    status: Literal["ready"]
+
+
+class Status(BaseModel):
+    """What runs, where, and how much waits; more fields than these."""
+
+    server: str
+    version: str
+    ready: bool
+    draining: bool
+    workers: list[dict[str, Any]]
+    blocks: list[dict[str, Any]]
+
+
+class Sample(BaseModel):
+    name: str
+    labels: dict[str, str]
+    value: float | None
+
+
+class Metric(BaseModel):
+    type: str
+    help: str
+    samples: list[Sample]
+
+
+class Metrics(RootModel[dict[str, Metric]]):
+    pass

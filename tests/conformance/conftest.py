@@ -1,0 +1,37 @@
+"""One real server for the tests with real clients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.servers import IDENTITY_TYPES, ROOT, ServerProcess, write_add_sub, write_identity
+
+SHIPPED = ("minilm", "srcnn")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("server")
+    models = folder / "models"
+    models.mkdir()
+    for datatype in IDENTITY_TYPES:
+        write_identity(models, f"identity_{datatype.lower()}", datatype)
+    write_add_sub(models, "add_sub")
+    for name in SHIPPED:
+        if (ROOT / "models" / name / "1" / "model.onnx").exists():
+            (models / name).symlink_to(ROOT / "models" / name)
+    with ServerProcess(models, folder) as running:
+        yield running
+
+
+@pytest.fixture
+def minilm(server: ServerProcess) -> str:
+    if not (ROOT / "models/minilm/1/model.onnx").exists():
+        pytest.skip("run 'penstock model import minilm' first")
+    return "minilm"
+
+
+@pytest.fixture
+def photo() -> bytes:
+    return Path(ROOT / "src/penstock/bench/data/photos/fig.jpg").read_bytes()

@@ -1,0 +1,187 @@
+"""Every command against a real server, and the Python clients beside them."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from PIL import Image
+
+from penstock.client import AsyncClient, Client
+from penstock.core.errors import InvalidImage, UnknownModel
+from tests.servers import ROOT, ServerProcess, write_add_sub, write_identity
+
+PHOTOS = ROOT / "src" / "penstock" / "bench" / "data" / "photos"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("cli")
+    models = folder / "models"
+    models.mkdir()
+    for name in ("minilm", "srcnn"):
+        (models / name).symlink_to(ROOT / "models" / name)
+    for datatype in ("FP32", "BF16", "BYTES"):
+        write_identity(models, f"identity-{datatype.lower()}", datatype)
+    write_add_sub(models, "add_sub")
+    with ServerProcess(models, folder) as running:
+        yield running
+
+
+def run(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "penstock", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+
+
+def ok(*arguments: str, stdin: str = "") -> str:
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def refused(*arguments: str, stdin: str = "") -> str:
+    """What it says, which must be no traceback and come with exit code 2."""
+    done = run(*arguments, stdin=stdin)
+    assert done.returncode == 2, done.stdout
+    assert done.stderr.startswith("penstock: ")
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def grpc(server: ServerProcess) -> tuple[str, str]:
+    return "--grpc", server.grpc_url
+
+
+def test_embed_shows_shape_and_first_numbers(grpc: tuple[str, str]) -> None:
+    shown = ok("embed", "a cat", "a dog", *grpc).splitlines()
+    assert shown[0] == "2 × 384 float32"
+    assert shown[1].startswith("[")
+    assert shown[1].endswith("a cat")
+
+
+def test_embed_reads_arguments_files_and_stdin_alike(grpc: tuple[str, str], tmp_path: Path) -> None:
+    texts = "a cat\nein Hund, größer als eine Katze\n"
+    (tmp_path / "texts.txt").write_text(texts, encoding="utf-8")
+    by_arguments = json.loads(ok("embed", *texts.splitlines(), "--json", *grpc))
+    by_file = json.loads(ok("embed", "--file", str(tmp_path / "texts.txt"), "--json", *grpc))
+    by_stdin = json.loads(ok("embed", "--json", *grpc, stdin=texts))
+    assert by_arguments["shape"] == [2, 384]
+    for other in (by_file, by_stdin):
+        np.testing.assert_allclose(other["embeddings"], by_arguments["embeddings"], atol=2e-3)
+
+
+def test_embed_keeps_the_order_of_many_texts(grpc: tuple[str, str], tmp_path: Path) -> None:
+    texts = [f"the number {index} and {'more ' * (index % 7)}" for index in range(300)]
+    file = tmp_path / "vectors.npy"
+    assert "300 × 384" in ok("embed", "--output", str(file), *grpc, stdin="\n".join(texts))
+    few = json.loads(ok("embed", texts[0], texts[150], texts[299], "--json", *grpc))["embeddings"]
+    np.testing.assert_allclose(np.load(file)[[0, 150, 299]], few, atol=2e-3)
+
+
+def test_embed_says_what_is_wrong(grpc: tuple[str, str]) -> None:
+    assert "unknown model 'nope'; this server has: " in refused("embed", "x", "--model", "nope", *grpc)
+    assert "this model takes" in refused("embed", "x", "--model", "srcnn", *grpc)
+
+
+def test_upscale_doubles_a_photograph(grpc: tuple[str, str], tmp_path: Path) -> None:
+    ok("upscale", str(PHOTOS / "dogs.jpg"), str(tmp_path / "dogs.png"), *grpc)
+    with Image.open(PHOTOS / "dogs.jpg") as before, Image.open(tmp_path / "dogs.png") as after:
+        assert after.size == (2 * before.width, 2 * before.height)
+
+
+def test_upscale_takes_several_and_goes_on_after_a_bad_one(grpc: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("no image")
+    files = [str(PHOTOS / "dogs.jpg"), str(tmp_path / "text.jpg"), str(PHOTOS / "fig.jpg"), "missing.jpg"]
+    done = run("upscale", *files, "--to", str(tmp_path / "out"), "--json", *grpc)
+    assert done.returncode == 2
+    results = json.loads(done.stdout)
+    assert [bool(result["problem"]) for result in results] == [False, True, False, True]
+    assert "text.jpg: not a JPEG or PNG image" in done.stderr
+    assert "missing.jpg: cannot be read" in done.stderr
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["dogs.png", "fig.png"]
+
+
+def test_infer_by_json_and_by_file(grpc: tuple[str, str], tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", np.array([[4, 3, 2, 1]], np.int32))
+    inputs = ("--input", "a=[1, 2, 3, 4]", "--input", f"b=@{tmp_path / 'b.npy'}")
+    found = {output["name"]: output for output in json.loads(ok("infer", "add_sub", *inputs, "--json", *grpc))}
+    assert found["sum"]["data"] == [5, 5, 5, 5]
+    assert found["difference"]["datatype"] == "INT32"
+    only = json.loads(ok("infer", "add_sub", *inputs, "--output", "sum", "--json", *grpc))
+    assert [output["name"] for output in only] == ["sum"]
+    assert "sum INT32 [1, 4] [5, 5, 5, 5]" in ok("infer", "add_sub", *inputs, *grpc)
+
+
+def test_infer_writes_files(grpc: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ok("infer", "identity-fp32", "--input", "x=[[1.5, 2]]", "--output-dir", str(out), *grpc)
+    assert np.load(out / "y.npy").tolist() == [[1.5, 2]]
+    ok("infer", "srcnn", "--input", f"image=@{PHOTOS / 'dogs.jpg'}", "--output-dir", str(out), *grpc)
+    assert (out / "image.bin").read_bytes().startswith(b"\x89PNG")
+
+
+def test_infer_of_other_datatypes(grpc: tuple[str, str]) -> None:
+    (half,) = json.loads(ok("infer", "identity-bf16", "--input", "x=[[1.5, -2]]", "--json", *grpc))
+    assert (half["datatype"], half["data"]) == ("BF16", [1.5, -2])
+    (text,) = json.loads(ok("infer", "identity-bytes", "--input", "x=grüß dich", "--json", *grpc))
+    assert (text["shape"], text["data"]) == ([1, 1], ["grüß dich"])
+
+
+def test_infer_says_what_the_model_takes(grpc: tuple[str, str]) -> None:
+    assert "unknown model" in refused("infer", "nope", *grpc)
+    assert "takes a INT32 [-1, 4], b INT32 [-1, 4]" in refused("infer", "add_sub", "--input", "c=[1]", *grpc)
+    assert "has shape [1, 2]" in refused("infer", "add_sub", "--input", "a=[1, 2]", "--input", "b=[1, 2]", *grpc)
+    assert "no version '9'" in refused("infer", "add_sub", "--model-version", "9", *grpc)
+
+
+def test_status(server: ServerProcess) -> None:
+    found = json.loads(ok("status", "--http", server.http_url, "--json"))
+    assert found["ready"] is True
+    assert {block["model"] for block in found["blocks"]} >= {"minilm", "srcnn"}
+    shown = ok("status", "--http", server.http_url)
+    for expected in (": ready", "worker-0", "minilm", "srcnn"):
+        assert expected in shown
+
+
+def test_commands_that_find_no_server() -> None:
+    for command in (["embed", "x", "--grpc"], ["infer", "m", "--grpc"], ["status", "--http"]):
+        assert "is `penstock serve` running at" in refused(*command, "127.0.0.1:1")
+
+
+def test_serve_refuses_what_it_cannot_serve(tmp_path: Path, server: ServerProcess) -> None:
+    data = ("--data-dir", str(tmp_path / "data"), "--http-port", "0", "--grpc-port", "0")
+    assert "no such model repository" in refused("serve", "--models", str(tmp_path / "none"), *data)
+    (tmp_path / "models" / "m").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "model.yaml").write_text("engine: onnx\nbatching:\n  max_rows: 0\n")
+    assert "model.yaml:3: batching.max_rows" in refused("serve", "--models", str(tmp_path / "models"), *data)
+
+
+def test_the_blocking_client(server: ServerProcess) -> None:
+    with Client(server.grpc_url) as client:
+        assert client.is_ready()
+        assert {entry.name for entry in client.models() if entry.state == "READY"} >= {"minilm", "srcnn"}
+        assert client.embed(["a", "b"]).shape == (2, 384)
+        assert client.upscale((PHOTOS / "dogs.jpg").read_bytes()).startswith(b"\x89PNG")
+        sent = np.array([[1.5, 2]], ml_dtypes.bfloat16)
+        assert client.infer("identity-bf16", {"x": sent})["y"].tolist() == [[1.5, 2]]
+        with pytest.raises(UnknownModel):
+            client.embed(["a"], model="nope")
+
+
+async def test_the_async_client(server: ServerProcess) -> None:
+    async with AsyncClient(server.grpc_url) as client:
+        texts = [f"text {index}" for index in range(200)]
+        one_by_one = await asyncio.gather(*(client.embed([text]) for text in texts))
+        together = await client.embed(texts)
+        np.testing.assert_allclose(np.concatenate(one_by_one), together, atol=2e-3)
+        with pytest.raises(InvalidImage):
+            await client.upscale(b"no image")
+        assert (await client.infer("identity-bytes", {"x": np.array([["a", "é"]], object)}))["y"].tolist() == [
+            [b"a", "é".encode()]
+        ]

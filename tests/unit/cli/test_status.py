@@ -1,0 +1,76 @@
+"""`penstock status` against servers that answer as the test says."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import main as cli
+from penstock.core.errors import PenstockError
+
+STATUS = {
+    "server": "penstock",
+    "version": "9",
+    "ready": False,
+    "draining": False,
+    "inflight_requests": 3,
+    "inflight_bytes": 10,
+    "workers": [{"id": "worker-0", "pid": 7, "jobs": 2, "memory_bytes": 2**20, "blocks": ["blk-1"]}],
+    "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"}],
+    "queues": {"blk-1": {"waiting": 4, "running": 5}},
+}
+
+
+class Answer(BaseHTTPRequestHandler):
+    url, status, body = "", 200, b""
+
+    def do_GET(self) -> None:
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.body if self.path == "/v1/status" else b"")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answer() -> Iterator[type[Answer]]:
+    class Mine(Answer):
+        pass
+
+    server = HTTPServer(("127.0.0.1", 0), Mine)
+    Mine.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield Mine
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:
+    answer.body = json.dumps(STATUS).encode()
+    shown = CliRunner().invoke(cli.app, ["status", "--http", answer.url], env={"COLUMNS": "120"}).output
+    for expected in ("penstock 9", "not ready", "3 requests", "worker-0", "1 MiB", "blk-1", "failed", "no graph"):
+        assert expected in shown
+    assert [cell.strip() for cell in shown.splitlines()[-2].split("│")][5:7] == ["4", "5"]
+
+
+def test_json_is_the_servers(answer: type[Answer]) -> None:
+    answer.body = json.dumps(STATUS).encode()
+    result = CliRunner().invoke(cli.app, ["status", "--json", "--http", answer.url + "/"])
+    assert json.loads(result.output) == STATUS
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [(404, b"", "answered 404"), (200, b"<html>", "is no server's status"), (200, b"{}", "try --json")],
+)
+def test_another_server_is_told_apart(answer: type[Answer], status: int, body: bytes, message: str) -> None:
+    answer.status, answer.body = status, body
+    result = CliRunner().invoke(cli.app, ["status", "--http", answer.url])
+    assert isinstance(result.exception, PenstockError)
+    assert message in result.exception.message

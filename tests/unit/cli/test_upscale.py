@@ -1,0 +1,33 @@
+"""Which files `penstock upscale` reads and writes."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.upscale import Job, _plan
+from penstock.core.errors import InvalidRequest
+
+A, B = Path("a.jpg"), Path("b.png")
+
+
+def test_one_file_goes_where_it_is_told() -> None:
+    assert _plan([A, B], None) == [Job(A, B)]
+
+
+def test_one_file_may_go_into_a_folder(tmp_path: Path) -> None:
+    assert _plan([A, tmp_path], None) == [Job(A, tmp_path / "a.png")]
+
+
+def test_several_files_go_into_a_folder(tmp_path: Path) -> None:
+    assert _plan([A, B], tmp_path) == [Job(A, tmp_path / "a.png"), Job(B, tmp_path / "b.png")]
+
+
+def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="rename one"):
+        _plan([A, Path("other/a.png")], tmp_path)
+
+
+@pytest.mark.parametrize("files", [[A], [A, B, A]])
+def test_without_a_folder_there_is_one_input_and_one_output(files: list[Path]) -> None:
+    with pytest.raises(InvalidRequest, match="say where to write"):
+        _plan(files, None)

@@ -1,0 +1,229 @@
+"""Both clients against a small server of the protocol that answers as the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+import pytest
+
+from penstock.client import AsyncClient, Client, asynchronous
+from penstock.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    InvalidTensor,
+    QueueFull,
+    RequestTooLarge,
+    Unavailable,
+)
+from penstock.core.tensors import Array
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference import grpc_service_pb2_grpc as rpc
+
+NOBODY = "127.0.0.1:1"
+Stream = AsyncIterator[pb.ModelInferRequest]
+
+
+@dataclass
+class Server(rpc.GRPCInferenceServiceServicer):
+    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign or hangup."""
+
+    address: str = ""
+    streams: int = 0
+    unary: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
+    requests: list[pb.ModelInferRequest] = field(default_factory=list)
+
+    async def ServerReady(self, message: pb.ServerReadyRequest, context: object) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=True)
+
+    async def RepositoryIndex(self, message: object, context: object) -> pb.RepositoryIndexResponse:
+        entry = pb.RepositoryIndexResponse.ModelIndex(name="m", version="1", state="UNAVAILABLE", reason="why")
+        return pb.RepositoryIndexResponse(models=[entry])
+
+    async def ModelMetadata(self, message: object, context: object) -> pb.ModelMetadataResponse:
+        spec = pb.ModelMetadataResponse.TensorMetadata(name="x", datatype="FP32", shape=[-1, 3])
+        return pb.ModelMetadataResponse(name="m", versions=["1"], platform="p", inputs=[spec])
+
+    async def ModelInfer(
+        self, message: pb.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ModelInferResponse:
+        self.unary += 1
+        self.requests.append(message)
+        if message.model_name == "silent":
+            await asyncio.sleep(60)
+        if message.model_name == "refuse":
+            trailing = (("penstock-code", "queue_full"), ("retry-after", "7"))
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailing)
+        if message.model_name == "foreign":
+            await context.abort(grpc.StatusCode.DATA_LOSS, "what")
+        return echo(message)
+
+    async def ModelStreamInfer(
+        self, messages: Stream, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        self.streams += 1
+        self.metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
+        kept: list[pb.ModelInferRequest] = []
+        async for message in messages:
+            self.requests.append(message)
+            if message.model_name == "hangup":
+                return
+            if message.model_name == "slow":
+                kept.append(message)
+            elif message.model_name == "refuse":
+                failed = pb.ModelInferResponse(id=message.id)
+                failed.parameters["penstock-code"].string_param = "invalid_tensor"
+                yield pb.ModelStreamInferResponse(error_message="bad", infer_response=failed)
+            elif message.model_name != "silent":
+                for answered in (message, *kept):
+                    yield pb.ModelStreamInferResponse(infer_response=echo(answered))
+                kept.clear()
+
+
+def echo(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
+    outputs = [
+        pb.ModelInferResponse.InferOutputTensor(name=i.name, datatype=i.datatype, shape=i.shape) for i in request.inputs
+    ]
+    return pb.ModelInferResponse(id=request.id, outputs=outputs, raw_output_contents=request.raw_input_contents)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    edge = Server()
+    serving = grpc.aio.server(options=[("grpc.max_receive_message_length", 2 * 1024 * 1024)])
+    rpc.add_GRPCInferenceServiceServicer_to_server(edge, serving)
+    edge.address = f"127.0.0.1:{serving.add_insecure_port('127.0.0.1:0')}"
+    await serving.start()
+    yield edge
+    await serving.stop(0)
+
+
+def numbers(*values: float) -> dict[str, Array]:
+    return {"x": np.array(values, np.float32)}
+
+
+async def ask_sync(client: Client, model: str = "m", **options: float) -> dict[str, Array]:
+    return await asyncio.to_thread(lambda: client.infer(model, numbers(1, 2), timeout_s=options.get("timeout_s")))
+
+
+async def test_the_blocking_client_asks_and_is_answered(server: Server) -> None:
+    with Client(server.address) as client:
+        assert (await ask_sync(client))["x"].tolist() == [1, 2]
+        assert await asyncio.to_thread(client.is_ready)
+        assert [entry.reason for entry in await asyncio.to_thread(client.models)] == ["why"]
+        assert (await asyncio.to_thread(client.signature, "m")).inputs[0].shape == (-1, 3)
+
+
+async def test_the_blocking_client_raises_the_servers_error(server: Server) -> None:
+    with Client(server.address) as client:
+        with pytest.raises(QueueFull) as refused:
+            await ask_sync(client, "refuse")
+        assert (refused.value.message, refused.value.retry_after_s) == ("full", 7.0)
+        with pytest.raises(InternalError, match="what"):
+            await ask_sync(client, "foreign")
+        with pytest.raises(DeadlineExceeded):
+            await ask_sync(client, "silent", timeout_s=0.05)
+        with pytest.raises(InvalidRequest, match="Open Inference Protocol"):
+            await asyncio.to_thread(client._call, client._stub.ServerLive, pb.ServerLiveRequest())
+
+
+def test_a_server_that_is_not_there_is_advised_about() -> None:
+    with Client(NOBODY) as client:
+        assert not client.is_ready()
+        with pytest.raises(Unavailable, match=r"is `penstock serve` running at 127\.0\.0\.1:1") as away:
+            client.embed(["x"])
+        assert away.value.is_definite
+
+
+async def test_requests_share_streams_that_ask_for_any_order(server: Server) -> None:
+    async with AsyncClient(server.address, streams=2) as client:
+        answers = await asyncio.gather(*(client.infer("m", numbers(n)) for n in range(50)))
+        assert [answer["x"][0] for answer in answers] == list(range(50))
+    assert (server.streams, server.unary) == (2, 0)
+    assert server.metadata["penstock-unordered"] == "1"
+    assert len({request.id for request in server.requests}) == 50
+
+
+async def test_one_at_a_time_needs_one_stream(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        for n in range(3):
+            await client.infer("m", numbers(n))
+    assert server.streams == 1
+
+
+async def test_an_answer_that_comes_later_finds_its_request(server: Server) -> None:
+    async with AsyncClient(server.address, streams=1) as client:
+        slow = asyncio.create_task(client.infer("slow", numbers(1)))
+        await asyncio.sleep(0)
+        quick = await client.infer("m", numbers(2))
+        assert (quick["x"][0], (await slow)["x"][0]) == (2, 1)
+
+
+async def test_an_error_fails_its_request_alone(server: Server) -> None:
+    async with AsyncClient(server.address, streams=1) as client:
+        calls = [client.infer(model, numbers(1)) for model in ("m", "refuse", "m")]
+        first, second, third = await asyncio.gather(*calls, return_exceptions=True)
+    assert isinstance(second, InvalidTensor)
+    assert isinstance(first, dict)
+    assert isinstance(third, dict)
+
+
+async def test_a_deadline_travels_and_passes(server: Server) -> None:
+    async with AsyncClient(server.address, streams=1) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("silent", numbers(1), timeout_s=0.05)
+        assert server.requests[0].parameters["timeout"].int64_param == 50_000
+        assert len(await client.infer("m", numbers(1))) == 1
+
+
+async def test_a_stream_that_ends_fails_what_waits_and_opens_anew(server: Server) -> None:
+    async with AsyncClient(server.address, streams=1) as client:
+        waiting = asyncio.create_task(client.infer("silent", numbers(1)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable) as ended:
+            await client.infer("hangup", numbers(1))
+        assert not ended.value.is_definite
+        with pytest.raises(Unavailable):
+            await waiting
+        assert (await client.infer("m", numbers(3)))["x"][0] == 3
+    assert server.streams == 2
+
+
+async def test_a_large_request_goes_alone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asynchronous, "MAX_STREAMED_BYTES", 8)
+    async with AsyncClient(server.address, streams=1) as client:
+        await client.infer("m", numbers(1, 2))
+        await client.infer("m", numbers(1, 2, 3))
+        assert (server.streams, server.unary) == (1, 1)
+        with pytest.raises(RequestTooLarge):
+            await client.infer("m", {"x": np.zeros(1024 * 1024, np.float32)})
+
+
+async def test_callers_that_leave_hold_nothing_up(server: Server) -> None:
+    async with AsyncClient(server.address, streams=1) as client:
+        left = asyncio.create_task(client.infer("silent", numbers(1)))
+        await asyncio.sleep(0.05)
+        left.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await left
+        assert (await client.infer("m", numbers(4)))["x"][0] == 4
+
+
+async def test_closing_fails_what_still_waits(server: Server) -> None:
+    client = AsyncClient(server.address, streams=1)
+    waiting = asyncio.create_task(client.infer("silent", numbers(1)))
+    await asyncio.sleep(0.05)
+    await client.close()
+    with pytest.raises(Cancelled):
+        await waiting
+
+
+async def test_the_async_client_advises_about_a_server_that_is_not_there() -> None:
+    async with AsyncClient(NOBODY) as client:
+        assert not await client.is_ready()
+        with pytest.raises(Unavailable, match="penstock serve"):
+            await client.embed(["x"])

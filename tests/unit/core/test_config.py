@@ -1,0 +1,43 @@
+"""The configuration: where settings come from and which win."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import load_config
+from penstock.core.errors import ConfigError
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("http_port: 1\ngrpc_port: 2\nworkers: 3\nlimits:\n  max_rows: 4\n  max_tokens: 5\n")
+    monkeypatch.setenv("PENSTOCK_GRPC_PORT", "20")
+    monkeypatch.setenv("PENSTOCK_LIMITS__MAX_ROWS", "40")
+    monkeypatch.setenv("PENSTOCK_WORKERS", "30")
+    config = load_config(file, workers=33, host=None)
+    assert (config.http_port, config.grpc_port, config.workers) == (1, 20, 33)
+    assert (config.limits.max_rows, config.limits.max_tokens) == (40, 5)
+    assert config.host == "127.0.0.1"
+
+
+def test_unknown_keys_are_refused_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("http_port: 1\nlimits:\n  max_rowz: 4\n")
+    with pytest.raises(ConfigError, match=r"penstock\.yaml:3: unknown key 'limits.max_rowz'"):
+        load_config(file)
+
+
+def test_an_impossible_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DATA_PLANE__BEAT_S", "-1")
+    with pytest.raises(ConfigError, match="PENSTOCK_DATA_PLANE"):
+        load_config()
+
+
+def test_an_impossible_flag_is_named() -> None:
+    with pytest.raises(ConfigError, match="HTTP_PORT"):
+        load_config(http_port=70000)
+
+
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")

@@ -1,0 +1,28 @@
+"""The error tree: codes are unique, travel, and every one has a transport status."""
+
+from penstock.core import errors
+from penstock.gateway import statuses
+
+
+def test_codes_travel_and_come_back_as_their_error() -> None:
+    for code, kind in errors.BY_CODE.items():
+        back = errors.from_code(code, "why", {"field": "value"})
+        assert type(back) is kind
+        assert (str(back), back.fields) == ("why", {"field": "value"})
+
+
+def test_a_code_of_a_newer_peer_is_internal() -> None:
+    assert isinstance(errors.from_code("from-the-future", "?", {}), errors.InternalError)
+
+
+def test_every_code_has_a_status() -> None:
+    for kind in errors.BY_CODE.values():
+        error = kind("x")
+        assert statuses.grpc_code(error) is not None
+        assert 400 <= statuses.http_code(error) < 600
+
+
+def test_refusals_carry_a_retry_hint() -> None:
+    for kind in (errors.RequestTooLarge, errors.QueueFull, errors.Overloaded):
+        assert statuses.http_code(kind("x")) == 429
+        assert int(statuses.headers(kind("x"))["retry-after"]) >= 1

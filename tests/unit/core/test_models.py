@@ -1,0 +1,72 @@
+"""model.yaml: what it says, and that faults are told with file and line."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.core.models import read_model_folder
+
+
+def make(folder: Path, text: str, *versions: str) -> Path:
+    model = folder / "m"
+    model.mkdir()
+    (model / "model.yaml").write_text(text)
+    for version in versions:
+        (model / version).mkdir()
+        (model / version / "model.onnx").write_bytes(b"x")
+    return model
+
+
+def test_defaults(tmp_path: Path) -> None:
+    folder = read_model_folder(make(tmp_path, "task: tensor\n", "1", "10", "9"))
+    assert folder.versions == ("10",)
+    assert folder.settings.batching.max_rows == 32
+
+
+@pytest.mark.parametrize(("policy", "served"), [("latest", ("3",)), ("all", ("1", "2", "3")), ("[1, 3]", ("1", "3"))])
+def test_which_versions_are_served(tmp_path: Path, policy: str, served: tuple[str, ...]) -> None:
+    assert read_model_folder(make(tmp_path, f"versions: {policy}\n", "1", "2", "3")).versions == served
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "hint"),
+    [
+        ("task: tensor\nbatching:\n  max_row: 3\n", 3, "unknown key 'batching.max_row'; known here: "),
+        ("task: tensor\nenginee: onnx\n", 2, "unknown key 'enginee'"),
+        ("task: paint\n", 1, "task"),
+        ("batching:\n  max_rows: 0\n", 2, "greater than or equal to 1"),
+        ("batching:\n  max_delay_ms: -1\n", 2, "max_delay_ms"),
+        ("instances:\n  count: 2\n  threads: none\n", 3, "threads"),
+        ("engine: onnx\nprecision: bf16\n", 1, "needs engine: openvino"),
+        ("task: tensor\ntask: embed\n", 2, "given twice"),
+        ("task: [\n", 2, "not valid YAML"),
+        ("- a\n", 1, "must be a mapping"),
+        ("timeouts:\n  request_s: 0\n", 2, "request_s"),
+    ],
+)
+def test_faults_name_file_and_line(tmp_path: Path, text: str, line: int, hint: str) -> None:
+    model = make(tmp_path, text, "1")
+    with pytest.raises(ConfigError) as caught:
+        read_model_folder(model)
+    assert f"{model}/model.yaml:{line}: " in caught.value.message
+    assert hint in caught.value.message
+    assert caught.value.fields["line"] == str(line)
+
+
+def test_no_version_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"m/1/model\.onnx"):
+        read_model_folder(make(tmp_path, "task: tensor\n"))
+
+
+def test_a_version_that_is_asked_for_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="have no model"):
+        read_model_folder(make(tmp_path, "versions: [1, 7]\n", "1"))
+
+
+def test_a_name_that_cannot_be_a_path_is_refused(tmp_path: Path) -> None:
+    bad = tmp_path / "a b"
+    bad.mkdir()
+    (bad / "model.yaml").write_text("task: tensor\n")
+    with pytest.raises(ConfigError, match="a model's name"):
+        read_model_folder(bad)

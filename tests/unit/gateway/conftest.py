@@ -1,0 +1,151 @@
+"""The HTTP application over a serving that answers from memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster import BlockView
+from penstock.core.config import Limits
+from penstock.core.errors import PenstockError, UnknownModel
+from penstock.core.models import ModelSettings
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.statistics import BlockStatistics
+from penstock.core.tensors import TensorSpec
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.http import build_http_app
+from penstock.serving.admission import Admission
+from penstock.serving.resolve import Resolver
+
+MAX_BYTES = 100_000
+
+
+def block(model: str, task: str, inputs: list[TensorSpec], outputs: list[TensorSpec], version: str = "1"):
+    settings = ModelSettings(task=task)
+    return BlockDescription(
+        f"blk-{model}-{version}",
+        model,
+        version,
+        "onnxruntime_onnx",
+        "fp32",
+        tuple(inputs),
+        tuple(outputs),
+        8,
+        2,
+        settings,
+    )
+
+
+BLOCKS = [
+    block("echo", "tensor", [TensorSpec("x", "FP32", (-1, 2))], [TensorSpec("x", "FP32", (-1, 2))]),
+    block("echo", "tensor", [TensorSpec("x", "FP32", (-1, 2))], [TensorSpec("x", "FP32", (-1, 2))], "2"),
+    block("embedder", "embed", [TensorSpec("text", "BYTES", (-1,))], [TensorSpec("embedding", "FP32", (-1, 3))]),
+    block("enlarger", "upscale", [TensorSpec("image", "BYTES", (-1, 1))], [TensorSpec("image", "BYTES", (-1, 1))]),
+    block(
+        "pair",
+        "tensor",
+        [TensorSpec("a", "INT64", (-1, -1)), TensorSpec("h", "FP16", (-1,))],
+        [TensorSpec("a", "INT64", (-1, -1))],
+    ),
+]
+
+
+def echo(request: InferRequest) -> InferResponse:
+    return InferResponse(request.model, request.version or "1", request.request_id, request.inputs, Timing())
+
+
+class FakeServing:
+    """Gives back its inputs, unless a test says otherwise."""
+
+    echo = staticmethod(echo)
+
+    def __init__(self) -> None:
+        self.requests: list[InferRequest] = []
+        self.cancelled = 0
+        self.error: PenstockError | Exception | None = None
+        self.answer: Callable[[InferRequest], InferResponse] = echo
+        self.delay_s = 0.0
+        self.is_called = asyncio.Event()
+        self.turned: list[PenstockError] = []
+
+    def turned_away(self, protocol: str, error: PenstockError) -> None:
+        self.turned.append(error)
+
+    async def serve(self, request: InferRequest) -> InferResponse:
+        self.requests.append(request)
+        self.is_called.set()
+        try:
+            await asyncio.sleep(self.delay_s)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        return self.answer(request)
+
+    @property
+    def last(self) -> InferRequest:
+        return self.requests[-1]
+
+
+class FakeDispatcher:
+    async def statistics(self) -> list[BlockStatistics]:
+        found = BlockStatistics("blk-echo-1", "echo", "1", inference_count=7)
+        found.success.add(5_000_000_000_000, 7)
+        return [found]
+
+    def workers(self) -> list[object]:
+        return []
+
+    def queue_lengths(self) -> dict[str, tuple[int, int]]:
+        return {"blk-echo-1": (3, 2)}
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    async def load(self, model: str) -> None:
+        self.calls.append(("load", model))
+        if model == "nobody":
+            raise UnknownModel("unknown model 'nobody'")
+
+    async def unload(self, model: str) -> None:
+        self.calls.append(("unload", model))
+
+
+class Served:
+    """Everything behind the application, for tests to look at and to set."""
+
+    def __init__(self) -> None:
+        self.serving = FakeServing()
+        self.control = FakeControl()
+        self.resolver = Resolver()
+        self.registry = CollectorRegistry()
+        self.admission = Admission(Limits(max_message_bytes=MAX_BYTES))
+        self.counter = Counter("seen", "Things seen", ("kind",), registry=self.registry)
+        self.views = [
+            *(BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in BLOCKS),
+            BlockView("blk-slow-1", "slow", "1", BlockState.FAILED, "no file"),
+        ]
+        self.resolver.cluster_changed(self.views)
+        self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
+        catalogue = Catalogue(self.admission, self.resolver, FakeDispatcher(), self.control)
+        self.app = build_http_app(self.serving, catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
+
+
+@pytest.fixture
+def served() -> Served:
+    return Served()
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[httpx.AsyncClient]:
+    # Without an Accept-Encoding of its own, so that answers are as they are.
+    transport = httpx.ASGITransport(app=served.app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://penstock") as opened:
+        del opened.headers["accept-encoding"]
+        yield opened

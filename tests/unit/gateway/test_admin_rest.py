@@ -1,0 +1,105 @@
+"""Metrics, health, status and the API's own description."""
+
+import re
+
+import pytest
+
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    "accept", [None, "*/*", "text/plain", "application/json;q=0.4, text/plain", "application/xml", ";;q"]
+)
+async def test_metrics_as_text(served, client, accept):
+    served.counter.labels("a").inc(3)
+    answer = await client.get("/metrics", headers={"accept": accept} if accept else {})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert 'seen_total{kind="a"} 3.0' in answer.text
+
+
+@pytest.mark.parametrize(
+    "accept", [JSON, "application/json, */*;q=0.1", "text/plain;q=0.5, application/*", "APPLICATION/JSON"]
+)
+async def test_metrics_as_json_where_the_client_prefers_it(served, client, accept):
+    served.counter.labels("a").inc(3)
+    answer = await client.get("/metrics", headers={"accept": accept})
+    assert answer.headers["content-type"] == JSON
+    samples = answer.json()["seen"]["samples"]
+    assert {"name": "seen_total", "labels": {"kind": "a"}, "value": 3.0} in samples
+
+
+async def test_metrics_json_is_always_json(client):
+    answer = await client.get("/metrics.json", headers={"accept": "text/plain"})
+    assert answer.headers["content-type"] == JSON
+    assert answer.json()["seen"]["type"] == "counter"
+
+
+async def test_health_is_readiness(served, client):
+    assert (await client.get("/healthz")).json() == {"status": "ready"}
+    served.admission.is_draining = True
+    answer = await client.get("/healthz")
+    assert answer.status_code == 503
+    assert answer.json()["error"]
+    assert (await client.get("/v2/health/live")).status_code == 200
+
+
+async def test_status(client):
+    status = (await client.get("/v1/status")).json()
+    assert status["ready"] is True
+    assert status["queues"] == {"blk-echo-1": {"waiting": 3, "running": 2}}
+    assert {block["state"] for block in status["blocks"]} == {"ready", "failed"}
+
+
+async def test_the_document_has_every_route(client):
+    document = (await client.get("/openapi.json")).json()
+    assert {
+        "/v2",
+        "/v2/health/live",
+        "/v2/health/ready",
+        "/v2/models/stats",
+        *(
+            f"/v2/models/{{model}}{version}{what}"
+            for version in ("", "/versions/{version}")
+            for what in ("", "/ready", "/config", "/stats", "/infer")
+        ),
+        "/v2/repository/index",
+        "/v2/repository/models/{model}/load",
+        "/v2/repository/models/{model}/unload",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/v1/embeddings",
+        "/v1/images/upscale",
+        "/v1/infer",
+        "/v1/status",
+        "/metrics",
+        "/metrics.json",
+        "/healthz",
+    } == set(document["paths"])
+
+
+async def test_the_document_refers_to_what_it_has(client):
+    answer = await client.get("/openapi.json")
+    names = set(re.findall(r"#/components/schemas/(\w+)", answer.text))
+    assert names <= set(answer.json()["components"]["schemas"])
+    for path, methods in answer.json()["paths"].items():
+        for operation in methods.values():
+            assert {"200", "default"} == set(operation["responses"])
+            named = {item["name"] for item in operation["parameters"] if item["in"] == "path"}
+            assert named == set(re.findall(r"{(\w+)}", path))
+
+
+async def test_the_documented_methods_are_those_answered(client):
+    document = (await client.get("/openapi.json")).json()
+    for path, methods in document["paths"].items():
+        for method in {"get", "post", "put", "delete", "patch"} - set(methods):
+            answer = await client.request(method, path.replace("{", "").replace("}", ""))
+            assert answer.status_code == 405, (method, path)
+
+
+async def test_the_page_needs_nothing_from_elsewhere(client):
+    answer = await client.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "openapi.json" in answer.text
+    assert "http://" not in answer.text
+    assert "https://" not in answer.text

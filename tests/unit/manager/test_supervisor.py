@@ -1,0 +1,34 @@
+"""Backoff, and a real process that is restarted and ended."""
+
+import asyncio
+import os
+import signal
+import sys
+
+from penstock.manager.supervisor import Backoff, Supervisor
+
+
+def test_backoff_doubles_to_its_bound_and_a_long_life_resets_it() -> None:
+    backoff = Backoff(0.1, 1.0)
+    assert [round(backoff.died(0.0), 2) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert backoff.died(60.0) == 0.1
+
+
+async def test_a_killed_process_comes_back_and_stop_ends_it() -> None:
+    exits: list[str] = []
+    supervisor = Supervisor(0.01, 0.1, exits.append)
+    supervisor.keep("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+    first = await _pid(supervisor, 0)
+    os.kill(first, signal.SIGKILL)
+    second = await _pid(supervisor, first)
+    assert second != first
+    assert exits == ["sleeper"]
+    await supervisor.stop(5.0)
+    assert supervisor.pids() == {}
+
+
+async def _pid(supervisor: Supervisor, other_than: int) -> int:
+    async with asyncio.timeout(10):
+        while supervisor.pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    return supervisor.pids()["sleeper"]

@@ -1,0 +1,48 @@
+"""The limits, and that what is admitted is released."""
+
+import pytest
+
+from penstock.core.config import Limits
+from penstock.core.errors import Draining, Overloaded, RequestTooLarge
+from penstock.core.requests import InferRequest
+from penstock.core.tensors import Tensor
+from penstock.serving.admission import Admission
+
+
+def request(size: int = 10, rows: int = 1) -> InferRequest:
+    return InferRequest("m", [Tensor("x", "FP32", (rows, 1), b"")], size_bytes=size)
+
+
+def test_inflight_bytes_and_requests_are_bounded_and_given_back() -> None:
+    admission = Admission(Limits(max_message_bytes=2048, max_inflight_bytes=3000, max_inflight_requests=3))
+    first = request(2000)
+    admission.admit(first)
+    with pytest.raises(Overloaded, match="bytes"):
+        admission.admit(request(1500))
+    admission.admit(request(1))
+    admission.admit(request(1))
+    with pytest.raises(Overloaded, match="requests"):
+        admission.admit(request(1))
+    admission.release(first)
+    admission.admit(request(1500))
+    assert (admission.inflight_bytes, admission.inflight_requests) == (1502, 3)
+
+
+def test_a_message_over_the_limit_never_fits() -> None:
+    with pytest.raises(RequestTooLarge) as caught:
+        Admission(Limits(max_message_bytes=1024)).admit(request(1025))
+    assert not caught.value.is_retryable
+
+
+def test_rows_are_bounded() -> None:
+    admission = Admission(Limits(max_rows=4))
+    admission.check_rows(request(rows=4))
+    with pytest.raises(RequestTooLarge, match="5 rows"):
+        admission.check_rows(request(rows=5))
+
+
+def test_draining_refuses_all() -> None:
+    admission = Admission(Limits())
+    admission.is_draining = True
+    with pytest.raises(Draining):
+        admission.admit(request())

@@ -1,0 +1,94 @@
+"""From names to blocks, through the lives of workers."""
+
+import pytest
+
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster import BlockView
+from penstock.core.errors import ModelNotReady, UnknownModel
+from penstock.core.models import ModelSettings
+from penstock.serving.resolve import Resolver
+
+
+def block(version: str = "1", model: str = "m") -> BlockDescription:
+    return BlockDescription(
+        f"blk-{model}{version}", model, version, "onnxruntime_onnx", "fp32", (), (), 8, 1, ModelSettings()
+    )
+
+
+def view(version: str = "1", state: BlockState = BlockState.READY, reason: str = "") -> BlockView:
+    return BlockView(f"blk-m{version}", "m", version, state, reason)
+
+
+def held(*blocks: BlockDescription) -> dict[str, BlockDescription]:
+    return {found.block_id: found for found in blocks}
+
+
+def test_the_newest_held_version_answers_for_the_model() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("2"), view("10")])
+    resolver.workers_changed(held(block("2"), block("10")))
+    assert resolver.resolve("m", "").version == "10"
+    assert resolver.resolve("m", "2").version == "2"
+    assert resolver.versions("m") == ["2", "10"]
+
+
+def test_an_older_version_answers_while_the_newest_has_no_worker() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1"), view("2", BlockState.LOADING)])
+    resolver.workers_changed(held(block("1"), block("2")))
+    resolver.workers_changed(held(block("1")))
+    assert resolver.resolve("m", "").version == "1"
+
+
+def test_a_block_whose_workers_died_stays_resolvable_but_not_ready() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    resolver.workers_changed(held(block()))
+    assert resolver.is_server_ready()
+    assert resolver.workers_changed({}) == {}
+    resolver.cluster_changed([view(state=BlockState.LOADING)])
+    assert resolver.resolve("m", "").block_id == "blk-m1"
+    assert not resolver.is_ready("m")
+    assert not resolver.is_server_ready()
+
+
+def test_unloaded_blocks_go_with_a_reason_for_those_who_wait() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    resolver.workers_changed(held(block()))
+    gone = resolver.cluster_changed([view(state=BlockState.UNLOADED)])
+    assert isinstance(gone["blk-m1"], ModelNotReady)
+    with pytest.raises(ModelNotReady, match="unloaded"):
+        resolver.resolve("m", "")
+
+
+def test_a_failed_load_tells_why() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view(state=BlockState.FAILED, reason="no such file")])
+    with pytest.raises(ModelNotReady, match="no such file"):
+        resolver.resolve("m", "")
+
+
+def test_a_failed_reload_serves_on() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    resolver.workers_changed(held(block()))
+    assert resolver.cluster_changed([view(state=BlockState.FAILED, reason="bad")]) == {}
+    assert resolver.resolve("m", "").block_id == "blk-m1"
+
+
+def test_unknown_names_and_versions_say_what_there_is() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    with pytest.raises(UnknownModel, match="this server has: m"):
+        resolver.resolve("x", "")
+    with pytest.raises(UnknownModel, match="no version '7'; it has 1"):
+        resolver.resolve("m", "7")
+
+
+def test_one_failed_model_does_not_make_the_server_unready() -> None:
+    resolver = Resolver()
+    broken = BlockView("blk-b", "b", "1", BlockState.FAILED, "bad")
+    resolver.cluster_changed([view(), broken])
+    resolver.workers_changed(held(block()))
+    assert resolver.is_server_ready()

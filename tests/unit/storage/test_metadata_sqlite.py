@@ -1,0 +1,27 @@
+"""Blocks keep their ids over restarts."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.storage.metadata_sqlite import SqliteMetadata
+
+
+async def test_a_version_keeps_its_block(tmp_path: Path) -> None:
+    store = await SqliteMetadata.open(tmp_path / "data" / "metadata.db")
+    first = await store.block_id("m", "1")
+    assert first.startswith("blk-")
+    assert await store.block_id("m", "1") == first
+    assert await store.block_id("m", "2") != first
+    await store.close()
+    again = await SqliteMetadata.open(tmp_path / "data" / "metadata.db")
+    assert await again.block_id("m", "1") == first
+    await again.close()
+
+
+async def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.db"
+    file.write_bytes(b"x" * 5000)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        await SqliteMetadata.open(file)

@@ -1,0 +1,198 @@
+"""A block's runner with real threads and an engine that does as it is told."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import Telemetry
+from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor, PenstockError
+from penstock.core.models import Batching, ModelSettings
+from penstock.core.signature import Signature
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.tasks.base import TaskRequest
+from penstock.tasks.tensor import TensorTask
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.worker.runner import BlockRunner, WorkerJob, now
+
+MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
+
+
+class Doubler:
+    """Doubles its input; fails on negative numbers; waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.batches: list[int] = []
+        self.is_closed = False
+
+    def load(self) -> Signature:
+        return MODEL
+
+    def warm_up(self, inputs: Mapping[str, Array]) -> None: ...
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        self.gate.wait(10)
+        self.batches.append(len(inputs["x"]))
+        if (inputs["x"] < 0).any():
+            raise EngineFailed("negative")
+        return [inputs["x"] * 2]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Bed:
+    def __init__(self, settings: ModelSettings, instances: int = 1) -> None:
+        self.engine = Doubler()
+        description = BlockDescription(
+            "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings
+        )
+        task = TensorTask(MODEL, settings.batching.max_rows, None)
+        pool = ThreadPoolExecutor(1)
+        metrics = WorkerMetrics(CollectorRegistry())
+        self.runner = BlockRunner(description, task, self.engine, pool, metrics, Traces(Telemetry(), "test"))
+        self.answers: dict[int, list[Tensor] | PenstockError] = {}
+        self.changed = asyncio.Event()
+
+    def send(self, job_id: int, value: float, timeout_s: float = 30.0) -> WorkerJob:
+        request = TaskRequest([from_array("x", np.array([[value]], np.float32))], [])
+        job = WorkerJob(job_id, 1, request, now() + timeout_s, self._answered)
+        self.runner.accept(job)
+        return job
+
+    def _answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        assert job.job_id not in self.answers, "answered twice"
+        self.answers[job.job_id] = outcome
+        self.changed.set()
+
+    async def wait(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.answers) < count:
+                self.changed.clear()
+                await self.changed.wait()
+
+    def value(self, job_id: int) -> float:
+        outcome = self.answers[job_id]
+        assert isinstance(outcome, list), outcome
+        return float(to_array(outcome[0])[0, 0])
+
+
+@pytest.fixture
+async def bed() -> AsyncIterator[Bed]:
+    made = Bed(ModelSettings(batching=Batching(max_rows=8)))
+    yield made
+    made.engine.gate.set()
+    made.runner.close()
+
+
+async def test_each_job_gets_its_own_answer(bed: Bed) -> None:
+    for n in range(50):
+        bed.send(n, n)
+    await bed.wait(50)
+    assert [bed.value(n) for n in range(50)] == [2.0 * n for n in range(50)]
+    statistics = bed.runner.statistics
+    assert statistics.inference_count == 50
+    assert statistics.success.count == 50
+    assert sum(rows * batch.compute_infer.count for rows, batch in statistics.batches.items()) == 50
+    assert sum(statistics.closed.values()) == statistics.execution_count
+
+
+async def test_what_waits_together_runs_together(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    bed.send(0, 0)
+    await asyncio.sleep(0)
+    for n in range(1, 9):
+        bed.send(n, n)
+    await asyncio.sleep(0)
+    bed.engine.gate.set()
+    await bed.wait(9)
+    assert bed.engine.batches == [1, 8]
+
+
+async def test_one_requests_error_does_not_fail_its_neighbours(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    bed.send(0, 0)
+    await asyncio.sleep(0)
+    for n, value in enumerate([1, -1, 3], start=1):
+        bed.send(n, value)
+    await asyncio.sleep(0)
+    bed.engine.gate.set()
+    await bed.wait(4)
+    assert (bed.value(1), bed.value(3)) == (2.0, 6.0)
+    assert isinstance(bed.answers[2], EngineFailed)
+    assert bed.runner.statistics.fail.count == 1
+
+
+async def test_a_bad_request_is_answered_at_once(bed: Bed) -> None:
+    job = WorkerJob(1, 1, TaskRequest([Tensor("q", "FP32", (1, 1), b"1234")], []), now() + 9, bed._answered)
+    bed.runner.accept(job)
+    await bed.wait(1)
+    assert isinstance(bed.answers[1], InvalidTensor)
+
+
+async def test_cancelled_jobs_are_never_answered_nor_run(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    running = bed.send(0, 0)
+    await asyncio.sleep(0)
+    waiting = bed.send(1, 1)
+    await asyncio.sleep(0)
+    bed.runner.cancel(running)
+    bed.runner.cancel(waiting)
+    bed.engine.gate.set()
+    bed.send(2, 2)
+    await bed.wait(1)
+    assert list(bed.answers) == [2]
+    assert bed.engine.batches == [1, 1]
+
+
+async def test_expired_jobs_leave_before_the_batch_forms(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    bed.send(0, 0)
+    await asyncio.sleep(0)
+    bed.send(1, 1, timeout_s=0.0)
+    bed.send(2, 2)
+    await asyncio.sleep(0)
+    bed.runner.expire(now() + 0.001)
+    assert isinstance(bed.answers[1], DeadlineExceeded)
+    bed.engine.gate.set()
+    await bed.wait(3)
+    assert bed.value(2) == 4.0
+    assert bed.engine.batches == [1, 1]
+
+
+async def test_hand_back_returns_only_what_has_not_started(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    bed.send(0, 0)
+    await asyncio.sleep(0)
+    bed.send(1, 1)
+    bed.send(2, 2)
+    await asyncio.sleep(0)
+    assert [job.job_id for job in bed.runner.hand_back()] == [1, 2]
+    bed.engine.gate.set()
+    await asyncio.wait_for(bed.runner.drain(), 10)
+    assert list(bed.answers) == [0]
+
+
+async def test_quick_batches_run_on_the_loop_and_give_the_same_answers(bed: Bed) -> None:
+    for n in range(200):
+        bed.send(n, n)
+        await bed.wait(n + 1)
+    assert [bed.value(n) for n in range(200)] == [2.0 * n for n in range(200)]
+
+
+async def test_close_closes_the_engine_after_its_threads() -> None:
+    made = Bed(ModelSettings())
+    made.send(1, 1)
+    await made.wait(1)
+    made.runner.close()
+    async with asyncio.timeout(10):
+        while not made.engine.is_closed:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
