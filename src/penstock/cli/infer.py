@@ -115,9 +115,10 @@ def _convert(spec: "TensorSpec", value: object) -> "Array":
 
 
 def _fit(spec: "TensorSpec", array: "Array") -> "Array":
-    """Leading dimensions of one may be left out: the model's batch of one."""
-    missing = len(spec.shape) - array.ndim
-    return array.reshape((1,) * missing + array.shape) if missing > 0 else array
+    """Dimensions of one may be left out: the model's batch of one, or those that the model fixes at the end."""
+    missing = spec.shape[array.ndim :]
+    ones = (1,) * len(missing)
+    return array.reshape(array.shape + ones if missing == ones else ones + array.shape)
 
 
 def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:

@@ -104,6 +104,7 @@ class Gateway:
                 was_ready = ready
                 await self._grpc.set_ready(ready)
                 log.info("readiness", ready=ready)
+            self._serving.tallies.flush()
             self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
             self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
             self._serving_metrics.memory_bytes.set(process.memory_info().rss)
@@ -112,6 +113,17 @@ class Gateway:
                 self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
                 self._router_metrics.queue.labels(block_id, "running").set(running)
             await asyncio.sleep(WATCH_S)
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """SO_REUSEPORT would let a second server share the port in silence, so look before it is opened so."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {flag}") from error
 
 
 def open_http_socket(host: str, port: int) -> socket.socket:

@@ -11,6 +11,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 from penstock.telemetry.metrics import ServingMetrics
+from penstock.telemetry.tally import Tallies
 from penstock.telemetry.traces import Traces
 
 log = structlog.get_logger()
@@ -32,6 +33,7 @@ class Serving:
         self._metrics = metrics
         self._traces = traces
         self._by_block: dict[str, _BlockMetrics] = {}
+        self.tallies = Tallies()
 
     async def serve(self, request: InferRequest) -> InferResponse:
         if self._traces.is_on:
@@ -86,7 +88,7 @@ class Serving:
     def _metrics_of(self, block: BlockDescription) -> "_BlockMetrics":
         metrics = self._by_block.get(block.block_id)
         if metrics is None:
-            metrics = self._by_block[block.block_id] = _BlockMetrics(self._metrics, block)
+            metrics = self._by_block[block.block_id] = _BlockMetrics(self._metrics, block, self.tallies)
         return metrics
 
     def _log_failure(self, request: InferRequest, block: BlockDescription | None, error: PenstockError) -> None:
@@ -108,14 +110,15 @@ class Serving:
 class _BlockMetrics:
     """The serving metrics with one block's labels bound once."""
 
-    def __init__(self, metrics: ServingMetrics, block: BlockDescription) -> None:
+    def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
         labels = (block.model, block.version)
         self._requests = {
-            protocol: metrics.requests.labels(*labels, protocol, "ok") for protocol in ("grpc", "grpc-stream", "rest")
+            protocol: tallies.counter(metrics.requests.labels(*labels, protocol, "ok"))
+            for protocol in ("grpc", "grpc-stream", "rest")
         }
-        self._request_seconds = metrics.request_seconds.labels(*labels)
-        self._admit_seconds = metrics.admit_seconds.labels(*labels)
-        self._reply_seconds = metrics.reply_seconds.labels(*labels)
+        self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
+        self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
+        self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
 
     def answered(self, protocol: str, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing

@@ -40,8 +40,10 @@ class EmbedTask:
     ) -> None:
         width = _check_graph(engine, options.output)
         self.engine_outputs: Sequence[str] = (options.output,)
+        # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
+        # and perf_analyzer cannot send one.
         self.signature = TaskSignature(
-            (TensorSpec(INPUT, BYTES, (-1,)),), (TensorSpec(OUTPUT, "FP32", (-1, width)),), max_rows
+            (TensorSpec(INPUT, BYTES, (-1, 1)),), (TensorSpec(OUTPUT, "FP32", (-1, width)),), max_rows
         )
         self._tokenizer = TextTokenizer(folder / options.tokenizer, options.max_length)
         self._has_types = any(spec.name == TYPES for spec in engine.inputs)

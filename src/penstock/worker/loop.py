@@ -30,6 +30,7 @@ from penstock.worker.runner import BlockRunner
 log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5
 EXPIRY_S = 0.05
+FLUSH_S = 0.25  # counts to the shared metrics
 FAREWELL_S = 1.0  # what gateways get to answer the last hello
 
 
@@ -251,12 +252,18 @@ class Worker:
             await asyncio.sleep(self._config.data_plane.beat_s)
 
     async def _expire_forever(self) -> None:
+        next_flush = 0.0
         while True:
             await asyncio.sleep(EXPIRY_S)
             at = time.monotonic()
+            is_flush_due = at >= next_flush
+            if is_flush_due:
+                next_flush = at + FLUSH_S
             for runner in self._runners.values():
                 if runner.waiting:
                     runner.expire(at)
+                if is_flush_due:
+                    runner.flush_metrics()
 
     async def _drain(self) -> None:
         """Takes no more, hands back what waits, ends what runs, says goodbye."""

@@ -22,6 +22,7 @@ from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import Engine
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.tally import Tallies
 from penstock.telemetry.traces import Traces
 from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
 
@@ -151,6 +152,9 @@ class BlockRunner:
             self._forget(job)
         return jobs
 
+    def flush_metrics(self) -> None:
+        self._metrics.tallies.flush()
+
     def expire(self, at: float) -> None:
         for entry in self._batcher.expire(at):
             self._fail(entry.owner, DeadlineExceeded("the deadline passed while the request waited on the worker"))
@@ -161,6 +165,7 @@ class BlockRunner:
 
     def close(self) -> None:
         """After `drain`, or to abandon what runs. The engine closes when its threads have left it."""
+        self.flush_metrics()
         if self._timer is not None:
             self._timer.cancel()
         for inbox in self._inboxes:
@@ -287,6 +292,9 @@ class BlockRunner:
         statistics = self.statistics
         statistics.success.add(int((now() - job.arrived) * 1e9))
         statistics.queue.add(job.timing.queue_ns)
+        # Per request, as the protocol counts: every job of a batch took the whole batch's time.
+        statistics.compute_input.add(job.timing.batch_ns)
+        statistics.compute_infer.add(job.timing.compute_ns)
         statistics.compute_output.add(job.timing.finish_ns)
         self._metrics.queue_seconds.observe(job.timing.queue_ns / 1e9)
         self._forget(job)
@@ -331,8 +339,6 @@ class BlockRunner:
         statistics.inference_count += batch.rows
         statistics.execution_count += 1
         statistics.closed[batch.closed] = statistics.closed.get(batch.closed, 0) + 1
-        statistics.compute_input.add(outcome.input_ns)
-        statistics.compute_infer.add(outcome.infer_ns)
         by_rows = statistics.batches.setdefault(batch.rows, BatchStatistics())
         by_rows.compute_input.add(outcome.input_ns)
         by_rows.compute_infer.add(outcome.infer_ns)
@@ -410,14 +416,15 @@ class _BlockMetrics:
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
         labels = (block.model, block.version)
         self._all, self._labels = metrics, labels
-        self.queue_seconds = metrics.queue_seconds.labels(*labels)
-        self.cancelled = metrics.cancelled.labels(*labels)
-        self._batch_seconds = metrics.batch_seconds.labels(*labels)
-        self._compute_seconds = metrics.compute_seconds.labels(*labels)
-        self._rows = metrics.batch_rows.labels(*labels)
-        self._real = metrics.tokens.labels(*labels, "real")
-        self._padded = metrics.tokens.labels(*labels, "padded")
-        self._closed = {closed: metrics.batches.labels(*labels, closed) for closed in Closed}
+        self.tallies = tallies = Tallies()
+        self.queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
+        self.cancelled = tallies.counter(metrics.cancelled.labels(*labels))
+        self._batch_seconds = tallies.histogram(metrics.batch_seconds.labels(*labels))
+        self._compute_seconds = tallies.histogram(metrics.compute_seconds.labels(*labels))
+        self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
+        self._real = tallies.counter(metrics.tokens.labels(*labels, "real"))
+        self._padded = tallies.counter(metrics.tokens.labels(*labels, "padded"))
+        self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in Closed}
 
     def failure(self, code: str) -> None:
         self._all.failures.labels(*self._labels, code).inc()

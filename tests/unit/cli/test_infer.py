@@ -28,9 +28,10 @@ def test_json_becomes_the_datatype_of_the_model() -> None:
     assert read(TensorSpec("x", "BOOL", (-1,)), "[true, false]").tolist() == [True, False]
 
 
-def test_leading_dimensions_of_one_may_be_left_out() -> None:
+def test_dimensions_of_one_may_be_left_out() -> None:
     assert read(FLOATS, "[1, 2, 3]").shape == (1, 3)
     assert read(TensorSpec("x", "BYTES", (-1, 1)), "text").shape == (1, 1)
+    assert read(TensorSpec("x", "BYTES", (-1, 1)), '["one", "two"]').shape == (2, 1)
 
 
 def test_text_and_lists_of_text_become_bytes() -> None:

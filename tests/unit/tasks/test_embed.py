@@ -60,7 +60,7 @@ def embed(task: EmbedTask, session: ort.InferenceSession, *texts: str) -> Array:
 
 def test_its_signature_is_what_clients_see(task: EmbedTask) -> None:
     as_task: Task = task
-    assert as_task.signature.inputs == (TensorSpec("text", "BYTES", (-1,)),)
+    assert as_task.signature.inputs == (TensorSpec("text", "BYTES", (-1, 1)),)
     assert as_task.signature.outputs == (TensorSpec("embedding", "FP32", (-1, 384)),)
     assert as_task.signature.max_batch_size == 32
 

@@ -101,6 +101,7 @@ async def test_each_job_gets_its_own_answer(bed: Bed) -> None:
     statistics = bed.runner.statistics
     assert statistics.inference_count == 50
     assert statistics.success.count == 50
+    assert statistics.compute_input.count == statistics.compute_infer.count == statistics.compute_output.count == 50
     assert sum(rows * batch.compute_infer.count for rows, batch in statistics.batches.items()) == 50
     assert sum(statistics.closed.values()) == statistics.execution_count
 
