@@ -5,6 +5,7 @@ and hand the outcome back to the loop.
 """
 
 import asyncio
+import os
 import queue
 import threading
 import time
@@ -108,6 +109,8 @@ class BlockRunner:
         ]
         self._timer: asyncio.TimerHandle | None = None
         self._is_pump_due = False
+        self._arrivals: list[WorkerJob] = []
+        self._cores = len(os.sched_getaffinity(0))
         self._slowest_ns = 0.0  # of late
         self._drained = asyncio.Event()
         self._drained.set()
@@ -134,8 +137,22 @@ class BlockRunner:
         if self._task.is_prepare_cheap:
             self._prepared(job, self._prepare(job))
         else:
-            future = self._loop.run_in_executor(self._pool, self._prepare, job)
-            future.add_done_callback(lambda done: self._prepared(job, done.result()))
+            if not self._arrivals:
+                self._loop.call_soon(self._prepare_arrivals)
+            self._arrivals.append(job)
+
+    def _prepare_arrivals(self) -> None:
+        """What arrived together goes to the pool together, shared out over its threads."""
+        jobs, self._arrivals = self._arrivals, []
+        shares = min(len(jobs), self._cores)
+        for share in range(shares):
+            group = jobs[share::shares]
+            future = self._loop.run_in_executor(self._pool, self._prepare_group, group)
+            future.add_done_callback(self._group_prepared)
+
+    def _group_prepared(self, future: "asyncio.Future[list[tuple[WorkerJob, Prepared | PenstockError]]]") -> None:
+        for job, outcome in future.result():
+            self._prepared(job, outcome)
 
     def cancel(self, job: WorkerJob) -> None:
         """Its answer is not wanted any more: out of the queue, or unheard when it comes."""
@@ -346,6 +363,9 @@ class BlockRunner:
         self._metrics.batch(batch, outcome.input_ns / 1e9, outcome.infer_ns / 1e9)
 
     # --- in threads
+
+    def _prepare_group(self, jobs: list[WorkerJob]) -> list[tuple[WorkerJob, Prepared | PenstockError]]:
+        return [(job, self._prepare(job)) for job in jobs]
 
     def _prepare(self, job: WorkerJob) -> Prepared | PenstockError:
         try:
