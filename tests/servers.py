@@ -1,18 +1,23 @@
 """Real servers for tests: `penstock serve` as a process of its own, and small models for it to serve."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.pb.inference import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).parent.parent
 START_S = 90.0
@@ -106,6 +111,25 @@ class ServerProcess:
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; histograms by `name_count` or `name_sum`."""
+        answer = httpx.get(f"{self.http_url}/metrics.json", timeout=30)
+        return sum(
+            sample["value"]
+            for metric in answer.json().values()
+            for sample in metric["samples"]
+            if sample["name"] in (name, f"{name}_total") and labels.items() <= sample["labels"].items()
+        )
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.http_url}/v1/status", timeout=30).json()
+        return found
+
+    def log_lines(self) -> list[dict[str, Any]]:
+        """What it logged, without what it printed otherwise."""
+        lines = self.log_file.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     def log_tail(self, lines: int = 30) -> str:
         return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
 
@@ -124,6 +148,35 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.terminate()
+
+
+def eventually(is_true: Callable[[], object], what: str, within_s: float = 30.0) -> None:
+    """Asks until it is true; the server needs a moment for what follows from an answer."""
+    deadline = time.monotonic() + within_s
+    while not is_true():
+        assert time.monotonic() < deadline, f"within {within_s} s it was never so: {what}"
+        time.sleep(0.05)
+
+
+def floats(model: str, *numbers: float, rows: int = 1, version: str = "", request_id: str = "") -> pb.ModelInferRequest:
+    """A request with `x` FP32 [rows, len(numbers)]."""
+    array = np.tile(np.array(numbers, np.float32), (rows, 1))
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    message.inputs.add(name="x", datatype="FP32", shape=array.shape)
+    message.raw_input_contents.append(array.tobytes())
+    return message
+
+
+def floats_json(*numbers: float, rows: int = 1) -> dict[str, Any]:
+    """The same over REST."""
+    shape = [rows, len(numbers)]
+    return {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [*numbers] * rows}]}
+
+
+def answered(response: pb.ModelInferResponse) -> list[float]:
+    """The numbers of `y`."""
+    (raw,) = response.raw_output_contents
+    return list(np.frombuffer(raw, np.float32).tolist())
 
 
 def free_port() -> int:
@@ -156,8 +209,48 @@ def write_add_sub(repository: Path, name: str, settings: str = "") -> None:
     write_model(repository, name, graph, settings)
 
 
-def write_model(repository: Path, name: str, graph: onnx.GraphProto, settings: str = "") -> None:
-    folder = repository / name / "1"
+def write_slow(repository: Path, name: str, settings: str = "") -> None:
+    """A model `x` → `y`, FP32 [n, m], that gives back what it gets after as many rounds of work as its largest number.
+
+    A round takes about half a millisecond.
+    """
+    size = 256
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["before", "weights"], ["after"]),
+            helper.make_node("Identity", ["go_on"], ["goes_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("before", TensorProto.FLOAT, [size, size]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("after", TensorProto.FLOAT, [size, size]),
+        ],
+    )
+    weights = numpy_helper.from_array(np.full((size, size), 1 / size, np.float32), "weights")
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["x"], ["longest"], keepdims=0),
+            helper.make_node("Cast", ["longest"], ["rounds"], to=TensorProto.INT64),
+            helper.make_node("Loop", ["rounds", "", "weights"], ["last"], body=body),
+            helper.make_node("ReduceMin", ["last"], ["least"], keepdims=0),
+            helper.make_node("Sub", ["least", "least"], ["nothing"]),
+            helper.make_node("Add", ["x", "nothing"], ["y"]),
+        ],
+        "slow",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "m"])],
+        [weights],
+    )
+    write_model(repository, name, graph, settings)
+
+
+def write_model(repository: Path, name: str, graph: onnx.GraphProto, settings: str = "", version: int = 1) -> None:
+    folder = repository / name / str(version)
     folder.mkdir(parents=True)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.checker.check_model(model)

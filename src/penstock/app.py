@@ -151,6 +151,7 @@ async def _gateway(gateway_id: str, config: Config, places: Places) -> None:
     gateway = Gateway(gateway_id, config, places.metrics, traces)
     endpoint = gateway.listen(places.gateway(gateway_id))
     control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
+    await gateway.catch_up()
     await gateway.open(control, config.grpc_port, open_http_socket(config.host, config.http_port))
     _spare_collector()
     await stop.wait()

@@ -2,12 +2,20 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
+import grpc  # noqa: F401 - before tritonclient, whose import below must bring its own messages alone
 import pytest
+from google.protobuf import descriptor_pool, json_format  # noqa: F401
 
 from tests.servers import IDENTITY_TYPES, ROOT, ServerProcess, write_add_sub, write_identity
 
 SHIPPED = ("minilm", "srcnn")
+
+# tritonclient and kserve both bring the protocol's messages, and the default pool takes a name once:
+# in one process they can only live apart.
+with mock.patch.object(descriptor_pool, "Default", return_value=descriptor_pool.DescriptorPool()):
+    import tritonclient.grpc  # noqa: F401
 
 
 @pytest.fixture(scope="session")

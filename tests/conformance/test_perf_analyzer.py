@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import io
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from penstock.core.tensors import pack_bytes
 from tests.servers import ROOT, ServerProcess
@@ -17,7 +19,6 @@ from tests.servers import ROOT, ServerProcess
 CLIENTS = ROOT / ".venv/clients"
 TEXTS = ["a photograph of a fig", "zażółć gęślą jaźń", "water falls through the penstock onto the turbine"]
 REQUESTS = ("--request-count", "60")
-FEW_REQUESTS = ("--request-count", "10")
 FLOATS = ("-m", "identity_fp32", "--shape", "x:16")
 
 
@@ -101,9 +102,11 @@ def test_one_text(analyzer, minilm):
     analyzer.run("grpc", "-m", minilm, "--string-data", "hello there", "--concurrency-range", "4", *REQUESTS)
 
 
-def test_images(analyzer, photo, tmp_path):
+def test_images(analyzer, tmp_path):
+    image = io.BytesIO()
+    Image.new("RGB", (96, 64), "teal").save(image, "PNG")
     file = tmp_path / "images.json"
     # Its base64 is of the bytes as they travel, each element behind its length.
-    encoded = base64.b64encode(pack_bytes([photo])).decode()
+    encoded = base64.b64encode(pack_bytes([image.getvalue()])).decode()
     file.write_text(json.dumps({"data": [{"image": {"b64": encoded}}]}))
-    analyzer.run("grpc", "-m", "srcnn", "--input-data", str(file), "--concurrency-range", "2", *FEW_REQUESTS)
+    analyzer.run("grpc", "-m", "srcnn", "--input-data", str(file), "--concurrency-range", "2", *REQUESTS)

@@ -26,6 +26,7 @@ from penstock.telemetry.traces import Traces
 
 log = structlog.get_logger()
 WATCH_S = 0.25
+CATCH_UP_S = 10.0
 
 
 class Gateway:
@@ -50,6 +51,12 @@ class Gateway:
 
     def cluster_changed(self, views: Sequence[BlockView]) -> None:
         self._retire(self._resolver.cluster_changed(views))
+
+    async def catch_up(self) -> None:
+        """Waits until it knows what the cluster serves: one that comes later shares its ports with others who do."""
+        deadline = asyncio.get_running_loop().time() + CATCH_UP_S
+        while not self._resolver.has_caught_up() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
     async def open(self, control: Control, grpc_port: int, http_socket: socket.socket) -> int:
         """Opens the clients' doors. Returns the gRPC port."""

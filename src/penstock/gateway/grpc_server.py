@@ -18,6 +18,7 @@ from penstock.pb.pool import POOL
 SERVICE: str = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 # Room for names, shapes and parameters beside the tensors, whose bytes admission counts exactly.
 ENVELOPE_BYTES = 1024 * 1024
+HOT = "ModelInfer"
 
 
 class GrpcServer:
@@ -69,14 +70,14 @@ class _Methods:
 
     def guarded(self) -> dict[str, Any]:
         """What the edge has; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
-        return {name: _guard(handler) for name, handler in self._handlers.items() if name in vars(OipGrpc)}
+        return {name: _guard(name, handler) for name, handler in self._handlers.items() if name in vars(OipGrpc)}
 
 
-def _guard(handler: Any) -> Any:
+def _guard(name: str, handler: Any) -> Any:
     """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
     guarded = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
     answer = handler.unary_unary
-    if answer is None:
+    if answer is None or name == HOT:  # these look for themselves
         return guarded
 
     async def answer_readable(message: Any, context: grpc.aio.ServicerContext) -> Any:

@@ -34,8 +34,11 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         try:
+            if message is UNREADABLE:
+                raise InvalidRequest("the message is not an inference.ModelInferRequest")
             request = self._decode(message, "grpc")
             request.timeout_s = context.time_remaining()
+            self._join_trace(request, context)
             return encode_response(await self._serving.serve(request), message)
         except PenstockError as error:
             return await abort(context, error)
@@ -88,6 +91,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                 raise InvalidRequest("the message is not an inference.ModelInferRequest")
             request = self._decode(message, "grpc-stream")
             request.timeout_s = context.time_remaining()
+            self._join_trace(request, context)
             return pb.ModelStreamInferResponse(
                 infer_response=encode_response(await self._serving.serve(request), message)
             )
@@ -102,6 +106,11 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
+
+    def _join_trace(self, request: InferRequest, context: Context) -> None:
+        if self._serving.is_traced:
+            found = dict(context.invocation_metadata() or ()).get("traceparent", "")
+            request.traceparent = found if isinstance(found, str) else ""
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
         return pb.ServerLiveResponse(live=True)

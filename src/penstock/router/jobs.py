@@ -22,7 +22,8 @@ class Job:
     request: InferRequest
     deadline: float
     is_idempotent: bool = True
-    attempt: int = 0
+    attempt: int = 0  # how often it was sent: a reply must name the newest
+    losses: int = 0  # how many workers died with it
     slot: "Slot | None" = None  # where it runs
     is_gone: bool = False
     submitted: float = 0.0
@@ -252,9 +253,10 @@ class JobTable:
         if not job.is_idempotent:
             self._forget(job)
             return Fail(job, WorkerLost("the worker died, and this model must not run a request twice"))
-        if job.attempt >= self._max_attempts:
+        job.losses += 1
+        if job.losses >= self._max_attempts:
             self._forget(job)
-            return Fail(job, WorkerLost(f"{job.attempt} workers died while they ran this request"))
+            return Fail(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
         self._requeue(queue, job)
         return Retry(job, "worker_lost")
 

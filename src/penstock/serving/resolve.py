@@ -15,6 +15,7 @@ class Resolver:
     """
 
     def __init__(self) -> None:
+        self._has_heard = False
         self._views: dict[str, BlockView] = {}
         self._known: dict[str, BlockDescription] = {}
         self._held: set[str] = set()
@@ -22,6 +23,7 @@ class Resolver:
 
     def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
         """Returns the blocks that went, with what to tell those who wait for them."""
+        self._has_heard = True
         self._views = {view.block_id: view for view in views}
         return self._rebuild()
 
@@ -48,6 +50,12 @@ class Resolver:
             for view in self._views.values()
         )
         return bool(ready) and not waiting
+
+    def has_caught_up(self) -> bool:
+        """The manager has spoken, and workers have come with all that it calls ready."""
+        return self._has_heard and all(
+            view.block_id in self._held for view in self._views.values() if view.state is BlockState.READY
+        )
 
     def views(self) -> list[BlockView]:
         return list(self._views.values())
@@ -94,6 +102,8 @@ class Resolver:
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
         for view in views:
             if version in ("", view.version):
+                if view.state is BlockState.READY:
+                    return ModelNotReady(f"model '{model}' version {view.version} has no worker at this gateway yet")
                 why = f" ({view.reason})" if view.state is BlockState.FAILED else ""
                 return ModelNotReady(f"model '{model}' version {view.version} is {view.state}{why}")
         known = ", ".join(view.version for view in views)

@@ -62,7 +62,11 @@ class _Socket:
             while frame.more:
                 frame = _receive(socket, _NOBLOCK, False)
                 frames.append(frame)
-            self._receive(frames)
+            try:
+                self._receive(frames)
+            except Exception:
+                self._drain_soon()  # one message that a handler fails on must not hold up those behind it
+                raise
         self._drain_soon()
 
     def _receive(self, frames: list[zmq.Frame]) -> None:

@@ -315,11 +315,11 @@ class BlockRunner:
         statistics.compute_output.add(job.timing.finish_ns)
         self._metrics.queue_seconds.observe(job.timing.queue_ns / 1e9)
         self._forget(job)
-        job.reply(job, outcome)
         if self._traces.is_on:
-            self._trace(job)
+            self._trace(job)  # before the reply: a span ends within its parent
+        job.reply(job, outcome)
 
-    def _trace(self, job: WorkerJob) -> None:
+    def _trace(self, job: WorkerJob, error: PenstockError | None = None) -> None:
         start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
         timing = job.timing
         span = self._traces.start(
@@ -332,7 +332,7 @@ class BlockRunner:
             compute_ns=timing.compute_ns,
             batch_rows=timing.batch_rows,
         )
-        span.end()
+        span.end(error)
 
     def _fail(self, job: WorkerJob, error: PenstockError) -> None:
         if job.is_gone:
@@ -340,6 +340,8 @@ class BlockRunner:
         self.statistics.fail.add(int((now() - job.arrived) * 1e9))
         self._metrics.failure(error.code)
         self._forget(job)
+        if self._traces.is_on:
+            self._trace(job, error)
         job.reply(job, error)
 
     def _forget(self, job: WorkerJob) -> None:

@@ -119,6 +119,7 @@ def test_handed_back_jobs_cost_no_attempt_and_go_elsewhere() -> None:
     actions = jobs.hand_back(A, [1, 2], 1.0)
     assert sent(actions) == []
     assert sent(jobs.join(B, [("blk", 2)], 2.0)) == [(B, 1), (B, 2)]
+    assert all(isinstance(action, Retry) for action in jobs.leave(B, 3.0))  # the first death, not the second
 
 
 def test_deadlines_fail_waiting_and_running_jobs() -> None:

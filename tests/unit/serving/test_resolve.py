@@ -52,6 +52,17 @@ def test_a_block_whose_workers_died_stays_resolvable_but_not_ready() -> None:
     assert not resolver.is_server_ready()
 
 
+def test_a_gateway_that_comes_later_catches_up() -> None:
+    resolver = Resolver()
+    assert not resolver.has_caught_up()
+    resolver.cluster_changed([view("1"), view("2", BlockState.LOADING)])
+    assert not resolver.has_caught_up()
+    with pytest.raises(ModelNotReady, match="has no worker at this gateway yet"):
+        resolver.resolve("m", "1")
+    resolver.workers_changed(held(block("1")))
+    assert resolver.has_caught_up()
+
+
 def test_unloaded_blocks_go_with_a_reason_for_those_who_wait() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])

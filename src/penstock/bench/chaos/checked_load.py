@@ -80,7 +80,7 @@ class Tally:
     @property
     def failed(self) -> int:
         """Requests without their right answer, although their deadline had not passed."""
-        return self.failures.total() + self.mismatched + (self.sent - self.answered - self.failures.total())
+        return self.sent - self.answered + self.mismatched
 
     def answer(self, sent: float, is_right: bool) -> None:
         now = time.monotonic()

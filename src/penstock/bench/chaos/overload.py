@@ -18,8 +18,7 @@ import numpy as np
 from penstock.bench.chaos.report import Plan, Result
 from penstock.bench.chaos.repository import add_shipped
 from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.drivers import INFER, UnaryDriver
-from penstock.bench.load import Window, run_closed
+from penstock.bench.drivers import INFER
 from penstock.bench.payloads import build
 
 FACTOR = 10
@@ -28,19 +27,29 @@ CALLERS = 24
 MAX_QUEUE = 16
 SETTLE_S = 3.0  # until the queue is full, and the rate of answers is the rate of work
 DEADLINE_S = 30.0
+OPTIONS = [("grpc.max_receive_message_length", -1)]
 
 
 @dataclass(slots=True)
-class Flood:
-    """What became of the requests of one open-loop window."""
+class Load:
+    """A window of load after SETTLE_S, and what became of its requests."""
 
-    offered: int = 0
+    seconds: float
+    start: float = field(default_factory=time.perf_counter)
+    messages: list[bytes] = field(default_factory=lambda: [photo.grpc() for photo in build("photos", "srcnn")])
     answered: int = 0  # within the window
     codes: Counter[str] = field(default_factory=Counter)
     refused_s: list[float] = field(default_factory=list)
-    lag_s: list[float] = field(default_factory=list)  # how late the generator sent
-    goodput: float = 0.0
+    lag_s: list[float] = field(default_factory=list)  # how late the generator sent each
     generator_share: float = 0.0  # of one core
+
+    @property
+    def end(self) -> float:
+        return self.start + SETTLE_S + self.seconds
+
+    @property
+    def goodput(self) -> float:
+        return self.answered / self.seconds
 
 
 async def run(plan: Plan) -> Result:
@@ -48,61 +57,74 @@ async def run(plan: Plan) -> Result:
     add_shipped(repository, plan.models, "srcnn", max_queue=MAX_QUEUE)
     rounds, seconds = (2, 8.0) if plan.is_quick else (5, 30.0)
     peaks: list[float] = []
-    floods: list[Flood] = []
+    floods: list[Load] = []
+    cpu_s = {"gateway": 0.0, "worker": 0.0}  # under the floods
     with FaultyServer(repository, plan.folder / "overload") as server:
-        driver = UnaryDriver(server.grpc, build("photos", "srcnn"))
-        await driver.open(CALLERS)
-        await run_closed(driver, Window(5.0, CALLERS), 0)
+        await run_closed(server.grpc, 1.0)
         for number in range(rounds):
-            peaks.append((await run_closed(driver, Window(seconds, CALLERS), number)).rps)
-            floods.append(await flood(server.grpc, FACTOR * peaks[-1], seconds, seed=number))
+            peaks.append((await run_closed(server.grpc, seconds)).goodput)
+            before = server.cpu_s()
+            floods.append(await run_open(server.grpc, FACTOR * peaks[-1], seconds, seed=number))
+            cpu_s = {role: cpu_s[role] + total - before[role] for role, total in server.cpu_s().items()}
             plan.say(f"peak {peaks[-1]:.1f}/s; under {FACTOR} times that {floods[-1].goodput:.1f}/s")
-        peaks.append((await run_closed(driver, Window(seconds, CALLERS), rounds)).rps)
-        await driver.close()
-    return _result(peaks, floods)
+        peaks.append((await run_closed(server.grpc, seconds)).goodput)
+    result = _result(peaks, floods)
+    result.details["server_cpu_s_under_flood"] = {role: round(total, 2) for role, total in cpu_s.items()}
+    return result
 
 
-async def flood(target: str, rate: float, seconds: float, seed: int) -> Flood:
-    """Poisson arrivals for SETTLE_S and then `seconds`; answers count in the latter."""
-    found = Flood()
-    messages = [payload.grpc() for payload in build("photos", "srcnn")]
-    rng = random.Random(seed)
-    tasks: set[asyncio.Task[None]] = set()
-    async with grpc.aio.insecure_channel(target, options=[("grpc.max_receive_message_length", -1)]) as channel:
+async def run_closed(target: str, seconds: float) -> Load:
+    """CALLERS who each wait for their answer; counted like `run_open`."""
+    found = Load(seconds)
+    async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
         call = channel.unary_unary(INFER)
-        intended = time.perf_counter()
-        counted_from = intended + SETTLE_S
-        end = counted_from + seconds
-        cpu = time.process_time()
-        while intended < end:
-            await asyncio.sleep(max(0.0, intended - time.perf_counter()))
-            found.lag_s.append(time.perf_counter() - intended)
-            task = asyncio.create_task(_one(call, messages[found.offered % len(messages)], found, counted_from, end))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            found.offered += 1
-            intended += rng.expovariate(rate)
-        found.generator_share = (time.process_time() - cpu) / (SETTLE_S + seconds)
-        await asyncio.gather(*tasks)
-    found.goodput = found.answered / seconds
+
+        async def caller(number: int) -> None:
+            while time.perf_counter() < found.end and set(found.codes) <= {"OK"}:
+                await _one(call, found, number)
+
+        await asyncio.gather(*(caller(number) for number in range(CALLERS)))
+    if set(found.codes) != {"OK"}:
+        raise RuntimeError(f"the server does not even answer {CALLERS} callers: {dict(found.codes)}")
     return found
 
 
-async def _one(call: Any, message: bytes, found: Flood, counted_from: float, end: float) -> None:
+async def run_open(target: str, rate: float, seconds: float, seed: int) -> Load:
+    """Poisson arrivals, whatever becomes of those before."""
+    found = Load(seconds)
+    rng = random.Random(seed)
+    tasks: set[asyncio.Task[None]] = set()
+    async with grpc.aio.insecure_channel(target, options=OPTIONS) as channel:
+        call = channel.unary_unary(INFER)
+        cpu = time.process_time()
+        intended = found.start
+        while intended < found.end:
+            await asyncio.sleep(max(0.0, intended - time.perf_counter()))
+            found.lag_s.append(time.perf_counter() - intended)
+            task = asyncio.create_task(_one(call, found, len(found.lag_s)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            intended += rng.expovariate(rate)
+        found.generator_share = (time.process_time() - cpu) / (found.end - found.start)
+        await asyncio.gather(*tasks)
+    return found
+
+
+async def _one(call: Any, found: Load, number: int) -> None:
     sent = time.perf_counter()
     try:
-        await call(message, timeout=DEADLINE_S)
+        await call(found.messages[number % len(found.messages)], timeout=DEADLINE_S)
         code = "OK"
     except grpc.aio.AioRpcError as error:
         code = error.code().name
     done = time.perf_counter()
     found.codes[code] += 1
-    found.answered += code == "OK" and counted_from <= done <= end
+    found.answered += code == "OK" and found.end - found.seconds <= done <= found.end
     if code == "RESOURCE_EXHAUSTED":
         found.refused_s.append(done - sent)
 
 
-def _result(peaks: list[float], floods: list[Flood]) -> Result:
+def _result(peaks: list[float], floods: list[Load]) -> Result:
     # Each flood lies between two peaks: what else the machine does meanwhile strikes both.
     ratios = [
         flood.goodput / ((before + after) / 2) for flood, before, after in zip(floods, peaks, peaks[1:], strict=False)
@@ -118,7 +140,7 @@ def _result(peaks: list[float], floods: list[Flood]) -> Result:
         "peak_rps": [round(peak, 2) for peak in peaks],
         "goodput_rps": [round(flood.goodput, 2) for flood in floods],
         "goodput_over_peak": [round(ratio, 3) for ratio in ratios],
-        "offered": sum(flood.offered for flood in floods),
+        "offered": codes.total(),
         "codes": dict(codes),
         "refusal_p50_ms": float(np.percentile(refused, 50)),
         "refusal_max_ms": float(refused.max()),

@@ -1,0 +1,324 @@
+"""What a real server tells of itself: metrics, logs and spans."""
+
+import contextlib
+import gzip
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.servers import ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+
+WAIT_S = 60.0
+LONG = 12_000.0  # rounds of the slow model: some seconds
+PHASES = ("admit", "queue", "batch", "compute", "reply", "request")
+ONE_BY_ONE = "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n"
+TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{CALLER_ID}-01"
+
+
+class Collector(ThreadingHTTPServer):
+    """An OTLP/HTTP receiver: keeps every span that it is sent, with the service that sent it."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), CollectorHandler)
+        self.spans: list[tuple[str, Any]] = []
+        self.calls = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def take(self, path: str, body: bytes) -> None:
+        self.calls += 1
+        assert path == "/v1/traces"
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            (service,) = (a.value.string_value for a in resource.resource.attributes if a.key == "service.name")
+            self.spans += [(service, span) for scope in resource.scope_spans for span in scope.spans]
+
+    def of_request(self, request_id: str) -> dict[str, tuple[str, Any]]:
+        """A request's spans, name to service and span."""
+        return {
+            span.name: (service, span) for service, span in self.spans if attributes(span)["request_id"] == request_id
+        }
+
+
+class CollectorHandler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.take(self.path, gzip.decompress(body) if self.headers.get("content-encoding") == "gzip" else body)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("telemetry") / "models"
+    write_identity(repository, "identity", "FP32")
+    write_slow(repository, "slow", ONE_BY_ONE)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
+    """Two workers, and no spans: the library's own variable does not turn them on."""
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    folder = tmp_path_factory.mktemp("plain")
+    with ServerProcess(models, folder, "--workers", "2", environment=environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def traced(models: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[ServerProcess]:
+    environment = {"PENSTOCK_TELEMETRY__OTLP_ENDPOINT": collector.url, "OTEL_BSP_SCHEDULE_DELAY": "50"}
+    with ServerProcess(models, tmp_path_factory.mktemp("traced"), environment=environment) as running:
+        yield running
+
+
+def infer(server: ServerProcess, model: str, *numbers: float, rows: int = 1, **metadata: str) -> list[float]:
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        message = floats(model, *numbers, rows=rows, request_id=metadata.pop("request_id", ""))
+        stub = GRPCInferenceServiceStub(channel)
+        return answered(stub.ModelInfer(message, timeout=WAIT_S, metadata=tuple(metadata.items())))
+
+
+# --- metrics
+
+
+def test_every_phase_is_measured(server):
+    before = {phase: server.metric(f"penstock_{phase}_seconds_count", model="identity") for phase in PHASES}
+    for number in range(5):
+        infer(server, "identity", number)
+    httpx.post(f"{server.http_url}/v2/models/identity/infer", json=floats_json(1.0)).raise_for_status()
+    for phase in PHASES:
+        name = f"penstock_{phase}_seconds"
+        eventually(
+            lambda name=name, phase=phase: (
+                server.metric(f"{name}_count", model="identity", version="1") == before[phase] + 6
+            ),
+            f"{name} counts six requests",
+        )
+        assert server.metric(f"{name}_sum", model="identity") > 0
+        assert server.metric(f"{name}_bucket", model="identity", le="+Inf") == before[phase] + 6
+    assert server.metric("penstock_requests", model="identity", protocol="grpc", code="ok") >= 5
+    assert server.metric("penstock_requests", model="identity", protocol="rest", code="ok") >= 1
+    assert server.metric("penstock_batches", model="identity") == before["compute"] + 6
+
+
+def test_failures_are_counted_by_code(server):
+    for model, code in (("nobody", "unknown_model"), ("slow", "invalid_tensor")):
+        before = server.metric("penstock_requests", protocol="rest", code=code)
+        body = {"inputs": [{"name": "x", "datatype": "INT8", "shape": [1, 1], "data": [1]}]}
+        assert httpx.post(f"{server.http_url}/v2/models/{model}/infer", json=body).status_code in (400, 404)
+        eventually(
+            lambda code=code, before=before: (
+                server.metric("penstock_requests", protocol="rest", code=code) == before + 1
+            ),
+            f"one {code} is counted",
+        )
+    assert server.metric("penstock_failures", model="slow", code="invalid_tensor") == 1
+
+
+def queue(server: ServerProcess) -> dict[str, int]:
+    status = server.status()
+    (block_id,) = (block["block_id"] for block in status["blocks"] if block["model"] == "slow")
+    found: dict[str, int] = status["queues"][block_id]
+    return found
+
+
+def test_refusals_and_gauges(server):
+    with pytest.raises(grpc.RpcError):
+        infer(server, "identity", 1.0, rows=5000)
+    eventually(lambda: server.metric("penstock_refusals", reason="request_too_large") == 1, "the refusal is counted")
+    with grpc.insecure_channel(server.grpc_url) as channel:
+        # Each of the two workers takes two, and one waits in the gateway.
+        stub = GRPCInferenceServiceStub(channel)
+        running = [stub.ModelInfer.future(floats("slow", LONG), timeout=WAIT_S) for _ in range(5)]
+        eventually(lambda: queue(server) == {"waiting": 1, "running": 4}, "one waits in the gateway")
+        with pytest.raises(grpc.RpcError, match="max_queue"):
+            infer(server, "slow", 1.0)
+        eventually(lambda: server.metric("penstock_refusals", reason="queue_full") == 1, "the refusal is counted")
+        for name, labels, value in (
+            ("penstock_inflight_requests", {}, 5),
+            ("penstock_inflight_bytes", {}, 20),
+            ("penstock_queue_jobs", {"state": "waiting"}, 1),
+            ("penstock_queue_jobs", {"state": "running"}, 4),
+            ("penstock_worker_waiting", {"model": "slow"}, 2),
+            ("penstock_instances", {"model": "slow", "state": "busy"}, 2),
+            ("penstock_workers", {}, 2),
+        ):
+            eventually(
+                lambda name=name, labels=labels, value=value: server.metric(name, **labels) == value,
+                f"{name} {labels} is {value}",
+            )
+        assert not any(future.done() for future in running)
+        for future in running:
+            future.cancel()
+    eventually(lambda: server.metric("penstock_instances", model="slow", state="idle") == 2, "both are idle again")
+    eventually(lambda: server.metric("penstock_inflight_requests") == 0, "nothing is inside")
+    assert server.metric("penstock_gateway_memory_bytes") > 1e7
+    assert server.metric("penstock_worker_memory_bytes", worker="worker-1") > 1e7
+
+
+def signal_a_worker(server: ServerProcess, number: int) -> None:
+    os.kill(server.status()["workers"][0]["pid"], number)
+
+
+def are_both_workers_back(server: ServerProcess) -> bool:
+    workers = server.status()["workers"]
+    return len(workers) == 2 and all(len(worker["blocks"]) == 2 for worker in workers)
+
+
+def test_retries_are_counted_by_reason(server):
+    eventually(lambda: queue(server) == {"waiting": 0, "running": 0}, "it is idle")
+    with ThreadPoolExecutor(4) as pool:
+        # Of two on one worker, one runs and one waits.
+        running = [pool.submit(infer, server, "slow", 6000.0) for _ in range(4)]
+        eventually(lambda: queue(server)["running"] == 4, "both workers have two")
+        signal_a_worker(server, signal.SIGTERM)
+        eventually(lambda: server.metric("penstock_retries", reason="handed_back") >= 1, "what waited was handed back")
+        assert [future.result(WAIT_S) for future in running] == [[6000.0]] * 4
+        eventually(lambda: are_both_workers_back(server), "the worker is back")
+        running = [pool.submit(infer, server, "slow", 6000.0) for _ in range(4)]
+        eventually(lambda: queue(server)["running"] == 4, "both workers have two")
+        signal_a_worker(server, signal.SIGKILL)
+        eventually(lambda: server.metric("penstock_retries", reason="worker_lost") >= 2, "what it had ran again")
+        assert [future.result(WAIT_S) for future in running] == [[6000.0]] * 4
+    assert server.metric("penstock_workers_lost", reason="left") == 1
+    assert server.metric("penstock_workers_lost", reason="died") == 1
+    eventually(lambda: are_both_workers_back(server), "the worker is back")
+
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def test_text_and_json_agree(server):
+    def from_text() -> Samples:
+        text = httpx.get(f"{server.http_url}/metrics", timeout=WAIT_S).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        return {(s.name, frozenset(s.labels.items())): s.value for s in samples if "memory" not in s.name}
+
+    def from_json(path: str, **headers: str) -> Samples:
+        answer = httpx.get(f"{server.http_url}{path}", headers=headers, timeout=WAIT_S)
+        assert answer.headers["content-type"].startswith("application/json")
+        samples = [sample for metric in answer.json().values() for sample in metric["samples"]]
+        return {(s["name"], frozenset(s["labels"].items())): s["value"] for s in samples if "memory" not in s["name"]}
+
+    infer(server, "identity", 1.0)
+    eventually(
+        lambda: from_text() == from_json("/metrics.json") == from_json("/metrics", accept="application/json"),
+        "all forms show the same",
+    )
+    assert len(from_text()) > 50
+
+
+# --- logs
+
+
+def test_a_failed_request_is_logged_with_its_id(server):
+    with pytest.raises(grpc.RpcError):
+        infer(server, "nobody", 1.0, request_id="lost-42")
+    httpx.post(f"{server.http_url}/v2/models/slow/infer", json={"inputs": []}, headers={"x-request-id": "lost-43"})
+
+    def lines(request_id: str) -> list[dict[str, Any]]:
+        return [line for line in server.log_lines() if line.get("request_id") == request_id]
+
+    eventually(lambda: lines("lost-42") and lines("lost-43"), "both are in the log")
+    (line,) = lines("lost-42")
+    assert (line["event"], line["model"], line["code"]) == ("request_failed", "nobody", "unknown_model")
+    assert {"level", "timestamp", "role", "error"} <= line.keys()
+    (line,) = lines("lost-43")
+    assert (line["event"], line["model"]) == ("request_failed", "slow")
+
+
+def test_every_line_is_json(server):
+    text = server.log_file.read_text()
+    assert len(server.log_lines()) == len(text.splitlines()), text[-3000:]
+
+
+# --- spans
+
+
+def test_a_request_is_one_trace_over_gateway_and_worker(traced, collector):
+    infer(traced, "identity", 1.0, request_id="spans-1")
+    eventually(lambda: len(collector.of_request("spans-1")) == 2, "both spans have come")
+    spans = collector.of_request("spans-1")
+    (gateway, serve), (worker, run) = spans["serve"], spans["run"]
+    assert (gateway, worker) == ("penstock-gateway", "penstock-worker")
+    assert run.trace_id == serve.trace_id
+    assert run.parent_span_id == serve.span_id
+    assert serve.parent_span_id == b""
+    assert serve.start_time_unix_nano <= run.start_time_unix_nano <= run.end_time_unix_nano
+    assert run.end_time_unix_nano <= serve.end_time_unix_nano
+    assert attributes(serve)["model"] == attributes(run)["model"] == "identity"
+    assert attributes(serve)["protocol"] == "grpc"
+    assert attributes(run)["compute_ns"] > 0
+
+
+def test_a_caller_s_trace_goes_on(traced, collector):
+    infer(traced, "identity", 1.0, request_id="spans-grpc", traceparent=TRACEPARENT)
+    body = {**floats_json(1.0), "id": "spans-rest"}
+    httpx.post(f"{traced.http_url}/v2/models/identity/infer", json=body, headers={"traceparent": TRACEPARENT})
+    with grpc.insecure_channel(traced.grpc_url) as channel:
+        messages = iter([floats("identity", 1.0, request_id="spans-stream")])
+        metadata = (("traceparent", TRACEPARENT),)
+        list(GRPCInferenceServiceStub(channel).ModelStreamInfer(messages, timeout=WAIT_S, metadata=metadata))
+    for request_id in ("spans-grpc", "spans-rest", "spans-stream"):
+        eventually(lambda name=request_id: len(collector.of_request(name)) == 2, f"the spans of {request_id} have come")
+        spans = collector.of_request(request_id)
+        assert {span.trace_id.hex() for _, span in spans.values()} == {TRACE_ID}
+        assert spans["serve"][1].parent_span_id.hex() == CALLER_ID
+
+
+def test_a_failure_is_told_by_its_span(traced, collector):
+    with contextlib.suppress(grpc.RpcError):
+        infer(traced, "nobody", 1.0, request_id="spans-failed")
+    eventually(lambda: collector.of_request("spans-failed"), "the span has come")
+    (_, span) = collector.of_request("spans-failed")["serve"]
+    assert span.status.code == 2
+    assert "unknown model" in span.status.message
+    body = {"id": "spans-wrong", "inputs": [{"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
+    assert httpx.post(f"{traced.http_url}/v2/models/identity/infer", json=body).status_code == 400
+    eventually(lambda: len(collector.of_request("spans-wrong")) == 2, "both spans have come")
+    assert {span.status.code for _, span in collector.of_request("spans-wrong").values()} == {2}
+
+
+def test_nothing_is_sent_unless_asked_for(server, traced, collector):
+    infer(server, "identity", 1.0, request_id="silent")
+    # What is sent takes a moment: a later request of the other server is the clock.
+    infer(traced, "identity", 1.0, request_id="spans-later")
+    eventually(lambda: len(collector.of_request("spans-later")) == 2, "the other server's spans have come")
+    assert collector.of_request("silent") == {}
+    assert {attributes(span)["request_id"].partition("-")[0] for _, span in collector.spans} == {"spans"}
