@@ -1,7 +1,6 @@
 """Two sockets on one loop: addressing, large frames, and handlers that fail."""
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,8 +36,8 @@ class Pair:
 
 
 @pytest.fixture
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("s")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("s")
 
 
 async def test_the_worker_speaks_first_and_is_answered_by_identity(folder: Path) -> None:
