@@ -55,7 +55,7 @@ CEILING_TEXTS = 512
 
 def main() -> int:
     arguments = _parse()
-    rounds, window_s, warm_up_s = (3, 3.0, 1.5) if arguments.quick else (5, 8.0, 3.0)
+    rounds, window_s, warm_up_s = (3, 3.0, 1.5) if arguments.quick else (5, 6.0, 2.0)
     groups = arguments.only or list(GROUPS)
     ceiling: list[float] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:

@@ -19,6 +19,7 @@ from penstock.worker.runner import BlockRunner, WorkerJob
 log = structlog.get_logger()
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
+STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep should this worker die
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class _Running:
 class _Clock:
     last_heard: float = field(default_factory=now)
     last_hello: float = 0.0
+    last_statistics: float = 0.0
     unanswered_hellos: int = 0
 
 
@@ -77,7 +79,9 @@ class GatewayLink:
 
     def beat(self, silence_s: float, memory_bytes: int) -> None:
         self._send(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes)))
-        self._send(encode_statistics(0, self._owner.statistics()))
+        if now() - self._clock.last_statistics >= STATISTICS_S:
+            self._clock.last_statistics = now()
+            self._send(encode_statistics(0, self._owner.statistics()))
         if self._jobs and now() - self._clock.last_heard > silence_s:
             log.warning("gateway_silent", gateway=self.endpoint, jobs=len(self._jobs))
             self._abandon()

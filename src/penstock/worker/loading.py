@@ -12,12 +12,15 @@ from penstock.core.signature import Signature
 from penstock.engines.base import Engine, EngineSpec
 from penstock.tasks.base import Task
 
+STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedBlock:
     description: BlockDescription
     task: Task
     engine: Engine
+    has_steady_cost: bool
 
 
 def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> LoadedBlock:
@@ -46,7 +49,18 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         instances=count,
         settings=settings,
     )
-    return LoadedBlock(description, task, engine)
+    return LoadedBlock(description, task, engine, has_steady_cost(model.file(version)))
+
+
+def has_steady_cost(file: Path) -> bool:
+    """Whether a small model's time follows from its input's size: it has no loops or branches.
+
+    Their names stand in the file as protobuf writes a node's op_type: tag, length, name.
+    """
+    if file.stat().st_size > STEADY_BYTES:
+        return False
+    data = file.read_bytes()
+    return not any(b"\x22" + bytes([len(name)]) + name in data for name in (b"Loop", b"If", b"Scan"))
 
 
 def credits(settings: ModelSettings, instances: int) -> int:

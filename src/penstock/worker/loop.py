@@ -165,9 +165,7 @@ class Worker:
     def _take_up(self, loaded: LoadedBlock) -> None:
         block_id = loaded.description.block_id
         old = self._runners.get(block_id)
-        self._runners[block_id] = BlockRunner(
-            loaded.description, loaded.task, loaded.engine, self._pool, self._metrics, self._traces
-        )
+        self._runners[block_id] = BlockRunner(loaded, self._pool, self._metrics, self._traces)
         self._announce()
         if old is not None:
             self._spawn(self._retire(old))

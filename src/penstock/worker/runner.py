@@ -20,12 +20,12 @@ from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, 
 from penstock.core.requests import Timing
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.core.tensors import Array, Tensor
-from penstock.engines.base import Engine
-from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
+from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
 from penstock.telemetry.traces import Traces
 from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
+from penstock.worker.loading import LoadedBlock
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -74,17 +74,16 @@ class _Outcome:
 class BlockRunner:
     def __init__(
         self,
-        description: BlockDescription,
-        task: Task,
-        engine: Engine,
+        loaded: LoadedBlock,
         pool: Executor,
         metrics: WorkerMetrics,
         traces: Traces,
     ) -> None:
-        self.description = description
+        self.description = description = loaded.description
         self.statistics = BlockStatistics(description.block_id, description.model, description.version)
-        self._task = task
-        self._engine = engine
+        self._task = loaded.task
+        self._engine = loaded.engine
+        self._may_run_inline = loaded.has_steady_cost
         self._pool = pool
         self._traces = traces
         self._metrics = _BlockMetrics(metrics, description)
@@ -242,7 +241,7 @@ class BlockRunner:
         self._set_timer()
 
     def _is_quick(self, batch: Batch) -> bool:
-        if self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
+        if not self._may_run_inline or self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
             return False
         size_bytes: int = sum(
             array.nbytes

@@ -19,6 +19,7 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
+from penstock.worker.loading import LoadedBlock
 from penstock.worker.runner import BlockRunner, WorkerJob, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
@@ -31,6 +32,7 @@ class Doubler:
         self.gate = threading.Event()
         self.gate.set()
         self.batches: list[int] = []
+        self.threads: set[str] = set()
         self.is_closed = False
 
     def load(self) -> Signature:
@@ -41,6 +43,7 @@ class Doubler:
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         self.gate.wait(10)
         self.batches.append(len(inputs["x"]))
+        self.threads.add(threading.current_thread().name)
         if (inputs["x"] < 0).any():
             raise EngineFailed("negative")
         return [inputs["x"] * 2]
@@ -50,7 +53,7 @@ class Doubler:
 
 
 class Bed:
-    def __init__(self, settings: ModelSettings, instances: int = 1) -> None:
+    def __init__(self, settings: ModelSettings, instances: int = 1, is_steady: bool = True) -> None:
         self.engine = Doubler()
         description = BlockDescription(
             "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings
@@ -58,7 +61,8 @@ class Bed:
         task = TensorTask(MODEL, settings.batching.max_rows, None)
         pool = ThreadPoolExecutor(1)
         metrics = WorkerMetrics(CollectorRegistry())
-        self.runner = BlockRunner(description, task, self.engine, pool, metrics, Traces(Telemetry(), "test"))
+        loaded = LoadedBlock(description, task, self.engine, has_steady_cost=is_steady)
+        self.runner = BlockRunner(loaded, pool, metrics, Traces(Telemetry(), "test"))
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.changed = asyncio.Event()
 
@@ -187,6 +191,16 @@ async def test_quick_batches_run_on_the_loop_and_give_the_same_answers(bed: Bed)
         bed.send(n, n)
         await bed.wait(n + 1)
     assert [bed.value(n) for n in range(200)] == [2.0 * n for n in range(200)]
+    assert bed.engine.threads == {"m-0", "MainThread"}
+
+
+async def test_a_model_whose_cost_may_jump_never_runs_on_the_loop() -> None:
+    made = Bed(ModelSettings(), is_steady=False)
+    for n in range(100):
+        made.send(n, n)
+        await made.wait(n + 1)
+    assert made.engine.threads == {"m-0"}
+    made.runner.close()
 
 
 async def test_close_closes_the_engine_after_its_threads() -> None:
