@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.bench.ceiling import EmbedCeiling, Schedule
 from penstock.bench.figures import Figure, compute
 from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.processes import EchoRun, ServerRun
-from penstock.bench.texts import mixed
+from penstock.bench.texts import mixed, queries
 
 GROUPS: dict[str, list[Contender]] = {
     "text": [
@@ -50,14 +51,16 @@ GROUPS: dict[str, list[Contender]] = {
 }
 # Budgets tried for the ceiling; the best one is the ceiling.
 SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))
+ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
 
 
 def main() -> int:
     arguments = _parse()
-    rounds, window_s, warm_up_s = (3, 3.0, 1.5) if arguments.quick else (5, 6.0, 2.0)
+    rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
     groups = arguments.only or list(GROUPS)
     ceiling: list[float] = []
+    limits: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         models = repo.build_repository(arguments.models, Path(folder) / "models")
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
@@ -68,10 +71,15 @@ def main() -> int:
                     ceiling += _measure_text(bench, models / repo.FP32, rounds, window_s)
                 else:
                     bench.rounds(GROUPS[group], rounds)
+                if group == "queries":
+                    limits["engine_queries_batched_over_single"] = _engine_queries(models / repo.FP32, rounds, window_s)
     figures = compute(bench.rows, ceiling, lambda group: group in groups)
     _print(bench.rows, ceiling, figures)
+    for name, value in limits.items():
+        _say(f"{name}: {value:.3f} (the engine alone, in this run)")
     if arguments.json:
-        arguments.json.write_text(json.dumps(_report(bench.rows, ceiling, figures), indent=2) + "\n")
+        report = {**_report(bench.rows, ceiling, figures), "limits": limits}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 
@@ -85,12 +93,22 @@ def _parse() -> argparse.Namespace:
 
 
 def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> list[float]:
-    """The served loads and the ceiling in turn; returns the ceiling of each round."""
+    """The served loads and the ceiling in turn; returns the ceiling of each round: the mean of before and after."""
     ceiling: list[float] = []
     best = _best_ceiling(model, window_s / 2)
     bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(_texts(), window_s)))
     best.close()
-    return ceiling
+    return [(before + after) / 2 for before, after in pairwise(ceiling)]
+
+
+def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
+    """What batching short queries gives the bare engine: more than this no server can make of it."""
+    batched, single = EmbedCeiling(model, SCHEDULES[0]), EmbedCeiling(model, ONE_AT_A_TIME)
+    texts = queries()[:CEILING_TEXTS]
+    ratios = [batched.run(texts, window_s) / single.run(texts, window_s) for _ in range(rounds)]
+    batched.close()
+    single.close()
+    return median(ratios)
 
 
 def _texts() -> list[str]:

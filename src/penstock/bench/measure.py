@@ -67,9 +67,10 @@ class Bench:
         self.rows: dict[str, Row] = {}
 
     def rounds(self, contenders: Sequence[Contender], count: int, between: Callable[[], None] = lambda: None) -> None:
-        """`between` runs once a round beside the contenders: the ceiling takes its turn there."""
+        """`between` runs before the first round and after each: the ceiling takes its turns there."""
         loads = {contender.name: self._load(contender) for contender in contenders}
         try:
+            between()
             for number in range(count):
                 # Every other round backwards: nobody always follows the same neighbour.
                 order = contenders if number % 2 == 0 else list(reversed(contenders))

@@ -14,7 +14,8 @@ from penstock.tasks.base import TaskRequest
 from penstock.wire import frames
 from penstock.wire.sockets import DealerSocket
 from penstock.wire.statistics import encode_statistics
-from penstock.worker.runner import BlockRunner, WorkerJob
+from penstock.worker.job import WorkerJob
+from penstock.worker.runner import BlockRunner
 
 log = structlog.get_logger()
 now = time.monotonic

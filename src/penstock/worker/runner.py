@@ -9,22 +9,21 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, PenstockError
-from penstock.core.requests import Timing
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.core.tensors import Array, Tensor
-from penstock.tasks.base import Piece, Prepared, TaskRequest
+from penstock.tasks.base import Piece, Prepared
 from penstock.telemetry.metrics import WorkerMetrics
-from penstock.telemetry.tally import Tallies
 from penstock.telemetry.traces import Traces
-from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
+from penstock.worker.batcher import Batch, Batcher, Budget, Entry
+from penstock.worker.counts import BlockCounts
+from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
 
 log = structlog.get_logger()
@@ -35,28 +34,6 @@ INLINE_NS = 100_000
 INLINE_BYTES = 64 * 1024
 INLINE_AFTER = 16  # batches seen
 SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
-
-Reply = Callable[["WorkerJob", "list[Tensor] | PenstockError"], None]
-
-
-@dataclass(slots=True, eq=False)
-class WorkerJob:
-    """A job as the worker holds it, from its arrival to its answer."""
-
-    job_id: int
-    attempt: int
-    request: TaskRequest
-    deadline: float
-    reply: Reply
-    request_id: str = ""
-    traceparent: str = ""
-    arrived: float = 0.0
-    prepared: Prepared | None = None
-    results: list[Sequence[Array] | None] = field(default_factory=list)
-    missing: int = 0
-    is_gone: bool = False
-    has_started: bool = False
-    timing: Timing = field(default_factory=Timing)
 
 
 @dataclass(slots=True)
@@ -86,7 +63,7 @@ class BlockRunner:
         self._may_run_inline = loaded.has_steady_cost
         self._pool = pool
         self._traces = traces
-        self._metrics = _BlockMetrics(metrics, description)
+        self._metrics = BlockCounts(metrics, description)
         batching = description.settings.batching
         self._batcher = Batcher(
             Budget(
@@ -429,31 +406,3 @@ def _as_engine_failure(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")
-
-
-class _BlockMetrics:
-    """The worker's metrics with this block's labels bound once."""
-
-    def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
-        labels = (block.model, block.version)
-        self._all, self._labels = metrics, labels
-        self.tallies = tallies = Tallies()
-        self.queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
-        self.cancelled = tallies.counter(metrics.cancelled.labels(*labels))
-        self._batch_seconds = tallies.histogram(metrics.batch_seconds.labels(*labels))
-        self._compute_seconds = tallies.histogram(metrics.compute_seconds.labels(*labels))
-        self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
-        self._real = tallies.counter(metrics.tokens.labels(*labels, "real"))
-        self._padded = tallies.counter(metrics.tokens.labels(*labels, "padded"))
-        self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in Closed}
-
-    def failure(self, code: str) -> None:
-        self._all.failures.labels(*self._labels, code).inc()
-
-    def batch(self, batch: Batch, batch_s: float, compute_s: float) -> None:
-        self._batch_seconds.observe(batch_s)
-        self._compute_seconds.observe(compute_s)
-        self._rows.observe(batch.rows)
-        self._closed[batch.closed].inc()
-        self._real.inc(sum(entry.rows * entry.length for entry in batch.entries))
-        self._padded.inc(batch.padded_tokens)

@@ -19,8 +19,9 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
+from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
-from penstock.worker.runner import BlockRunner, WorkerJob, now
+from penstock.worker.runner import BlockRunner, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
 
