@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture
 def minilm(server: ServerProcess) -> str:
     if not (ROOT / "models/minilm/1/model.onnx").exists():
-        pytest.skip("run 'penstock model import minilm' first")
+        pytest.fail("minilm is not built: run scripts/setup")
     return "minilm"
 
 

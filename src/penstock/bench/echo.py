@@ -1,6 +1,5 @@
 """A bare grpc.aio echo server: what a front door costs when nothing is behind it."""
 
-import asyncio
 import sys
 
 import grpc
@@ -23,7 +22,7 @@ async def _serve() -> None:
     await server.start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()
-    await asyncio.wait_for(server.wait_for_termination(), None)
+    await server.wait_for_termination()
 
 
 if __name__ == "__main__":

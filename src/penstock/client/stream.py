@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from penstock.client import faults
-from penstock.core.errors import Cancelled, PenstockError
+from penstock.core.errors import Cancelled, Overloaded, PenstockError
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # The server may answer in any order, so that a slow request holds up no other.
@@ -25,7 +25,7 @@ class InferStream:
         self._prefix = secrets.token_hex(4)  # ids are in the server's logs: no two streams share them
         self._numbers = count(1)
         self._waiting: dict[str, asyncio.Future[pb.ModelInferResponse]] = {}
-        self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue()
+        self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue(MAX_WAITING)
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._ended: PenstockError | None = None
         self._answers = stub.ModelStreamInfer(self._requests(), metadata=METADATA)
@@ -49,6 +49,9 @@ class InferStream:
             try:
                 self._unsent.put_nowait(message)
                 return await future
+            except asyncio.QueueFull:
+                # Callers may leave while nothing is sent; what they asked for stays in line.
+                raise Overloaded(f"{MAX_WAITING} requests wait to be sent: the server takes none; try later") from None
             finally:
                 del self._waiting[message.id]
 

@@ -47,7 +47,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, messages: AsyncIterator[pb.ModelInferRequest], context: Context
     ) -> AsyncIterator[pb.ModelStreamInferResponse]:
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue()
+        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW + 1)
         window = asyncio.Semaphore(STREAM_WINDOW)
         reader = asyncio.create_task(self._read_stream(messages, context, answers, window, is_ordered))
         try:

@@ -1,0 +1,46 @@
+"""A stream whose server reads nothing: what waits to be sent has a bound."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from penstock.client import stream
+from penstock.client.stream import InferStream
+from penstock.core.errors import Overloaded
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+
+class Stalled:
+    """Takes no request and gives no answer."""
+
+    def __init__(self) -> None:
+        self._cancelled = asyncio.Event()
+
+    def ModelStreamInfer(self, requests: AsyncIterator[Any], metadata: object) -> "Stalled":
+        return self
+
+    def __aiter__(self) -> "Stalled":
+        return self
+
+    async def __anext__(self) -> Any:
+        await self._cancelled.wait()
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+
+async def test_callers_who_leave_do_not_pile_up_what_they_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_WAITING", 3)
+    made = InferStream(Stalled(), "nowhere")
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await made.ask(pb.ModelInferRequest())
+    assert len(made) == 0
+    with pytest.raises(Overloaded):
+        await made.ask(pb.ModelInferRequest())
+    assert len(made) == 0
+    await made.close()
