@@ -64,7 +64,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         models = repo.build_repository(arguments.models, Path(folder) / "models")
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
-            bench = Bench(server, echo.target, warm_up_s, window_s)
+            bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
                 _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
                 if group == "text":

@@ -1,4 +1,4 @@
-"""How a request travels from the load generator: gRPC unary, gRPC streams, REST, or a bare echo."""
+"""How a request travels from the load generator: gRPC unary, gRPC streams, or REST."""
 
 import asyncio
 from typing import Any, Protocol, cast
@@ -6,14 +6,15 @@ from typing import Any, Protocol, cast
 import grpc
 import httptools
 
-from penstock.bench.payloads import Payload
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 ECHO = "/echo.Echo/Echo"
 STREAMS = 4
+CONNECT_S = 10.0
 TIMEOUT_S = 60.0
+EAGER_CONNECTIONS = 256
 _MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -32,14 +33,14 @@ class Driver(Protocol):
 
 
 class UnaryDriver:
-    def __init__(self, target: str, payloads: list[Payload], method: str = INFER) -> None:
-        self._messages = [payload.grpc() for payload in payloads]
+    def __init__(self, target: str, messages: list[bytes], method: str = INFER) -> None:
+        self._messages = messages
         self._channel = grpc.aio.insecure_channel(target, options=_MESSAGE_OPTIONS)
         # Requests are bytes already and answers are not looked into: the server is measured, not this.
         self._call = self._channel.unary_unary(method)
 
     async def open(self, concurrency: int) -> None:
-        await asyncio.wait_for(self._channel.channel_ready(), TIMEOUT_S)
+        await asyncio.wait_for(self._channel.channel_ready(), CONNECT_S)
 
     async def call(self, slot: int, number: int) -> None:
         try:
@@ -54,15 +55,15 @@ class UnaryDriver:
 class StreamDriver:
     """A few bidirectional streams carry all requests; answers come as they are done, matched by id."""
 
-    def __init__(self, target: str, payloads: list[Payload]) -> None:
-        self._messages = [payload.grpc() for payload in payloads]
+    def __init__(self, target: str, messages: list[bytes]) -> None:
+        self._messages = messages
         self._channel = grpc.aio.insecure_channel(target, options=_MESSAGE_OPTIONS)
         self._outboxes: list[asyncio.Queue[bytes]] = []
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self, concurrency: int) -> None:
-        await asyncio.wait_for(self._channel.channel_ready(), TIMEOUT_S)
+        await asyncio.wait_for(self._channel.channel_ready(), CONNECT_S)
         stub = self._channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)
         for _ in range(min(STREAMS, concurrency)):
             outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=10_000)
@@ -76,7 +77,11 @@ class StreamDriver:
         # Field 3 appended to the built message: the request's id.
         tail = b"\x1a" + bytes([len(identity)]) + identity.encode()
         self._outboxes[slot % len(self._outboxes)].put_nowait(self._messages[number % len(self._messages)] + tail)
-        await asyncio.wait_for(future, TIMEOUT_S)
+        timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._fail, identity, "timeout")
+        try:
+            await future
+        finally:
+            timer.cancel()
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -89,42 +94,64 @@ class StreamDriver:
             await call.write(await outbox.get())
 
     async def _read(self, call: Any) -> None:
-        async for answer in call:
-            future = self._pending.pop(answer.infer_response.id, None)
-            if future is None or future.done():
-                continue
-            if answer.error_message:
-                future.set_exception(Rejected(answer.infer_response.parameters["penstock-code"].string_param))
-            else:
-                future.set_result(None)
+        try:
+            async for answer in call:
+                self._settle(answer)
+        except grpc.aio.AioRpcError as error:
+            # What else was on this stream is not known apart: all that waits ends with it.
+            for identity in list(self._pending):
+                self._fail(identity, error.code().name)
+
+    def _settle(self, answer: Any) -> None:
+        if answer.error_message:
+            self._fail(answer.infer_response.id, answer.infer_response.parameters["penstock-code"].string_param)
+            return
+        future = self._pending.pop(answer.infer_response.id, None)
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _fail(self, identity: str, reason: str) -> None:
+        future = self._pending.pop(identity, None)
+        if future is not None and not future.done():
+            future.set_exception(Rejected(reason))
 
 
 class RestDriver:
-    """One kept connection per slot."""
+    """Kept connections, one request at a time on each; a call takes one that is free."""
 
-    def __init__(self, target: str, payloads: list[Payload]) -> None:
-        self._messages = [payload.rest() for payload in payloads]
+    def __init__(self, target: str, messages: list[bytes]) -> None:
+        self._messages = messages
         self._host, _, self._port = target.rpartition(":")
-        self._connections: list[_HttpConnection] = []
+        self._free: list[_HttpConnection] = []
+        self._permits = asyncio.Semaphore(1)
 
     async def open(self, concurrency: int) -> None:
-        self._connections = [await self._connect() for _ in range(concurrency)]
+        self._permits = asyncio.Semaphore(concurrency)
+        self._free = [await self._connect() for _ in range(min(concurrency, EAGER_CONNECTIONS))]
 
     async def _connect(self) -> "_HttpConnection":
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_HttpConnection, self._host, int(self._port))
+        try:
+            _, connection = await loop.create_connection(_HttpConnection, self._host, int(self._port))
+        except OSError as error:
+            raise Rejected(f"no connection: {error.strerror}") from None
         return connection
 
     async def call(self, slot: int, number: int) -> None:
-        connection = self._connections[slot % len(self._connections)]
-        if connection.is_lost:  # kept too long between windows
-            connection = self._connections[slot % len(self._connections)] = await self._connect()
-        status = await connection.request(self._messages[number % len(self._messages)])
+        async with self._permits:
+            connection = self._free.pop() if self._free else await self._connect()
+            if connection.is_lost:  # kept too long between windows
+                connection = await self._connect()
+            status = await connection.request(self._messages[number % len(self._messages)])
+            if connection.is_kept:
+                self._free.append(connection)
+            else:
+                connection.close()
         if status != 200:
             raise Rejected(str(status))
 
     async def close(self) -> None:
-        for connection in self._connections:
+        for connection in self._free:
             connection.close()
 
 
@@ -134,7 +161,9 @@ class _HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: Any = None
         self._answer: asyncio.Future[int] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self.is_lost = False
+        self.is_kept = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -144,6 +173,7 @@ class _HttpConnection(asyncio.Protocol):
         assert self._answer is None or self._answer.done(), "one request at a time"
         self._parser = httptools.HttpResponseParser(self)
         self._answer = self._loop.create_future()
+        self._timer = self._loop.call_later(TIMEOUT_S, self._end, "timeout")
         self._transport.write(message)
         return self._answer
 
@@ -151,26 +181,33 @@ class _HttpConnection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
+        self.is_kept = self._parser.should_keep_alive()
+        assert self._timer is not None
+        self._timer.cancel()
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(self._parser.get_status_code())
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._end("connection lost")
+
+    def _end(self, reason: str) -> None:
         self.is_lost = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Rejected("connection lost"))
+            self._answer.set_exception(Rejected(reason))
+        self.close()
 
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
 
 
-def make_driver(protocol: str, target: str, payloads: list[Payload]) -> Driver:
+def make_driver(protocol: str, target: str, messages: list[bytes], method: str = INFER) -> Driver:
     if protocol == "grpc":
-        return UnaryDriver(target, payloads)
+        return UnaryDriver(target, messages, method)
     if protocol == "stream":
-        return StreamDriver(target, payloads)
+        return StreamDriver(target, messages)
     if protocol == "rest":
-        return RestDriver(target, payloads)
-    if protocol == "echo":
-        return UnaryDriver(target, payloads, ECHO)
+        return RestDriver(target, messages)
     raise ValueError(f"unknown protocol {protocol}")

@@ -2,10 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 
-from penstock.bench.load import Outcome, Window
-from penstock.bench.processes import LoadRun, ServerRun
+from penstock.bench.drivers import ECHO, INFER
+from penstock.bench.generator import Generator
+from penstock.bench.load import LoadSpec, Outcome, Window
+from penstock.bench.messages import write_messages
+from penstock.bench.payloads import build, encode
+from penstock.bench.processes import ServerRun
 
 PERCENTILES = (50, 95, 99)
 
@@ -34,21 +39,13 @@ class Row:
 
     def add(self, outcome: Outcome, server_cpu_s: dict[str, float]) -> None:
         self.rps.append(outcome.rps)
-        self.latencies_ms.append(percentiles_ms(outcome.latencies_s))
+        self.latencies_ms.append({percent: outcome.latencies.percentile_ms(percent) for percent in PERCENTILES})
         self.rejected += sum(outcome.rejected.values())
         for role, seconds in {**server_cpu_s, "load": outcome.cpu_s}.items():
             self.cpu_ms.setdefault(role, []).append(seconds / max(1, outcome.sent) * 1000)
 
     def percentile_ms(self, percent: int) -> float:
         return median(found[percent] for found in self.latencies_ms)
-
-
-def percentiles_ms(latencies_s: Sequence[float]) -> dict[int, float]:
-    ordered = sorted(latencies_s)
-    if not ordered:
-        return dict.fromkeys(PERCENTILES, float("nan"))
-    last = len(ordered) - 1
-    return {percent: ordered[round(last * percent / 100)] * 1000 for percent in PERCENTILES}
 
 
 def spread(values: Sequence[float]) -> float:
@@ -60,7 +57,8 @@ def spread(values: Sequence[float]) -> float:
 class Bench:
     """Keeps a load generator per contender, so that rounds cost only their windows."""
 
-    def __init__(self, server: ServerRun, echo: str, warm_up_s: float, window_s: float) -> None:
+    def __init__(self, server: ServerRun, echo: str, folder: Path, warm_up_s: float, window_s: float) -> None:
+        self._folder = folder  # for files of requests
         self._server = server
         self._echo = echo
         self._warm_up_s, self._window_s = warm_up_s, window_s
@@ -79,14 +77,20 @@ class Bench:
                 between()
         finally:
             for load in loads.values():
-                load.__exit__(None, None, None)
+                load.close()
 
-    def _load(self, contender: Contender) -> LoadRun:
+    def _load(self, contender: Contender) -> Generator:
+        is_echo = contender.protocol == "echo"
+        protocol = "grpc" if is_echo else contender.protocol
+        file = self._folder / f"{protocol}-{contender.kind}-{contender.model}"
+        if not file.exists():
+            write_messages(file, encode(build(contender.kind, contender.model), protocol))
         targets = {"rest": self._server.http, "echo": self._echo}
         target = targets.get(contender.protocol, self._server.grpc)
-        return LoadRun(contender.protocol, target, contender.kind, contender.model, contender.concurrency)
+        method = ECHO if is_echo else INFER
+        return Generator(LoadSpec(protocol, target, str(file), contender.concurrency, method))
 
-    def _window(self, contender: Contender, load: LoadRun) -> None:
+    def _window(self, contender: Contender, load: Generator) -> None:
         rate = 0.0
         if contender.rate_of:
             rate = median(self.rows[contender.rate_of].rps) * contender.rate_share

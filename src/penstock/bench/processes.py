@@ -1,4 +1,4 @@
-"""The processes of a benchmark: the server, the echo, the load generator; started, measured, stopped."""
+"""The processes of a benchmark: the server and the echo; started, measured, stopped."""
 
 import json
 import subprocess
@@ -7,14 +7,11 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import psutil
-
-from penstock.bench.load import Outcome, Window
 
 START_TIMEOUT_S = 120.0
 
@@ -92,27 +89,6 @@ class EchoRun(Running):
         super().__init__([sys.executable, "-m", "penstock.bench.echo"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
-
-
-class LoadRun(Running):
-    def __init__(self, protocol: str, target: str, kind: str, model: str, concurrency: int) -> None:
-        command = [sys.executable, "-m", "penstock.bench.load", protocol, target, kind, model, str(concurrency)]
-        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self._answer()
-
-    def run(self, window: Window) -> Outcome:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asdict(window)) + "\n")
-        self.process.stdin.flush()
-        return Outcome(**self._answer())
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError("the load generator died")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def _is_ready(http: str) -> bool:

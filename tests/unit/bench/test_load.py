@@ -1,15 +1,17 @@
 """The load generator counts what it says it counts."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
 from penstock.bench.drivers import Rejected
 from penstock.bench.figures import Figure, ratio
-from penstock.bench.load import Outcome, Window, run_closed, run_open
-from penstock.bench.measure import Row, percentiles_ms, spread
-from penstock.bench.payloads import build
-from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.bench.latencies import Latencies
+from penstock.bench.load import Load, Outcome, Window, merge_outcomes
+from penstock.bench.measure import Row, spread
+from penstock.bench.messages import read_messages, write_messages
+from penstock.bench.steady import is_enough, is_steady, measured
 
 
 class Counting:
@@ -35,29 +37,111 @@ class Counting:
 
 async def test_closed_loop_keeps_its_concurrency_and_counts_every_request_once() -> None:
     driver = Counting()
-    outcome = await run_closed(driver, Window(0.2, concurrency=7, warm_up_s=0.05), first=100)
+    load = Load(driver, Window(0.1, concurrency=7, warm_up_s=0.05, most=2), first=100)
+    outcomes = [outcome async for outcome in load.windows()]
+    assert len(outcomes) == 2
     assert driver.most_inside == 7
-    assert sorted(driver.numbers) == list(range(100, 100 + outcome.sent))
-    assert 0 < outcome.answered < outcome.sent
-    assert outcome.rejected["FULL"] == sum(1 for number in driver.numbers if number % 5 == 0)
-    assert len(outcome.latencies_s) == outcome.answered
+    assert driver.inside == 0
+    assert sorted(driver.numbers) == list(range(100, 100 + load.sent))
+    assert 0 < sum(outcome.answered for outcome in outcomes) < load.sent
+    for outcome in outcomes:
+        assert outcome.rejected["FULL"] > 0
+        assert len(outcome.latencies) == outcome.answered
+        assert outcome.sent > 0
 
 
 async def test_open_loop_sends_at_its_rate_whatever_is_answered() -> None:
     driver = Counting()
-    outcome = await run_open(driver, Window(0.5, concurrency=4, rate=400), first=0)
-    assert outcome.sent == len(driver.numbers) == outcome.answered + outcome.rejected["FULL"]
-    assert 100 < outcome.sent < 320  # Poisson with a mean of 200
+    load = Load(driver, Window(0.5, concurrency=4, rate=400), first=0)
+    outcomes = [outcome async for outcome in load.windows()]
+    assert load.sent == len(driver.numbers)
+    assert 100 < load.sent < 320  # Poisson with a mean of 200
+    assert outcomes[0].answered + outcomes[0].rejected["FULL"] <= load.sent
 
 
-def test_percentiles_and_spread() -> None:
-    assert percentiles_ms([n / 1000 for n in range(101)]) == {50: 50.0, 95: 95.0, 99: 99.0}
+async def test_open_loop_counts_latency_from_the_intended_time() -> None:
+    class Stalling(Counting):
+        async def call(self, slot: int, number: int) -> None:
+            if not self.numbers:
+                import time
+
+                time.sleep(0.2)  # noqa: ASYNC251 (the generator itself stalls)
+            await super().call(slot, number)
+
+    load = Load(Stalling(), Window(0.5, rate=200), first=1)
+    (outcome,) = [outcome async for outcome in load.windows()]
+    # What was due during the stall waited for it, though it was sent after.
+    assert outcome.latencies.percentile_ms(90) > 50
+
+
+async def test_load_ends_early_when_told() -> None:
+    load = Load(Counting(), Window(0.05, concurrency=2, most=1000))
+    found = 0
+    async for _ in load.windows():
+        found += 1
+        if found == 3:
+            load.stop()
+    assert found == 3
+
+
+def test_outcomes_of_several_processes_become_one() -> None:
+    parts = [
+        Outcome(2.0, 10, {"A": 1}, Latencies([0.001] * 10), 11, 0.5),
+        Outcome(2.0, 30, {"A": 2, "B": 1}, Latencies([0.003] * 30), 33, 1.5),
+    ]
+    whole = merge_outcomes([Outcome.from_json(part.to_json()) for part in parts])
+    assert (whole.rps, whole.rejected, whole.sent, whole.processes) == (20.0, {"A": 3, "B": 1}, 44, 2)
+    assert whole.cpu_share == pytest.approx(0.5)  # two seconds of CPU in two seconds on two cores
+    assert whole.latencies.percentile_ms(10) == pytest.approx(1, rel=0.002)
+    assert whole.latencies.percentile_ms(50) == pytest.approx(3, rel=0.002)
+
+
+def test_latencies_are_right_to_a_thousandth_and_empty_ones_are_no_number() -> None:
+    latencies = Latencies(n / 1000 for n in range(1, 1001))
+    for percent, value in latencies.percentiles_ms().items():
+        assert value == pytest.approx(percent * 10, rel=0.002)
+    assert latencies.highest_ms == pytest.approx(1000, rel=0.002)
+    assert Latencies().percentile_ms(50) != Latencies().percentile_ms(50)
+
+
+def window(rps: float, ms: float = 1.0) -> Outcome:
+    return Outcome(1.0, int(rps), {}, Latencies([ms / 1000] * int(rps)))
+
+
+def test_three_windows_that_agree_are_steady() -> None:
+    assert not is_steady([window(100), window(100)])
+    assert is_steady([window(100), window(105), window(95)])
+    assert not is_steady([window(100), window(100), window(130)])
+    assert not is_steady([window(100, 1), window(100, 1), window(100, 2)])  # latencies count, too
+    assert is_steady([window(500), window(100), window(105), window(95)])
+
+
+def test_what_is_not_steady_says_so_and_shows_the_last_three() -> None:
+    found = measured([window(900), window(100), window(200), window(300)])
+    assert not found.is_steady
+    assert found.rps == 200
+    assert found.spread == pytest.approx(0.5)
+
+
+def test_a_load_that_is_only_refused_does_not_go_on() -> None:
+    assert is_enough([Outcome(1.0, 0, {"NOT_FOUND": 9})])
+    assert not is_enough([Outcome(1.0, 1, {"NOT_FOUND": 9})])
+
+
+def test_messages_come_back_as_they_were(tmp_path: Path) -> None:
+    messages = [b"", b"a\n\x00", b"x" * 100_000]
+    assert read_messages(write_messages(tmp_path / "m", messages)) == messages
+    with pytest.raises(ValueError, match="no requests"):
+        read_messages(write_messages(tmp_path / "none", []))
+
+
+def test_spread() -> None:
     assert spread([10.0, 10.0, 12.0]) == pytest.approx(0.2)
 
 
 def test_a_row_divides_cpu_by_what_was_sent() -> None:
     row = Row("x", 1)
-    row.add(Outcome(seconds=2.0, answered=10, latencies_s=[0.1], sent=20, cpu_s=0.2), {"gateway": 0.4})
+    row.add(Outcome(seconds=2.0, answered=10, latencies=Latencies([0.1]), sent=20, cpu_s=0.2), {"gateway": 0.4})
     assert row.rps == [5.0]
     assert row.cpu_ms == {"gateway": [20.0], "load": [10.0]}
 
@@ -67,19 +151,3 @@ def test_a_figure_is_the_median_of_the_rounds_ratios() -> None:
     assert figure == Figure("k", 2.0, 0.5, 2.0)
     assert figure.is_met
     assert not ratio("k", [3.0], [1.0], bar=2.0, is_ceiling=True).is_met
-
-
-@pytest.mark.parametrize("kind", ["noop", "mixed", "queries", "passages", "photos"])
-def test_payloads_are_the_same_request_over_grpc_and_rest(kind: str) -> None:
-    payload = build(kind, "m")[0]
-    message = pb.ModelInferRequest.FromString(payload.grpc())
-    assert message.model_name == "m"
-    assert message.raw_input_contents[0] == payload.data
-    head, _, body = payload.rest().partition(b"\r\n\r\n")
-    assert f"Content-Length: {len(body)}".encode() in head
-    assert body.endswith(payload.data)
-
-
-def test_an_id_appended_to_a_built_message_is_its_id() -> None:
-    message = build("noop", "m")[0].grpc() + b"\x1a\x03abc"
-    assert pb.ModelInferRequest.FromString(message).id == "abc"

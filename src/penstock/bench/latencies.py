@@ -1,0 +1,59 @@
+"""How long requests took: a histogram of high resolution that is small on a pipe and can be merged."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from hdrh.histogram import HdrHistogram
+
+LONGEST_US = 3_600_000_000
+DIGITS = 3  # significant: a value is right to a thousandth
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+
+
+class Latencies:
+    """In seconds at its door, in whole microseconds inside."""
+
+    def __init__(self, seconds: Iterable[float] = ()) -> None:
+        self._histogram: Any = HdrHistogram(1, LONGEST_US, DIGITS)
+        for value in seconds:
+            self.record(value)
+
+    def record(self, seconds: float) -> None:
+        self._histogram.record_value(min(LONGEST_US, max(1, round(seconds * 1e6))))
+
+    def add(self, other: "Latencies") -> None:
+        self._histogram.add(other._histogram)
+
+    def __len__(self) -> int:
+        return int(self._histogram.total_count)
+
+    def percentile_ms(self, percent: float) -> float:
+        return float(self._histogram.get_value_at_percentile(percent)) / 1000 if len(self) else float("nan")
+
+    def percentiles_ms(self) -> dict[float, float]:
+        return {percent: self.percentile_ms(percent) for percent in PERCENTILES}
+
+    @property
+    def mean_ms(self) -> float:
+        return float(self._histogram.get_mean_value()) / 1000 if len(self) else float("nan")
+
+    @property
+    def highest_ms(self) -> float:
+        return float(self._histogram.get_max_value()) / 1000 if len(self) else float("nan")
+
+    def encode(self) -> str:
+        """HdrHistogram's own compressed form, which its tools in other languages read, too."""
+        return bytes(self._histogram.encode()).decode("ascii")
+
+    @classmethod
+    def decode(cls, text: str) -> "Latencies":
+        found = cls()
+        found._histogram.decode_and_add(text)
+        return found
+
+
+def merge(parts: Iterable[Latencies]) -> Latencies:
+    whole = Latencies()
+    for part in parts:
+        whole.add(part)
+    return whole

@@ -1,0 +1,145 @@
+"""Query-passage pairs of MS MARCO from a local path, in the forms in which it is given out.
+
+A TSV file, plain or gzipped: `triples.*` (query, passage, passage), `top1000.*` (qid, pid, query, passage).
+A folder with `collection.tsv`, `queries.*.tsv` and `qrels.*.tsv`, joined by their ids.
+A Parquet file, or a folder of them: `query` with `passages.passage_text` and `passages.is_selected`, or `query` with
+`positive` or `passage`.
+"""
+
+import gzip
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
+
+from penstock.core.errors import InvalidRequest
+
+Pair = tuple[str, str]
+MOST_PAIRS = 100_000
+FORMS = "triples.*.tsv, top1000.*.tsv, a folder with collection.tsv, queries.*.tsv and qrels.*.tsv, or Parquet"
+
+
+def read_pairs(path: Path, most: int = MOST_PAIRS) -> list[Pair]:
+    """The first `most` pairs, in the file's order."""
+    try:
+        pairs = list(islice(_pairs(path, most), most))
+    except FileNotFoundError as error:
+        raise InvalidRequest(f"{error.filename}: no such file or folder") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{path}: cannot be read: {error}") from error
+    if not pairs:
+        raise InvalidRequest(f"{path}: no query-passage pairs in it; expected {FORMS}")
+    return pairs
+
+
+def _pairs(path: Path, most: int) -> Iterator[Pair]:
+    if path.is_dir():
+        parquet = sorted(path.rglob("*.parquet"))
+        if parquet:
+            for file in parquet:
+                yield from _parquet_pairs(file)
+        else:
+            yield from _joined_pairs(path, most)
+    elif path.suffix == ".parquet":
+        yield from _parquet_pairs(path)
+    else:
+        yield from _tsv_pairs(path)
+
+
+def _tsv_pairs(file: Path) -> Iterator[Pair]:
+    for number, cells in _rows(file):
+        if len(cells) == 4 and cells[0].isdigit() and cells[1].isdigit():
+            yield cells[2], cells[3]
+        elif len(cells) == 3 and not all(cell.isdigit() for cell in cells):
+            yield cells[0], cells[1]
+        else:
+            raise InvalidRequest(f"{file}, line {number}: {len(cells)} columns that are no pair; expected {FORMS}")
+
+
+def _joined_pairs(folder: Path, most: int) -> Iterator[Pair]:
+    found = {kind: _find(folder, kind) for kind in ("collection", "queries", "qrels")}
+    if missing := [kind for kind, file in found.items() if file is None]:
+        raise InvalidRequest(f"{folder}: no {missing[0]}*.tsv in it; expected {FORMS}")
+    collection, queries, qrels = (file for file in found.values() if file is not None)
+    # The collection has millions of passages: only those of the first judgements are kept.
+    text_of = dict(_texts(queries))
+    wanted = list(islice(((qid, pid) for qid, pid in _judgements(qrels) if qid in text_of), most))
+    passages = _pick(_texts(collection), {pid for _, pid in wanted})
+    return ((text_of[qid], passages[pid]) for qid, pid in wanted if pid in passages)
+
+
+def _find(folder: Path, kind: str) -> Path | None:
+    files = sorted(file for file in folder.iterdir() if file.name.startswith(kind) and ".tsv" in file.suffixes)
+    return files[0] if files else None
+
+
+def _texts(file: Path) -> Iterator[tuple[str, str]]:
+    for number, cells in _rows(file):
+        if len(cells) != 2:
+            raise InvalidRequest(f"{file}, line {number}: {len(cells)} columns; expected an id and a text")
+        yield cells[0], cells[1]
+
+
+def _judgements(file: Path) -> Iterator[tuple[str, str]]:
+    """qid, 0, pid, relevance: tabs in MS MARCO's own files, spaces in TREC's."""
+    for number, cells in _rows(file):
+        fields = cells if len(cells) == 4 else cells[0].split()
+        if len(fields) != 4:
+            raise InvalidRequest(f"{file}, line {number}: expected qid, 0, pid and a relevance")
+        if fields[3] != "0":
+            yield fields[0], fields[2]
+
+
+def _pick(texts: Iterable[tuple[str, str]], wanted: set[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for identity, text in texts:
+        if identity in wanted:
+            found[identity] = text
+            if len(found) == len(wanted):
+                break
+    return found
+
+
+def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    with _open(file) as stream:
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield number, line.rstrip("\n").split("\t")
+
+
+def _open(file: Path) -> TextIO:
+    if file.suffix == ".gz":
+        return gzip.open(file, "rt", encoding="utf-8", newline="\n")
+    return file.open(encoding="utf-8", newline="\n")
+
+
+def _parquet_pairs(file: Path) -> Iterator[Pair]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InvalidRequest("Parquet files need pyarrow: pip install 'penstock[bench]'") from error
+    try:
+        table = parquet.ParquetFile(file)
+        names = set(table.schema_arrow.names)
+        passage = next((name for name in ("passages", "positive", "passage") if name in names), None)
+        if "query" not in names or passage is None:
+            raise InvalidRequest(
+                f"{file}: columns {', '.join(sorted(names))}; expected query with passages or positive"
+            )
+        for batch in table.iter_batches(1024, columns=["query", passage]):
+            for row in batch.to_pylist():
+                yield from _row_pairs(row["query"], row[passage])
+    except pyarrow.ArrowException as error:
+        raise InvalidRequest(f"{file}: is no Parquet file that can be read: {error}") from error
+
+
+def _row_pairs(query: str, passages: Any) -> Iterator[Pair]:
+    """Of many passages the selected ones; the first where none was."""
+    if isinstance(passages, str):
+        yield query, passages
+        return
+    texts = passages["passage_text"]
+    chosen = [text for text, is_selected in zip(texts, passages["is_selected"], strict=True) if is_selected]
+    for text in chosen or texts[:1]:
+        yield query, text

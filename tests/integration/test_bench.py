@@ -1,0 +1,84 @@
+"""`penstock bench` against a real server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.latencies import Latencies
+from tests.servers import ServerProcess
+
+IDENTITY = Path(__file__).parents[2] / "src/penstock/bench/data/identity"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> "ServerProcess":  # type: ignore[misc]
+    folder = tmp_path_factory.mktemp("bench")
+    models = folder / "models" / "identity"
+    (models / "1").mkdir(parents=True)
+    (models / "1" / "model.onnx").write_bytes((IDENTITY / "model.onnx").read_bytes())
+    (models / "model.yaml").write_bytes((IDENTITY / "model.yaml").read_bytes())
+    with ServerProcess(folder / "models", folder) as running:
+        yield running
+
+
+def bench(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "bench", *arguments]
+    command += ["--http", server.http_url, "--grpc", server.grpc_url, "--window", "0.2", "--warm-up", "0.1"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "stream", "rest"])
+def test_a_closed_loop_in_steps(server: ServerProcess, protocol: str) -> None:
+    done = bench(server, "identity", "--protocol", protocol, "--concurrency", "1:4:*4", "--processes", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout)["steps"]
+    assert [step["concurrency"] for step in steps] == [1, 4]
+    assert [step["generator_processes"] for step in steps] == [1, 2]
+    for step in steps:
+        assert step["requests_per_s"] > 0
+        assert step["rejected"] == {}
+        assert 0 < step["generator_cpu_share"] <= 1.5
+        histogram = Latencies.decode(step["latency_histogram"])
+        assert histogram.percentile_ms(99) == step["latency_ms"]["p99"]
+        assert step["latency_ms"]["p50"] <= step["latency_ms"]["p99"] <= step["latency_ms"]["max"]
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "stream", "rest"])
+def test_an_open_loop_is_sent_at_its_rate(server: ServerProcess, protocol: str) -> None:
+    done = bench(server, "identity", "--protocol", protocol, "--rate", "100", "--windows", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    (step,) = json.loads(done.stdout)["steps"]
+    assert step["rate"] == 100
+    assert 30 < step["requests_per_s"] < 200
+    assert len(step["windows_per_s"]) == 3
+
+
+def test_the_table_says_what_was_not_served(server: ServerProcess) -> None:
+    done = bench(server, "absent", "--data", "noop", "--concurrency", "2")
+    assert done.returncode == 0, done.stderr
+    assert "NOT_FOUND" in done.stdout
+    assert "no three windows in a row agreed" in done.stdout
+
+
+def test_bad_options_are_refused(server: ServerProcess) -> None:
+    for arguments, message in (
+        (("--protocol", "smoke"), "there are grpc, stream, rest"),
+        (("--rate", "1", "--concurrency", "1"), "give one of them"),
+        (("--shape", "x"), "expected NAME:SIZES"),
+        (("--data", "photos", "--msmarco", "x"), "takes none"),
+    ):
+        done = bench(server, "identity", *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+    assert "absent" in bench(server, "absent").stderr
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    nowhere = ServerProcess(tmp_path, tmp_path)
+    for protocol in ("grpc", "rest"):
+        done = bench(nowhere, "identity", "--protocol", protocol, "--data", "noop", "--concurrency", "1")
+        assert done.returncode == 2
+        assert "does a server listen there" in done.stderr
