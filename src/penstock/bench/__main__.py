@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 import tempfile
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -15,11 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench import repository as repo
+from penstock.bench.baseline import Baseline
 from penstock.bench.ceiling import EmbedCeiling, Schedule
 from penstock.bench.figures import Figure, compute
 from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.processes import EchoRun, ServerRun
 from penstock.bench.texts import mixed, queries
+from penstock.core.errors import PenstockError
 
 GROUPS: dict[str, list[Contender]] = {
     "text": [
@@ -53,10 +56,13 @@ GROUPS: dict[str, list[Contender]] = {
 SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))
 ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
+BASELINE = Path("benchmarks/baseline.json")
 
 
 def main() -> int:
     arguments = _parse()
+    if arguments.check:
+        Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
     groups = arguments.only or list(GROUPS)
     ceiling: list[float] = []
@@ -80,7 +86,23 @@ def main() -> int:
     if arguments.json:
         report = {**_report(bench.rows, ceiling, figures), "limits": limits}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 0
+    if arguments.update_baseline:
+        known = Baseline.read(BASELINE) if BASELINE.exists() else Baseline({})
+        known.with_run(figures).write(BASELINE)
+    return _check(figures) if arguments.check else 0
+
+
+def _check(figures: Sequence[Figure]) -> int:
+    verdicts = Baseline.read(BASELINE).compare(figures)
+    shown = Table("figure", "now", "baseline", "change", "noise", "")
+    for verdict in verdicts:
+        numbers = (f"{verdict.value:.3f}", f"{verdict.expected:.3f}", f"{verdict.change:+.1%}", f"{verdict.noise:.1%}")
+        shown.add_row(verdict.key, *numbers, "WORSE" if verdict.is_worse else "as before or better")
+    Console(width=150).print(shown)
+    worse = [verdict.key for verdict in verdicts if verdict.is_worse]
+    if worse:
+        _say(f"worse than {BASELINE} by more than noise: {', '.join(worse)}")
+    return 1 if worse else 0
 
 
 def _parse() -> argparse.Namespace:
@@ -88,6 +110,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="short windows: under five minutes")
     parser.add_argument("--json", type=Path, help="write the figures and all rounds here")
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
+    parser.add_argument(
+        "--check", action="store_true", help=f"fail where a ratio is worse than in {BASELINE} beyond noise"
+    )
+    parser.add_argument("--update-baseline", action="store_true", help=f"add this run to {BASELINE}")
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
     return parser.parse_args()
 
@@ -192,4 +218,8 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except PenstockError as error:
+        _say(f"scripts/bench: {error.message}")
+        sys.exit(2)

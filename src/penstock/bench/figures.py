@@ -14,6 +14,7 @@ class Figure:
     spread: float
     bar: float
     is_ceiling: bool = False  # True: the value must stay below the bar
+    rounds: int = 1
 
     @property
     def is_met(self) -> bool:
@@ -23,7 +24,7 @@ class Figure:
 def ratio(key: str, above: Sequence[float], below: Sequence[float], bar: float, is_ceiling: bool = False) -> Figure:
     """Of the medians; its spread is that of the ratios of the rounds."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return Figure(key, median(ratios), spread(ratios), bar, is_ceiling)
+    return Figure(key, median(ratios), spread(ratios), bar, is_ceiling, len(ratios))
 
 
 def compute(rows: Mapping[str, Row], ceiling: Sequence[float], only: Callable[[str], bool]) -> list[Figure]:

@@ -16,12 +16,15 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.grpc_server import GrpcServer
 from penstock.gateway.http import build_http_app
+from penstock.gateway.live_rest import standing
+from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_grpc import OipGrpc
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import RouterMetrics, ServingMetrics, shared_registry
+from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
 
 log = structlog.get_logger()
@@ -43,7 +46,9 @@ class Gateway:
         self._serving = Serving(self._admission, self._resolver, self._dispatcher, self._serving_metrics, traces)
         self._grpc: GrpcServer | None = None
         self._http: uvicorn.Server | None = None
+        self._live: LiveStreams | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._process = psutil.Process()
 
     def listen(self, endpoint: str) -> str:
         """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
@@ -63,8 +68,10 @@ class Gateway:
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
         self._grpc = GrpcServer(OipGrpc(self._serving, catalogue), self._config.limits)
         port = await self._grpc.start(self._config.host, grpc_port)
+        reader = SnapshotReader(self._metrics_folder)
+        self._live = LiveStreams(reader.read, self._publish, lambda: standing(catalogue))
         app = build_http_app(
-            self._serving, catalogue, self._config.limits, lambda: shared_registry(self._metrics_folder)
+            self._serving, catalogue, self._config.limits, lambda: shared_registry(self._metrics_folder), self._live
         )
         self._http = _http_server(app)
         self._tasks = [
@@ -83,6 +90,8 @@ class Gateway:
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
+        if self._live is not None:
+            self._live.close()  # an endless answer would hold the HTTP server open
         if self._http is not None:
             self._http.should_exit = True
         if self._grpc is not None:
@@ -103,7 +112,6 @@ class Gateway:
 
     async def _watch(self, is_ready: Callable[[], bool]) -> None:
         """Keeps the health service and the gauges true."""
-        process = psutil.Process()
         was_ready = None
         while True:
             ready = is_ready()
@@ -111,15 +119,19 @@ class Gateway:
                 was_ready = ready
                 await self._grpc.set_ready(ready)
                 log.info("readiness", ready=ready)
-            self._serving.tallies.flush()
-            self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
-            self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
-            self._serving_metrics.memory_bytes.set(process.memory_info().rss)
-            self._router_metrics.workers.set(len(self._dispatcher.workers()))
-            for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
-                self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
-                self._router_metrics.queue.labels(block_id, "running").set(running)
+            self._publish()
             await asyncio.sleep(WATCH_S)
+
+    def _publish(self) -> None:
+        """Brings this gateway's part of the shared metrics up to date."""
+        self._serving.tallies.flush()
+        self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
+        self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
+        self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
+        self._router_metrics.workers.set(len(self._dispatcher.workers()))
+        for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
+            self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
+            self._router_metrics.queue.labels(block_id, "running").set(running)
 
 
 def check_port(host: str, port: int, flag: str) -> None:

@@ -16,6 +16,8 @@ from penstock.gateway.admin_rest import AdminRest
 from penstock.gateway.attendance import ClientLeft
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http_message import Receive, Scope, Send
+from penstock.gateway.live_rest import LiveRest
+from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_rest import InferEndpoint, OipRest
 from penstock.gateway.openai_rest import OpenAiRest
 from penstock.gateway.openapi import describe, json_answer
@@ -29,8 +31,13 @@ OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429:
 
 
 def build_http_app(
-    serving: Serving, catalogue: Catalogue, limits: Limits, metrics_registry: Callable[[], CollectorRegistry]
+    serving: Serving,
+    catalogue: Catalogue,
+    limits: Limits,
+    metrics_registry: Callable[[], CollectorRegistry],
+    live: LiveStreams | None = None,
 ) -> "ASGIApplication":
+    """Where there are no live streams, there is no live view either."""
     routed = FastAPI(
         title=SERVER_NAME,
         version=catalogue.server_version,
@@ -42,6 +49,10 @@ def build_http_app(
     routed.include_router(OipRest(catalogue, limits).router())
     routed.include_router(OpenAiRest(serving, catalogue, limits).router())
     routed.include_router(AdminRest(catalogue, metrics_registry).router())
+    if live is not None:
+        view = LiveRest(live, catalogue.server_version)
+        routed.include_router(view.router())
+        routed.include_router(view.stream_router())
     describe(routed)
     routed.add_exception_handler(PenstockError, _penstock_error)
     routed.add_exception_handler(HTTPException, _routing_error)

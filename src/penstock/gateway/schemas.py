@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from penstock.telemetry import live_view
+
 Parameters = dict[str, bool | int | float | str]
 Datatype = Literal[
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
@@ -244,3 +246,13 @@ class Metric(BaseModel):
 
 class Metrics(RootModel[dict[str, Metric]]):
     pass
+
+
+class Root(BaseModel):
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+class LiveEvent(RootModel[live_view.LiveView]):
+    """What the server did in the last interval and what is inside now."""

@@ -148,6 +148,6 @@ def test_a_row_divides_cpu_by_what_was_sent() -> None:
 
 def test_a_figure_is_the_median_of_the_rounds_ratios() -> None:
     figure = ratio("k", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0], bar=2.0)
-    assert figure == Figure("k", 2.0, 0.5, 2.0)
+    assert figure == Figure("k", 2.0, 0.5, 2.0, rounds=3)
     assert figure.is_met
     assert not ratio("k", [3.0], [1.0], bar=2.0, is_ceiling=True).is_met

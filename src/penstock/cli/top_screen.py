@@ -1,0 +1,244 @@
+"""What `penstock top` draws: fits 80 columns and 24 lines, and uses more where there is more."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from rich.console import Group, JustifyMethod, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from penstock.telemetry.live_view import Block, Happened, LiveView, Worker
+
+FIXED_LINES = 19  # all but the rows of blocks and workers
+WIDE = 110
+WORKER_COLUMNS = 64  # of a worker's row, before the blocks that it holds
+BAR_CELLS = 24
+SPARKS = "▁▂▃▄▅▆▇█"
+STATE_STYLES = {"ready": "green", "loading": "yellow", "empty": "yellow", "draining": "yellow"}
+
+
+class History:
+    def __init__(self) -> None:
+        self._views: deque[LiveView] = deque(maxlen=120)
+
+    def add(self, view: LiveView) -> None:
+        self._views.append(view)
+
+    @property
+    def newest(self) -> LiveView | None:
+        return self._views[-1] if self._views else None
+
+    def requests_per_s(self, number: int) -> list[float]:
+        return [view.work.requests_per_s for view in self._views][-number:]
+
+    def p99_ms(self, number: int) -> list[float]:
+        return [view.work.latency.p99_ms or 0.0 for view in self._views][-number:]
+
+
+def screen(http: str, history: History, width: int, height: int | None, trouble: str = "") -> RenderableType:
+    """`height` none: as long as it takes. `trouble` says why no events come."""
+    view = history.newest
+    if view is None:
+        return Text(f"reconnecting: {trouble}" if trouble else f"waiting for the first look at {http}", "yellow")
+    left = None if height is None else max(2, height - FIXED_LINES)
+    workers = view.workers if left is None else view.workers[: max(1, left - len(view.blocks), left // 3)]
+    blocks = view.blocks if left is None else _busiest(view.blocks, left - len(workers))
+    phases: RenderableType = _phases(view)
+    if width >= WIDE:
+        beside = Table.grid(padding=(0, 4))
+        beside.add_row(phases, _closed(view), _sparks(history))
+        phases = beside
+    return Group(
+        _head(http, view, trouble), *_summary(view, width >= WIDE), "", phases, "",
+        _blocks(blocks, len(view.blocks) - len(blocks), width), "",
+        _workers(workers, len(view.workers) - len(workers), view.blocks, width), _foot(height),
+    )  # fmt: skip
+
+
+def _head(http: str, view: LiveView, trouble: str) -> RenderableType:
+    state = "draining" if view.draining else "ready" if view.ready else "not ready"
+    line = Table.grid(expand=True)
+    line.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    line.add_column(no_wrap=True, justify="right")
+    at = datetime.fromtimestamp(view.at).strftime("%H:%M:%S")
+    shown = f"[bold]{escape(view.server)} {escape(view.version)}[/] [{STATE_STYLES.get(state, 'red')}]{state}[/]"
+    if trouble:
+        line.add_row(f"{shown} [bold red]reconnecting[/] [red]{escape(trouble)}[/]", f"[dim]seen {at}[/]")
+    else:
+        line.add_row(f"{shown} [dim]{escape(http)}[/]", f"[dim]last {view.seconds:.1f} s, {at}[/]")
+    return line
+
+
+def _foot(height: int | None) -> RenderableType:
+    return "" if height is None else Text("q quits", "dim")
+
+
+def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
+    now, batches = view.now, view.work.batches
+    codes = "  ".join(f"{escape(code)} {_number(rate)}" for code, rate in view.work.by_code.items())
+    yield _line("requests", f"[bold]{_number(view.work.requests_per_s)}[/] /s   {codes}")
+    yield _line(
+        "inside",
+        f"[bold]{now.inflight_requests}[/] in flight ({_bytes(now.inflight_bytes)})   waiting {now.waiting}   "
+        f"running {now.running}   on workers {now.waiting_on_workers}",
+    )
+    padding = "" if batches.padding is None else f"   padding x{batches.padding:.2f}"
+    yield _line("batches", f"[bold]{_number(batches.per_s)}[/] /s   {_number(batches.rows_mean)} rows{padding}")
+    if not is_wide:
+        yield _line("closed by", _shares(batches.closed))
+    troubles = view.troubles
+    named = {
+        "refusals": troubles.refusals,
+        "retries": troubles.retries,
+        "workers lost": troubles.workers_lost,
+        "failures": troubles.failures,
+    }
+    yield _line("trouble", "   ".join(f"{name} {_happened(found)}" for name, found in named.items()))
+
+
+def _line(name: str, markup: str) -> Text:
+    line = Text.from_markup(f"[dim]{name:<11}[/]{markup}")
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _happened(found: Mapping[str, Happened]) -> str:
+    total, new = sum(each.total for each in found.values()), sum(each.count for each in found.values())
+    return f"{total} [bold red]+{new}[/]" if new else str(total)
+
+
+def _shares(rates: Mapping[str, float]) -> str:
+    total = sum(rates.values())
+    return "  ".join(f"{name} {rate / total:.0%}" for name, rate in rates.items() if rate) or "-"
+
+
+def _phases(view: LiveView) -> Table:
+    table = _table("ms", "mean", "p50", "p95", "p99", "where the time goes")
+    longest = max((phase.mean_ms or 0.0 for phase in view.work.phases.values()), default=0.0) or 1.0
+    for name, found in (("request", view.work.latency), *view.work.phases.items()):
+        figures = [_ms(each) for each in (found.mean_ms, found.p50_ms, found.p95_ms, found.p99_ms)]
+        bar = "" if name == "request" else _bar((found.mean_ms or 0.0) / longest)
+        table.add_row(f"[bold]{name}[/]" if name == "request" else name, *figures, bar)
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _closed(view: LiveView) -> Table:
+    table = _table("batch closed by", "/s", "share")
+    total = sum(view.work.batches.closed.values()) or 1.0
+    for reason, rate in view.work.batches.closed.items():
+        table.add_row(escape(reason), _number(rate), _bar(rate / total))
+    table.columns[-1].justify = "left"
+    return table
+
+
+def _sparks(history: History) -> Table:
+    table = _table("the last looks", "")
+    table.add_row("requests /s", _spark(history.requests_per_s(BAR_CELLS)))
+    table.add_row("p99", _spark(history.p99_ms(BAR_CELLS)))
+    return table
+
+
+def _spark(values: Sequence[float]) -> str:
+    largest = max(values, default=0.0) or 1.0
+    return "".join(SPARKS[min(len(SPARKS) - 1, int(value / largest * len(SPARKS)))] for value in values)
+
+
+def _bar(share: float) -> str:
+    return f"[blue]{'━' * round(share * BAR_CELLS)}[/]"
+
+
+def _busiest(blocks: Sequence[Block], number: int) -> Sequence[Block]:
+    """In the server's order; where not all have room, those that get most."""
+    if len(blocks) <= number:
+        return blocks
+    return sorted(blocks, key=lambda block: -block.work.requests_per_s)[: max(1, number)]
+
+
+def _blocks(blocks: Iterable[Block], left_out: int, width: int) -> Table:
+    wide = ("block",) if width >= WIDE else ()
+    table = _table(
+        _more("model", left_out), *wide, "state", "req/s", "p50", "p99", "wait", "run", "on w", "rows", "at work"
+    )
+    table.columns[0].max_width = 40 if width >= WIDE else 22
+    for block in blocks:
+        latency, batches = block.work.latency, block.work.batches
+        version = f"[dim]:{escape(block.version)}[/]"
+        table.add_row(
+            f"{escape(block.model)}{version}", *([block.block_id] if wide else []), _state(block.state),
+            _number(block.work.requests_per_s), _ms(latency.p50_ms), _ms(latency.p99_ms), str(block.waiting),
+            str(block.running), str(block.waiting_on_workers), _number(batches.rows_mean),
+            _share(block.instances.busy_share),
+        )  # fmt: skip
+    return table
+
+
+def _workers(workers: Iterable[Worker], left_out: int, blocks: Sequence[Block], width: int) -> Table:
+    table = _table(
+        _more("worker", left_out), "state", "  memory", "busy", "idle", "at work", "batch/s", "rows/s", "blocks"
+    )
+    models = {block.block_id: block.model for block in blocks}
+    for worker in workers:
+        instances = worker.instances
+        held = ", ".join(escape(models.get(block, block)) for block in worker.blocks)
+        table.add_row(
+            escape(worker.id), _state(worker.state), _bytes(worker.memory_bytes), str(instances.busy),
+            str(instances.idle), _share(instances.busy_share), _number(worker.batches_per_s),
+            _number(worker.rows_per_s), held,
+        )  # fmt: skip
+    table.columns[-1].justify = "left"
+    table.columns[-1].max_width = max(10, width - WORKER_COLUMNS)
+    return table
+
+
+def _more(name: str, left_out: int) -> str:
+    return f"{name} [yellow](+{left_out})[/]" if left_out > 0 else name
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", pad_edge=False)
+    for index, head in enumerate(heads):
+        # A least width, so that columns do not jump with their figures.
+        justify: JustifyMethod = "right" if index else "left"
+        table.add_column(
+            head, justify=justify, no_wrap=True, overflow="ellipsis", min_width=max(5 if index else 8, len(head))
+        )
+    return table
+
+
+def _state(state: str) -> str:
+    return f"[{STATE_STYLES.get(state, 'red')}]{escape(state)}[/]"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.0f}"
+        if value >= 100
+        else f"{value:.1f}"
+        if value >= 10
+        else f"{value:.2f}"
+        if value >= 0.1
+        else f"{value:.3f}"
+    )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
+
+
+def _bytes(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} GiB"

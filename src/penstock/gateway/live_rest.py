@@ -1,0 +1,161 @@
+"""The live view over HTTP: the page at `/` and the stream of events that it draws."""
+
+import asyncio
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.core.errors import InvalidRequest
+from penstock.gateway import schemas
+from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.http_message import Receive, Scope, Send, weights
+from penstock.gateway.live_streams import LiveStreams, Watch
+from penstock.gateway.openapi import REF, Handler, Route, add_routes, json_answer
+from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
+
+DEFAULT_INTERVAL_S = 1.0
+MIN_INTERVAL_S = 0.2
+MAX_INTERVAL_S = 60.0
+SEND_S = 10.0  # a client that takes nothing for so long is given up
+RETRY = b"retry: 1000\n\n"  # how soon a browser comes again, in milliseconds
+LINKS = {"live": "/v1/live", "status": "/v1/status", "docs": "/docs", "openapi": "/openapi.json", "metrics": "/metrics"}
+MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+    "vary": "accept",
+}
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
+]
+DESCRIPTION = """Server-sent events. Each is a `LiveEvent` in JSON: what the whole server (all gateways and workers) did
+since the last one, and what is inside now. The first comes after one interval, or at once where others watch with the
+same. A gateway holds a bounded number of streams and refuses more. A client that reads slowly misses events."""
+EVENTS = {"text/event-stream": {"schema": {"$ref": REF.format(model="LiveEvent")}}}
+
+
+class LiveRest:
+    def __init__(self, streams: LiveStreams, version: str) -> None:
+        self._streams = streams
+        self._version = version
+        folder = files("penstock.gateway").joinpath("dashboard")
+        self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+    def router(self) -> APIRouter:
+        router = add_routes(
+            "Operations",
+            [
+                Route(
+                    "GET",
+                    "/",
+                    self.root,
+                    "The live view as a page; JSON where Accept prefers application/json",
+                    answer=schemas.Root,
+                    binary_answer={"text/html": {"schema": {"type": "string"}}},
+                ),
+            ],
+        )
+        for name in self._files:
+            router.add_api_route(f"/dashboard/{name}", self._part(name), methods=["GET"], include_in_schema=False)
+        return router
+
+    def stream_router(self) -> APIRouter:
+        query = {"interval": "Seconds between events, 0.2 to 60; 1 where it is not given"}
+        route = Route(
+            "GET", "/v1/live", self.live, "What the server does, as it happens", DESCRIPTION,
+            binary_answer=EVENTS, query=query,
+        )  # fmt: skip
+        return add_routes("Operations", [route], schemas.OpenAiError)
+
+    async def root(self, request: Request) -> Response:
+        wanted = weights(request.headers.get("accept", "*/*").encode("latin-1", "replace"))
+        rest = wanted.get("*/*", 0.0)
+        json = wanted.get("application/json", wanted.get("application/*", rest))
+        if json > wanted.get("text/html", wanted.get("text/*", rest)):
+            answer = {"name": SERVER_NAME, "version": self._version, "links": LINKS}
+            return json_answer(answer, headers={"vary": "accept"})
+        return self._page("page.html")
+
+    async def live(self, request: Request) -> Response:
+        return _EventStream(self._streams.watch(_interval_s(request)))
+
+    def _part(self, name: str) -> Handler:
+        async def part(request: Request) -> Response:
+            return self._page(name)
+
+        return part
+
+    def _page(self, name: str) -> Response:
+        media_type = f"{MEDIA_TYPES[name.rpartition('.')[2]]}; charset=utf-8"
+        return Response(self._files[name], headers=PAGE_HEADERS, media_type=media_type)
+
+
+class _EventStream(Response):
+    """Ends when its client leaves, when it takes nothing any more, or with the watch."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(self._await_leaving(receive), name="live-client")
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            await _send(send, RETRY)
+            while (event := await self._watch.next()) is not None:
+                await _send(send, b"data: " + event + b"\n\n")
+            await _send(send, b"", is_last=True)
+        except TimeoutError:
+            return  # the connection is closed with the answer unfinished
+        finally:
+            leaving.cancel()
+            self._watch.close()
+
+    async def _await_leaving(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._watch.end()
+
+
+async def _send(send: Send, body: bytes, is_last: bool = False) -> None:
+    """Waits while the client's buffers are full."""
+    async with asyncio.timeout(SEND_S):
+        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+
+
+def _interval_s(request: Request) -> float:
+    given = request.query_params.get("interval")
+    if given is None:
+        return DEFAULT_INTERVAL_S
+    try:
+        interval_s = float(given)
+    except ValueError:
+        interval_s = 0.0
+    if not MIN_INTERVAL_S <= interval_s <= MAX_INTERVAL_S:
+        raise InvalidRequest(
+            f"interval is '{given[:40]}': it must be seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}"
+        )
+    return interval_s
+
+
+def standing(catalogue: Catalogue) -> Standing:
+    """What a gateway knows of the server beside the metrics."""
+    status: Any = catalogue.status()
+    max_rows = {
+        block.block_id: block.settings.batching.max_rows for block in catalogue.blocks() if block.max_batch_size
+    }
+    return Standing(
+        server=status["server"],
+        version=status["version"],
+        ready=status["ready"],
+        draining=status["draining"],
+        blocks=[BlockStanding(**block, max_rows=max_rows.get(block["block_id"])) for block in status["blocks"]],
+        workers=[WorkerStanding(**worker) for worker in status["workers"]],
+    )

@@ -1,0 +1,236 @@
+"""The live view: what a server did between two looks at its metrics, and where the time went. Pure."""
+
+from collections.abc import Iterable, Mapping
+
+from penstock.telemetry.live_view import (
+    Batches,
+    Block,
+    BlockStanding,
+    Happened,
+    Instances,
+    Latency,
+    LiveView,
+    Now,
+    Rates,
+    Standing,
+    Troubles,
+    Work,
+    Worker,
+    WorkerStanding,
+)
+from penstock.telemetry.snapshot import Labels, ProcessFigures, Series, Snapshot
+
+PHASES = ("admit", "queue", "batch", "compute", "reply")
+CLOSED = ("rows", "tokens", "padding", "empty", "delay")
+
+
+def compare(before: Snapshot, after: Snapshot, seconds: float, at: float, standing: Standing) -> LiveView:
+    """`seconds` lie between the looks, `at` is the time of the second."""
+    grown = {process: _grown(before.get(process), figures) for process, figures in after.items()}
+    counts = _Figures(grown.values())
+    totals = _Figures(figures.counts for figures in after.values())
+    gauges = _Figures(figures.gauges for figures in after.values())
+    names = {worker.id for worker in standing.workers} | {name for name in after if _is_worker(after[name])}
+    known = {worker.id: worker for worker in standing.workers}
+    nothing = ProcessFigures()
+    return LiveView(
+        at=round(at, 3),
+        seconds=round(seconds, 3),
+        server=standing.server,
+        version=standing.version,
+        ready=standing.ready,
+        draining=standing.draining,
+        work=_work(counts, seconds),
+        now=_now(gauges),
+        troubles=_troubles(counts, totals),
+        requests_by_model=_rates(counts.by("model", "penstock_requests_total"), seconds),
+        blocks=[_block(block, counts, gauges, seconds) for block in standing.blocks],
+        workers=[
+            _worker(
+                name,
+                known.get(name),
+                _Figures([grown.get(name, {})]),
+                _Figures([after.get(name, nothing).gauges]),
+                seconds,
+            )
+            for name in sorted(names)
+        ],
+    )
+
+
+class _Figures:
+    """The figures of some processes, to be added up by labels."""
+
+    def __init__(self, processes: Iterable[Mapping[Series, float]]) -> None:
+        self._by_name: dict[str, list[tuple[Labels, float]]] = {}
+        for figures in processes:
+            for (name, labels), value in figures.items():
+                self._by_name.setdefault(name, []).append((labels, value))
+
+    def having(self, *pairs: tuple[str, str]) -> "_Figures":
+        """Only those with these labels."""
+        wanted, found = frozenset(pairs), _Figures([])
+        for name, every in self._by_name.items():
+            found._by_name[name] = [each for each in every if wanted <= each[0]]
+        return found
+
+    def total(self, name: str) -> float:
+        return sum(value for _, value in self._by_name.get(name, ()))
+
+    def by(self, label: str, name: str) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for labels, value in self._by_name.get(name, ()):
+            for key, text in labels:
+                if key == label:
+                    found[text] = found.get(text, 0.0) + value
+        return found
+
+
+def _grown(before: ProcessFigures | None, after: ProcessFigures) -> Mapping[Series, float]:
+    """By how much each count rose. A process of which any count fell has begun anew: all that it counts is new."""
+    old = before.counts if before is not None else {}
+    if any(after.counts.get(series, value) < value for series, value in old.items()):
+        old = {}
+    return {series: value - old.get(series, 0.0) for series, value in after.counts.items()}
+
+
+def _work(counts: _Figures, seconds: float) -> Work:
+    by_code = counts.by("code", "penstock_requests_total")
+    return Work(
+        requests_per_s=_per_s(sum(by_code.values()), seconds),
+        by_code=_rates(by_code, seconds),
+        latency=_latency(counts, "request"),
+        phases={phase: _latency(counts, phase) for phase in PHASES},
+        batches=_batches(counts, seconds),
+    )
+
+
+def _latency(counts: _Figures, what: str) -> Latency:
+    name = f"penstock_{what}_seconds"
+    buckets = sorted((float(le), count) for le, count in counts.by("le", f"{name}_bucket").items())
+    count = sum(each for _, each in buckets)
+    if not count:
+        return Latency(0, None, None, None, None)
+    mean_s = counts.total(f"{name}_sum") / count
+    # By Markov's inequality a percentile lies below the mean over what is left above it: in the first, wide bucket this
+    # says more than the bucket does.
+    p50, p95, p99 = (min(percentile(buckets, share), mean_s / (1 - share)) for share in (0.50, 0.95, 0.99))
+    return Latency(round(count), *(round(1000 * each, 3) for each in (mean_s, p50, p95, p99)))
+
+
+def percentile(buckets: list[tuple[float, float]], share: float) -> float:
+    """From upper bounds, rising, and how many fell into each: as if they lay evenly within their bucket.
+
+    What lies beyond the last finite bound is told as that bound.
+    """
+    wanted = share * sum(count for _, count in buckets)
+    below, seen = 0.0, 0.0
+    for bound, count in buckets:
+        if bound == float("inf"):
+            break
+        if count and seen + count >= wanted:
+            return below + (bound - below) * (wanted - seen) / count
+        below, seen = bound, seen + count
+    return below
+
+
+def _batches(counts: _Figures, seconds: float) -> Batches:
+    closed = dict.fromkeys(CLOSED, 0.0) | counts.by("closed", "penstock_batches_total")
+    batches = sum(closed.values())
+    rows = counts.total("penstock_batch_rows_sum")
+    tokens = counts.by("kind", "penstock_tokens_total")
+    real = tokens.get("real", 0.0)
+    return Batches(
+        per_s=_per_s(batches, seconds),
+        rows_per_s=_per_s(rows, seconds),
+        rows_mean=round(rows / batches, 2) if batches else None,
+        padding=round(tokens.get("padded", 0.0) / real, 4) if real else None,
+        closed={reason: _per_s(count, seconds) for reason, count in closed.items()},
+    )
+
+
+def _now(gauges: _Figures) -> Now:
+    jobs = gauges.by("state", "penstock_queue_jobs")
+    return Now(
+        inflight_requests=round(gauges.total("penstock_inflight_requests")),
+        inflight_bytes=round(gauges.total("penstock_inflight_bytes")),
+        waiting=round(jobs.get("waiting", 0)),
+        running=round(jobs.get("running", 0)),
+        waiting_on_workers=round(gauges.total("penstock_worker_waiting")),
+        gateway_memory_bytes=round(gauges.total("penstock_gateway_memory_bytes")),
+    )
+
+
+def _troubles(counts: _Figures, totals: _Figures) -> Troubles:
+    def happened(name: str, label: str) -> dict[str, Happened]:
+        new = counts.by(label, name)
+        every = totals.by(label, name)
+        return {reason: Happened(round(new.get(reason, 0)), round(total)) for reason, total in every.items() if total}
+
+    return Troubles(
+        refusals=happened("penstock_refusals_total", "reason"),
+        retries=happened("penstock_retries_total", "reason"),
+        workers_lost=happened("penstock_workers_lost_total", "reason"),
+        failures=happened("penstock_failures_total", "code"),
+    )
+
+
+def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: float) -> Block:
+    jobs = gauges.having(("block", block.block_id)).by("state", "penstock_queue_jobs")
+    its = (("model", block.model), ("version", block.version))
+    counts, gauges = counts.having(*its), gauges.having(*its)
+    return Block(
+        block_id=block.block_id,
+        model=block.model,
+        version=block.version,
+        state=block.state,
+        reason=block.reason,
+        max_rows=block.max_rows,
+        waiting=round(jobs.get("waiting", 0)),
+        running=round(jobs.get("running", 0)),
+        waiting_on_workers=round(gauges.total("penstock_worker_waiting")),
+        instances=_instances(counts, gauges, seconds),
+        work=_work(counts, seconds),
+    )
+
+
+def _worker(name: str, standing: WorkerStanding | None, counts: _Figures, gauges: _Figures, seconds: float) -> Worker:
+    batches = _batches(counts, seconds)
+    if standing is None:
+        nothing = Instances(0, 0, None)
+        return Worker(name, "gone", None, 0, 0, [], 0, nothing, batches.per_s, batches.rows_per_s)
+    return Worker(
+        id=name,
+        state="ready" if standing.blocks else "empty",
+        pid=standing.pid,
+        jobs=standing.jobs,
+        memory_bytes=standing.memory_bytes or round(gauges.total("penstock_worker_memory_bytes")),
+        blocks=standing.blocks,
+        waiting=round(gauges.total("penstock_worker_waiting")),
+        instances=_instances(counts, gauges, seconds),
+        batches_per_s=batches.per_s,
+        rows_per_s=batches.rows_per_s,
+    )
+
+
+def _instances(counts: _Figures, gauges: _Figures, seconds: float) -> Instances:
+    states = gauges.by("state", "penstock_instances")
+    number = states.get("busy", 0.0) + states.get("idle", 0.0)
+    spent_s = sum(counts.total(f"penstock_{phase}_seconds_sum") for phase in ("batch", "compute"))
+    share = min(1.0, spent_s / seconds / number) if number and seconds > 0 else None
+    return Instances(
+        round(states.get("busy", 0)), round(states.get("idle", 0)), None if share is None else round(share, 4)
+    )
+
+
+def _is_worker(figures: ProcessFigures) -> bool:
+    return any(series.name == "penstock_batches_total" for series in figures.counts)
+
+
+def _rates(counts: Mapping[str, float], seconds: float) -> Rates:
+    """Without those of which nothing was seen in this interval."""
+    return {name: _per_s(count, seconds) for name, count in sorted(counts.items()) if count}
+
+
+def _per_s(count: float, seconds: float) -> float:
+    return round(count / seconds, 3) if seconds > 0 else 0.0

@@ -1,0 +1,149 @@
+"""What the live view tells: one event of `GET /v1/live`, drawn by the page at `/` and by `penstock top`."""
+
+from dataclasses import dataclass, field
+
+Rates = dict[str, float]  # each second, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds; none where nothing was timed. Percentiles are interpolated within the histogram's buckets."""
+
+    count: int
+    mean_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    per_s: float
+    rows_per_s: float
+    rows_mean: float | None
+    padding: float | None  # padded tokens over real ones; none where no tokens were counted
+    closed: Rates
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What was done between the looks: by the whole server, or for one block."""
+
+    requests_per_s: float
+    by_code: Rates
+    latency: Latency
+    phases: dict[str, Latency]
+    batches: Batches
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is inside at the second look."""
+
+    inflight_requests: int
+    inflight_bytes: int
+    waiting: int  # in the gateways
+    running: int
+    waiting_on_workers: int
+    gateway_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    count: int  # between the looks
+    total: int  # since the server started
+
+
+@dataclass(frozen=True, slots=True)
+class Troubles:
+    """By reason or code."""
+
+    refusals: dict[str, Happened]
+    retries: dict[str, Happened]
+    workers_lost: dict[str, Happened]
+    failures: dict[str, Happened]
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    busy: int
+    idle: int
+    busy_share: float | None  # of their time, spent on forming and computing batches; none where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class BlockStanding:
+    """What a gateway knows of a block beside its figures."""
+
+    block_id: str
+    model: str
+    version: str
+    state: str
+    reason: str
+    max_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStanding:
+    id: str
+    pid: int
+    jobs: int
+    memory_bytes: int
+    blocks: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    server: str
+    version: str
+    ready: bool
+    draining: bool
+    blocks: list[BlockStanding] = field(default_factory=list)
+    workers: list[WorkerStanding] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    block_id: str
+    model: str
+    version: str
+    state: str
+    reason: str
+    max_rows: int | None
+    waiting: int
+    running: int
+    waiting_on_workers: int
+    instances: Instances
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """`state` is `ready`, `empty` (connected, holding no block) or `gone` (it was here and is not connected)."""
+
+    id: str
+    state: str
+    pid: int | None
+    jobs: int
+    memory_bytes: int
+    blocks: list[str]
+    waiting: int
+    instances: Instances
+    batches_per_s: float
+    rows_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    at: float  # Unix time of the second look
+    seconds: float  # between the looks
+    server: str
+    version: str
+    ready: bool
+    draining: bool
+    work: Work
+    now: Now
+    troubles: Troubles
+    requests_by_model: Rates
+    blocks: list[Block]
+    workers: list[Worker]

@@ -1,0 +1,196 @@
+"""The live page in a real browser, before a real server under load."""
+
+import json
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+from tests.servers import ServerProcess, floats_json, write_identity, write_slow
+
+WITHIN_MS = 60_000
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+# Functions, not expressions: the page's policy forbids it to evaluate text.
+BUSY = "() => Number(document.querySelector('#requests').textContent) > 5"
+DRAWN = """() => [...document.querySelectorAll('#chart-requests path')]
+    .some(path => path.getAttribute('d').split('L').length > 3)"""
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[BrowserContext]:
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "there is no chromium: run scripts/browser"
+    with sync_playwright() as playwright:
+        context = playwright.chromium.launch_persistent_context(
+            str(tmp_path / "profile"),
+            executable_path=chromium,
+            headless=True,
+            args=list(FLAGS),
+            viewport={"width": 1280, "height": 900},
+        )
+        context.set_default_timeout(WITHIN_MS)
+        expect.set_options(timeout=WITHIN_MS)
+        yield context
+        context.close()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    models = tmp_path / "models"
+    write_identity(models, "identity", "FP32")
+    write_slow(models, "slow", "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n")
+    with ServerProcess(models, tmp_path / "server") as running:
+        yield running
+
+
+@pytest.fixture
+def load(server: ServerProcess) -> Iterator[None]:
+    """A little of everything; it goes on over the server's restart."""
+    stop = threading.Event()
+
+    def send(model: str, number: float) -> None:
+        with httpx.Client(base_url=server.http_url, timeout=30) as client:
+            while not stop.wait(0.02):
+                try:
+                    client.post(f"/v2/models/{model}/infer", json=floats_json(number))
+                except httpx.TransportError:
+                    stop.wait(0.2)
+
+    asked = [("identity", 1.0), ("slow", 20.0), ("slow", 20.0), ("slow", 20.0), ("slow", 20.0), ("nobody", 1.0)]
+    threads = [threading.Thread(target=send, args=each) for each in asked]
+    for thread in threads:
+        thread.start()
+    yield
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+
+class Watch:
+    """What the page asks for and complains of."""
+
+    def __init__(self, page: Page) -> None:
+        self.addresses: list[str] = []
+        self.complaints: list[str] = []
+        page.on("request", lambda request: self.addresses.append(request.url))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda message: self._said(message.type, message.text))
+
+    def _said(self, kind: str, text: str) -> None:
+        # While the server is away a browser tells of each attempt to reach it.
+        if kind in ("error", "warning") and "net::ERR_" not in text:
+            self.complaints.append(text)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("load")
+def test_the_page_follows_a_server_through_its_restart(
+    browser: BrowserContext, server: ServerProcess, tmp_path: Path
+) -> None:
+    page = browser.new_page()
+    watch = Watch(page)
+    page.goto(server.http_url)
+    expect(page.locator("#state")).to_have_text("Live")
+    page.wait_for_function(BUSY)
+    first = page.locator("#requests").inner_text()
+    expect(page.locator("#requests")).not_to_have_text(first)
+    check_tables(page)
+    check_charts(page)
+    take_screenshots(page, tmp_path)
+
+    server.terminate()
+    expect(page.locator("#state")).to_have_text("Disconnected")
+    expect(page.locator("#notice")).to_contain_text("does not answer")
+    page.screenshot(path=tmp_path / "disconnected.png", full_page=True)
+
+    server.start()
+    server.wait_ready()
+    expect(page.locator("#state")).to_have_text("Live")
+    expect(page.locator("#notice")).to_be_hidden()
+    page.wait_for_function(BUSY)
+
+    assert watch.complaints == []
+    elsewhere = [address for address in watch.addresses if not address.startswith((f"{server.http_url}/", "data:"))]
+    assert elsewhere == []
+
+
+def check_tables(page: Page) -> None:
+    row = page.locator("#blocks tr", has_text="identity")
+    expect(row).to_contain_text("ready")
+    expect(row.locator("td").nth(2)).not_to_have_text("0")
+    expect(page.locator("#workers tr", has_text="worker-0")).to_contain_text("ready")
+    expect(page.locator("#workers tr", has_text="worker-0")).to_contain_text("identity")
+    expect(page.locator("#phases tr", has_text="compute").locator("td").nth(1)).to_have_text(re.compile(r"\d"))
+    expect(page.locator("#closed [data-reason=empty]")).to_contain_text("%")
+
+
+def check_charts(page: Page) -> None:
+    page.wait_for_function(DRAWN)
+    expect(page.locator("#chart-requests .legend")).to_contain_text("identity")
+    page.get_by_text("by result").click()
+    expect(page.locator("#chart-requests .legend")).to_contain_text("ok")
+    expect(page.locator("#chart-requests .legend")).to_contain_text("unknown_model")
+    box = page.locator("#chart-latency svg").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 40)
+    expect(page.locator("#chart-latency .tip")).to_contain_text("p99")
+    page.mouse.move(0, 0)
+    expect(page.locator("#chart-latency .tip")).to_be_hidden()
+
+
+def take_screenshots(page: Page, folder: Path) -> None:
+    """To look at; on a phone nothing sticks out."""
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        page.screenshot(path=folder / f"{scheme}.png", full_page=True)
+    before = page.viewport_size
+    assert before is not None
+    page.set_viewport_size(PHONE)
+    page.screenshot(path=folder / "phone.png", full_page=True)
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    page.set_viewport_size(before)
+
+
+def test_names_are_text_and_a_refused_stream_is_tried_again(browser: BrowserContext, server: ServerProcess) -> None:
+    with httpx.stream("GET", f"{server.http_url}/v1/live?interval=0.2", timeout=30) as answer:
+        event = json.loads(
+            next(line for line in answer.iter_lines() if line.startswith("data: ")).removeprefix("data: ")
+        )
+    hostile = "<img src=x onerror=alert(1)>"
+    event["blocks"][0] |= {"model": hostile, "reason": hostile, "state": hostile}
+    event["workers"][0]["id"] = hostile
+    event["requests_by_model"] = {hostile: 5.0}
+    event["work"]["by_code"] = {hostile: 5.0}
+    event["troubles"]["refusals"] = {hostile: {"count": 1, "total": 1}}
+    tries: list[str] = []
+    page = browser.new_page()
+    watch = Watch(page)
+
+    def answer_stream(route):
+        tries.append(route.request.url)
+        if len(tries) == 1:
+            route.fulfill(status=429, json={"error": {"message": "too many", "code": "refused"}})
+        else:
+            route.fulfill(content_type="text/event-stream", body=f"data: {json.dumps(event)}\n\n")
+
+    page.route("**/v1/live", answer_stream)
+    page.goto(server.http_url)
+    for place in ("#blocks", "#workers", "#chart-requests .legend", "#troubles"):
+        expect(page.locator(place)).to_contain_text(hostile)
+    assert page.locator("img").count() == 0
+    assert len(tries) >= 2
+    assert [said for said in watch.complaints if "429" not in said] == []

@@ -1,0 +1,61 @@
+"""The screen of `penstock top`: within 80 by 24, whatever the server holds."""
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.top_screen import History, screen
+from penstock.telemetry.live import compare
+from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
+from penstock.telemetry.snapshot import ProcessFigures, Series
+
+
+def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "") -> list[str]:
+    standing = Standing(
+        "penstock",
+        "9",
+        ready=True,
+        draining=False,
+        blocks=[
+            BlockStanding(f"blk-{i}", f"[red]a-model-with-a-long-name-{i}", "12", "ready", "", 32)
+            for i in range(blocks)
+        ],
+        workers=[
+            WorkerStanding(f"worker-{i}", 7, 3, 10**9, [f"blk-{j}" for j in range(blocks)]) for i in range(workers)
+        ],
+    )
+    last = f"[red]a-model-with-a-long-name-{blocks - 1}"
+    labels = frozenset({"code": "a_code_of_some_length", "model": last, "version": "12"}.items())
+    counts = {"gateway-0": ProcessFigures({Series("penstock_requests_total", labels): 123456.0})}
+    history = History()
+    history.add(compare({}, counts, 1.0, 1000.0, standing))
+    console = Console(width=width, height=height, record=True, force_terminal=False, color_system=None)
+    with console.capture() as capture:
+        console.print(screen("http://127.0.0.1:8080", history, width, height, trouble))
+    return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+@pytest.mark.parametrize(("blocks", "workers"), [(0, 0), (1, 1), (3, 2), (40, 1), (2, 20), (40, 20)])
+def test_it_fits(blocks: int, workers: int, width: int) -> None:
+    lines = drawn(blocks, workers, width, 24)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= width
+    (head,) = (line.split() for line in lines if line.startswith(("worker  ", "worker (")))
+    assert {"state", "memory", "busy", "idle", "work", "batch/s", "rows/s", "blocks"} <= set(head)
+    assert lines[-1] == "q quits"
+
+
+def test_the_busiest_block_is_shown_and_how_many_are_not() -> None:
+    lines = drawn(40, 1, 140, 24)
+    shown = [line for line in lines if line.startswith("[red]a-model")]
+    assert shown[0].startswith("[red]a-model-with-a-long-name-39:12")
+    assert f"model (+{40 - len(shown)})" in "\n".join(lines)
+
+
+def test_a_taller_terminal_shows_all() -> None:
+    lines = drawn(40, 3, 100, 70)
+    assert sum("a-model" in line.split(" ")[0] for line in lines) == 40
+
+
+def test_that_it_reconnects_is_in_the_first_line() -> None:
+    assert "reconnecting no answer" in drawn(1, 1, 80, 24, "no answer (refused): is it running?")[0]
