@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, embed, infer, model, serve, status, top, upscale
+from penstock.cli import bench, embed, experiment, infer, model, serve, status, top, upscale
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
 for noun in (serve, embed, upscale, infer, status, top, bench):
     noun.register(app)
 app.add_typer(model.app, name="model")
+app.add_typer(experiment.app, name="experiment")
 
 
 def _print_version(is_asked: bool) -> None:

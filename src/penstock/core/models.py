@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+DEVICE = re.compile(r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")
+INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
 class _Section(BaseModel):
@@ -25,18 +27,29 @@ class Batching(_Section):
     max_queue: Annotated[int, Field(ge=1, le=1_000_000)] = 1024  # requests waiting in a gateway
     max_padding: Annotated[float, Field(ge=0, le=100)] = 0.05  # share of a batch's tokens that may be padding
     free_padding: Annotated[int, Field(ge=0)] = 8  # tokens of padding that cost less than one more batch
+    reach_tokens: Annotated[int, Field(ge=1)] | None = None  # how far down the line a batch looks for its like
     order: Literal["length", "arrival"] = "length"
 
 
 class Instances(_Section):
-    count: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # auto: cores / threads
+    count: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # auto: cores / threads; on a GPU 4
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    device: Literal["cpu"] = "cpu"
+    device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps
 
-    def resolved_count(self) -> int:
-        if self.count == "auto":
-            return max(1, len(os.sched_getaffinity(0)) // self.threads)
-        return self.count
+    @field_validator("device")
+    @classmethod
+    def _is_known(cls, device: str) -> str:
+        if not DEVICE.match(device):
+            raise ValueError("must be auto, cpu, cuda, cuda:<number> or mps")
+        return device
+
+    def resolved_count(self, device: str = "cpu") -> int:
+        """`device` is the one that runs the model: what `auto` became."""
+        if self.count != "auto":
+            return self.count
+        if device != "cpu":
+            return INSTANCES_ON_A_GPU
+        return max(1, len(os.sched_getaffinity(0)) // self.threads)
 
 
 class Timeouts(_Section):
@@ -80,6 +93,10 @@ class ModelSettings(_Section):
     def _fits_together(self) -> "ModelSettings":
         if self.engine == "onnx" and self.precision == "bf16":
             raise ValueError("precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)")
+        if self.engine == "openvino" and self.instances.device not in ("auto", "cpu"):
+            raise ValueError(
+                f"instances.device {self.instances.device} needs engine: onnx (OpenVINO serves on the CPU)"
+            )
         if self.upscale.overlap * 2 >= self.upscale.tile:
             raise ValueError("upscale.overlap must be less than half of upscale.tile")
         return self

@@ -12,4 +12,5 @@ class Signature:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     platform: str
-    precision: str  # what really runs
+    precision: str  # what really runs: fp32, fp16, bf16, int8, …
+    device: str = "cpu"  # what `auto` became

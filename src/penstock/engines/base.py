@@ -15,7 +15,7 @@ class EngineSpec:
     precision: str  # auto, fp32, bf16
     threads: int
     instances: int
-    device: str = "cpu"
+    device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps
 
 
 class Engine(Protocol):

@@ -1,12 +1,18 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime on the CPU, on an NVIDIA GPU or on an Apple GPU."""
 
+import contextlib
 import ctypes
-from collections.abc import Mapping, Sequence
+import io
+import mmap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+import structlog
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
@@ -32,6 +38,16 @@ _TYPES = {
 _ONNX_BFLOAT16 = 16
 _BF16 = NUMPY_TYPES["BF16"]
 
+CPU = "CPUExecutionProvider"
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "mps": "CoreMLExecutionProvider", "cpu": CPU}
+_ADVICE = {
+    "cuda": "it needs an NVIDIA GPU with its driver, and the package onnxruntime-gpu in place of onnxruntime: "
+    "pip uninstall onnxruntime; pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    "mps": "it needs an Apple GPU and ONNX Runtime's package for macOS: pip install onnxruntime",
+}
+
+log = structlog.get_logger()
+
 
 class OnnxEngine:
     def __init__(self, spec: EngineSpec) -> None:
@@ -40,26 +56,55 @@ class OnnxEngine:
         self._has_bf16 = False
 
     def load(self) -> Signature:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = self._spec.threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Spinning threads would take the cores from the other instances.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # A session of one thread runs in its caller's, so all instances share it and its weights.
-        sessions = 1 if self._spec.threads == 1 else self._spec.instances
-        try:
-            self._sessions = [
-                ort.InferenceSession(str(self._spec.file), options, providers=["CPUExecutionProvider"])
-                for _ in range(sessions)
-            ]
-        except Exception as error:
-            raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it: {_first_line(error)}") from error
+        device = self._open()
         session = self._sessions[0]
         inputs = tuple(_spec(value, self._spec.file) for value in session.get_inputs())
         outputs = tuple(_spec(value, self._spec.file) for value in session.get_outputs())
         self._has_bf16 = any(value.datatype == "BF16" for value in (*inputs, *outputs))
-        return Signature(inputs, outputs, "onnxruntime_onnx", "fp32")
+        return Signature(inputs, outputs, "onnxruntime_onnx", _precision(self._spec.file, inputs), device)
+
+    def _open(self) -> str:
+        """Returns the device that took the model."""
+        wanted = self._spec.device
+        if wanted != "auto":
+            self._sessions = self._open_on(wanted)
+            return wanted
+        for device in ("cuda", "mps"):
+            if PROVIDERS[device] in ort.get_available_providers():
+                try:
+                    self._sessions = self._open_on(device)
+                    return device
+                except ConfigError as error:
+                    log.warning("device_passed_over", device=device, reason=error.message)
+        self._sessions = self._open_on("cpu")
+        return "cpu"
+
+    def _open_on(self, device: str) -> list[Any]:
+        kind, _, index = device.partition(":")
+        provider = PROVIDERS[kind]
+        if provider not in ort.get_available_providers():
+            raise ConfigError(f"instances.device {device}: this ONNX Runtime has no {provider}; {_ADVICE[kind]}")
+        missing = _preload_cuda() if kind == "cuda" else ""
+        # A session of one thread runs in its caller's, so all instances share it and its weights. So they do on a GPU.
+        count = self._spec.instances if kind == "cpu" and self._spec.threads > 1 else 1
+        providers = [CPU] if kind == "cpu" else [(provider, _provider_options(kind, index)), CPU]
+        options = _session_options(self._spec.threads)
+        try:
+            sessions = [
+                # Without this, what fails on a GPU is run on the CPU, and nobody is told.
+                ort.InferenceSession(str(self._spec.file), options, providers=providers, enable_fallback=0)
+                for _ in range(count)
+            ]
+        except Exception as error:
+            reason = _first_line(error) if kind == "cpu" else _end(error)
+            raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it on {device}: {reason}") from error
+        if provider not in sessions[0].get_providers():
+            raise ConfigError(f"instances.device {device}: {provider} cannot be started{missing}; {_ADVICE[kind]}")
+        if kind != "cpu" and not any(
+            part.ep_name == provider for part in sessions[0].get_provider_graph_assignment_info()
+        ):
+            raise ConfigError(f"{self._spec.file}: {device} can run none of its operations; use instances.device: cpu")
+        return sessions
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
         for instance in range(len(self._sessions)):
@@ -80,6 +125,35 @@ class OnnxEngine:
 
     def close(self) -> None:
         self._sessions.clear()
+
+
+def _session_options(threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    # Spinning threads would take the cores from the other instances.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _provider_options(kind: str, index: str) -> dict[str, str]:
+    if kind == "mps":
+        return {"ModelFormat": "MLProgram", "MLComputeUnits": "CPUAndGPU"}
+    # TF32 has FP16's mantissa, and would run what says fp32. The heuristic search spares each new shape a trial of
+    # all of cuDNN's algorithms.
+    return {"device_id": index or "0", "use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+
+
+def _preload_cuda() -> str:
+    """Loads CUDA's libraries where pip put them; returns what was missed, which ONNX Runtime prints."""
+    ort.set_default_logger_severity(3)  # it warns of each session that CUDA is no plug-in
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        ort.preload_dlls()
+    first = next((line for line in said.getvalue().splitlines() if line.startswith("Failed")), "")
+    return f" ({first})" if first else ""
 
 
 def _infer_values(session: Any, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
@@ -134,5 +208,82 @@ def _spec(value: Any, file: Path) -> TensorSpec:
     return TensorSpec(value.name, datatype, shape)
 
 
+def _end(error: Exception) -> str:
+    """What a provider says of a failed start begins with C++ and ends with the reason."""
+    return " ".join(str(error).split())[-300:]
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+
+
+# --- a file's precision, read off its bytes: the onnx package would hold all its weights to tell
+
+_FLOATS = {1: "fp32", 10: "fp16", 11: "fp64", 16: "bf16"}  # TensorProto.DataType
+_INT8_OPS = (
+    b"QLinear",
+    b"QuantizeLinear",
+    b"DynamicQuantize",
+    b"MatMulInteger",
+    b"ConvInteger",
+    b"QGemm",
+    b"QAttention",
+)
+
+
+def _precision(file: Path, inputs: Sequence[TensorSpec]) -> str:
+    """int8 where the graph quantizes what it computes with, else what most of its weights are in."""
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        try:
+            found = [_graph_precision(data, graph) for graph in _parts(data, range(len(data)), 7)]
+        except IndexError:  # no protobuf: ONNX Runtime has a format of its own, too
+            found = []
+    named = [spec.datatype.lower() for spec in inputs if spec.datatype.lower() in _FLOATS.values()]
+    return next((precision for precision in (*found, *named) if precision), "fp32")
+
+
+def _graph_precision(data: mmap.mmap, graph: range) -> str:
+    for node in _parts(data, graph, 1):
+        if any(data[op.start : op.stop].startswith(_INT8_OPS) for op in _parts(data, node, 4)):
+            return "int8"
+    elements: Counter[str] = Counter()
+    for weights in _parts(data, graph, 5):
+        fields = list(_fields(data, weights))
+        datatype = next((value for number, value in fields if number == 2), 0)
+        if datatype in _FLOATS:
+            elements[_FLOATS[datatype]] += prod(
+                value for number, value in fields if number == 1 and isinstance(value, int)
+            )
+    return max(elements, key=elements.__getitem__) if elements else ""
+
+
+def _parts(data: mmap.mmap, message: range, wanted: int) -> Iterator[range]:
+    return (value for number, value in _fields(data, message) if number == wanted and isinstance(value, range))
+
+
+def _fields(data: mmap.mmap, message: range) -> Iterator[tuple[int, int | range]]:
+    """A protobuf message's fields: a number's value, or where the bytes of anything longer lie."""
+    at = message.start
+    while at < message.stop:
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _varint(data, at)
+            yield tag >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
+            size, at = _varint(data, at)
+        yield tag >> 3, range(at, at + size)
+        at += size
+
+
+def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7

@@ -29,9 +29,7 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
     if version not in model.versions:
         raise ConfigError(f"{folder}: version {version} is not there any more")
     settings = model.settings
-    count = settings.instances.resolved_count()
-    spec = EngineSpec(model.file(version), settings.precision, settings.instances.threads, count)
-    engine = _ENGINES[settings.engine](spec)
+    engine = _ENGINES[settings.engine](_engine_spec(model.file(version), settings))
     signature = engine.load()
     task = _TASKS[settings.task](model, version, signature, limits)
     if settings.warm_up:
@@ -46,10 +44,18 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         inputs=task.signature.inputs,
         outputs=task.signature.outputs,
         max_batch_size=task.signature.max_batch_size,
-        instances=count,
+        instances=settings.instances.resolved_count(signature.device),
         settings=settings,
     )
-    return LoadedBlock(description, task, engine, has_steady_cost(model.file(version)))
+    # A GPU is shared: how long a batch takes there depends on what else runs.
+    is_steady = signature.device == "cpu" and has_steady_cost(model.file(version))
+    return LoadedBlock(description, task, engine, is_steady)
+
+
+def _engine_spec(file: Path, settings: ModelSettings) -> EngineSpec:
+    """Its instances are the processor's: on a GPU all of them share one session, however many they are."""
+    instances = settings.instances
+    return EngineSpec(file, settings.precision, instances.threads, instances.resolved_count(), instances.device)
 
 
 def has_steady_cost(file: Path) -> bool:

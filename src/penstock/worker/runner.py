@@ -35,6 +35,10 @@ INLINE_BYTES = 64 * 1024
 INLINE_AFTER = 16  # batches seen
 SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
 
+# While this many full batches wait for each instance, one is handed out ahead: an instance goes on with it at once,
+# whatever the loop does. Earlier it would only fix what is not yet known to be the best choice.
+AHEAD_FROM = 1
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -43,6 +47,7 @@ class _Outcome:
     instance: int
     batch: Batch
     results: list[Sequence[Array] | PenstockError]
+    started: float = 0.0
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
@@ -73,15 +78,20 @@ class BlockRunner:
                 free_padding=batching.free_padding,
                 max_delay_s=batching.max_delay_ms / 1000,
                 by_length=batching.order == "length",
+                reach_tokens=batching.reach_tokens,
+                share=1 / (2 * description.instances),
             )
         )
         self._loop = asyncio.get_running_loop()
         self._jobs: dict[WorkerJob, None] = {}
-        self._idle = list(range(description.instances))
-        self._inboxes: list[queue.SimpleQueue[Batch | None]] = [queue.SimpleQueue() for _ in self._idle]
+        self._running = 0  # batches handed out
+        self._plenty_tokens = AHEAD_FROM * description.instances * (batching.max_tokens or 0)
+        # One for all instances, so that what is handed out ahead goes to whichever is idle first. It holds at most
+        # one batch more than there are instances.
+        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_instance, args=(i,), name=f"{description.model}-{i}", daemon=True)
-            for i in self._idle
+            for i in range(description.instances)
         ]
         self._timer: asyncio.TimerHandle | None = None
         self._is_pump_due = False
@@ -102,7 +112,7 @@ class BlockRunner:
 
     @property
     def idle(self) -> int:
-        return len(self._idle)
+        return max(0, self.description.instances - self._running)
 
     # --- on the event loop
 
@@ -161,8 +171,8 @@ class BlockRunner:
         self.flush_metrics()
         if self._timer is not None:
             self._timer.cancel()
-        for inbox in self._inboxes:
-            inbox.put(None)
+        for _ in self._threads:
+            self._inbox.put(None)
         threading.Thread(target=self._close_engine, name="closing", daemon=True).start()
 
     def _close_engine(self) -> None:
@@ -198,7 +208,7 @@ class BlockRunner:
         """Gives every idle instance what it should run now."""
         self._is_pump_due = False
         at = now()
-        while self._idle:
+        while self._may_hand_out():
             batch = self._batcher.next_batch(at)
             if batch is None:
                 break
@@ -210,14 +220,22 @@ class BlockRunner:
                     continue
             for entry in entries:
                 entry.owner.has_started = True
-                entry.owner.timing.queue_ns = max(entry.owner.timing.queue_ns, int((at - entry.arrived) * 1e9))
             if self._is_quick(batch):
-                self._settle(self._run(self._idle[-1], batch))
+                self._settle(self._run(0, batch))
             else:
-                self._inboxes[self._idle.pop()].put(batch)
+                self._running += 1
+                self._inbox.put(batch)
         self._set_timer()
 
+    def _may_hand_out(self) -> bool:
+        instances = self.description.instances
+        if self._running < instances:
+            return True
+        return self._running == instances and 0 < self._plenty_tokens <= self._batcher.tokens
+
     def _is_quick(self, batch: Batch) -> bool:
+        if self._running:  # which instance is idle is then not known here
+            return False
         if not self._may_run_inline or self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
             return False
         size_bytes: int = sum(
@@ -236,7 +254,7 @@ class BlockRunner:
                 )
 
     def _set_timer(self) -> None:
-        wake_at = self._batcher.wake_at() if self._idle else None
+        wake_at = self._batcher.wake_at() if self.idle else None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -244,7 +262,7 @@ class BlockRunner:
             self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._pump)
 
     def _ran(self, outcome: _Outcome) -> None:
-        self._idle.append(outcome.instance)
+        self._running -= 1
         self._pump()  # first, so that the instance does not idle while answers are written
         self._settle(outcome)
 
@@ -257,6 +275,7 @@ class BlockRunner:
             if job.is_gone:
                 continue
             timing = job.timing
+            timing.queue_ns = max(timing.queue_ns, int((outcome.started - entry.arrived) * 1e9))
             timing.batch_ns += outcome.input_ns
             timing.compute_ns += outcome.infer_ns
             timing.batch_rows = max(timing.batch_rows, rows)
@@ -369,8 +388,7 @@ class BlockRunner:
             job.timing.finish_ns = time.perf_counter_ns() - start
 
     def _run_instance(self, instance: int) -> None:
-        inbox = self._inboxes[instance]
-        while (batch := inbox.get()) is not None:
+        while (batch := self._inbox.get()) is not None:
             outcome = self._run(instance, batch)
             try:
                 self._loop.call_soon_threadsafe(self._ran, outcome)
@@ -378,7 +396,7 @@ class BlockRunner:
                 return
 
     def _run(self, instance: int, batch: Batch) -> _Outcome:
-        outcome = _Outcome(instance, batch, [])
+        outcome = _Outcome(instance, batch, [], now())
         pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
         outcome.results = self._run_batch(outcome, pieces)
         return outcome

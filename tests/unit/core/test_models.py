@@ -1,11 +1,12 @@
 """model.yaml: what it says, and that faults are told with file and line."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.models import read_model_folder
+from penstock.core.models import INSTANCES_ON_A_GPU, Instances, read_model_folder
 
 
 def make(folder: Path, text: str, *versions: str) -> Path:
@@ -39,6 +40,10 @@ def test_which_versions_are_served(tmp_path: Path, policy: str, served: tuple[st
         ("batching:\n  max_delay_ms: -1\n", 2, "max_delay_ms"),
         ("instances:\n  count: 2\n  threads: none\n", 3, "threads"),
         ("engine: onnx\nprecision: bf16\n", 1, "needs engine: openvino"),
+        ("instances:\n  device: gpu\n", 2, "must be auto, cpu, cuda, cuda:<number> or mps"),
+        ("instances:\n  device: cuda:x\n", 2, "must be auto, cpu, cuda, cuda:<number> or mps"),
+        ("engine: openvino\ninstances:\n  device: cuda\n", 1, "device cuda needs engine: onnx"),
+        ("engine: openvino\ninstances:\n  device: mps\n", 1, "device mps needs engine: onnx"),
         ("task: tensor\ntask: embed\n", 2, "given twice"),
         ("task: [\n", 2, "not valid YAML"),
         ("- a\n", 1, "must be a mapping"),
@@ -52,6 +57,20 @@ def test_faults_name_file_and_line(tmp_path: Path, text: str, line: int, hint: s
     assert f"{model}/model.yaml:{line}: " in caught.value.message
     assert hint in caught.value.message
     assert caught.value.fields["line"] == str(line)
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
+def test_devices(tmp_path: Path, device: str) -> None:
+    folder = read_model_folder(make(tmp_path, f"instances: {{device: '{device}'}}\n", "1"))
+    assert folder.settings.instances.device == device
+
+
+def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert Instances().resolved_count() == cores
+    assert Instances(threads=2 * cores).resolved_count() == 1
+    assert Instances().resolved_count("cuda:1") == INSTANCES_ON_A_GPU
+    assert Instances(count=3).resolved_count("cuda") == 3
 
 
 def test_no_version_says_what_was_expected(tmp_path: Path) -> None:

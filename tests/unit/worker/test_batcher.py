@@ -163,3 +163,51 @@ def test_rows_of_one_request_stay_together() -> None:
     assert first is not None
     assert first.rows <= 8
     assert sum(e.rows for e in first.entries) == first.rows
+
+
+def test_only_pieces_near_the_front_of_the_line_fill() -> None:
+    batcher = Batcher(Budget(8, max_tokens=256, reach_tokens=100))
+    batcher.append([entry("old", 40), entry("other", 60), entry("young", 40)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert [found.owner for found in batch.entries] == ["old"]
+    # What was behind has come to the front.
+    assert lengths(batcher.next_batch(0.0)) == [60]
+    assert lengths(batcher.next_batch(0.0)) == [40]
+
+
+def test_what_is_out_of_reach_does_not_end_the_search() -> None:
+    batcher = Batcher(Budget(8, max_tokens=256, max_padding=0.25, reach_tokens=31))
+    batcher.append([entry("anchor", 10), entry("like", 11), entry("far", 10), entry("further", 10)], 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert [found.owner for found in batch.entries] == ["anchor", "far", "like"]
+
+
+def test_few_waiting_pieces_are_shared_out() -> None:
+    batcher = Batcher(Budget(32, max_tokens=400, share=0.25))
+    batcher.append([entry(i, 50) for i in range(8)], 0.0)
+    assert lengths(batcher.next_batch(0.0)) == [50, 50]  # a quarter of 400
+    batcher.append([entry(i, 50) for i in range(8, 40)], 0.0)
+    assert lengths(batcher.next_batch(0.0)) == [50] * 8  # a quarter of 1,900, but no more than the budget
+    while batcher.tokens > 100:
+        batch = batcher.next_batch(0.0)
+        assert batch is not None
+        assert batch.padded_tokens >= 100  # a quarter of the budget is always allowed
+    assert batcher.tokens == 50 * len(batcher)
+
+
+def test_the_tokens_that_wait_are_counted() -> None:
+    batcher = Batcher(Budget(8, max_tokens=100))
+    owner = object()
+    batcher.append([entry(owner, 10, rows=2), entry("b", 5), entry("c", 7, deadline=1.0)], 0.0)
+    assert batcher.tokens == 32
+    batcher.remove(owner)
+    assert batcher.tokens == 12
+    batcher.expire(2.0)
+    assert batcher.tokens == 5
+    batcher.next_batch(0.0)
+    assert batcher.tokens == 0
+    batcher.append([entry("d", 9)], 0.0)
+    batcher.clear()
+    assert batcher.tokens == 0

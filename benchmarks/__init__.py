@@ -1,0 +1,1 @@
+"""Measurements beside the package: Penstock and its peers, side by side."""

@@ -1,0 +1,149 @@
+"""`benchmarks/peers/run`: Penstock and its peers measured in turns, one report."""
+
+import argparse
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.peers import roster
+from benchmarks.peers.ceilings import Ceilings
+from benchmarks.peers.checks import References
+from benchmarks.peers.items import find_assets
+from benchmarks.peers.plan import CEILING, GROUPS, SERVERS, Group, Turn, is_done, keep, search_group, turns
+from benchmarks.peers.progress import Progress
+from benchmarks.peers.results import Results, describe_machine
+from benchmarks.peers.roster import Entrant
+from benchmarks.peers.search import Choice
+from benchmarks.peers.stage import Stage
+from benchmarks.peers.table import render
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SETTINGS = HERE / "settings.json"
+QUICK = 0.5  # of the windows
+
+
+def main() -> int:
+    options = _parse()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # or servers would be left behind
+    servers, groups = _chosen(options.only)
+    scale = options.scale * (QUICK if options.quick else 1.0)
+    rounds = options.rounds or (1 if options.quick else 0)
+    groups = [_fit(group, scale, rounds) for group in groups]
+    # The peers' handlers find each other here by their bare names; so does the reference.
+    sys.path.insert(0, str(HERE / "shared"))
+    assets = find_assets(ROOT)
+    entrants = {name: roster.enter(name) for name in servers}
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        stage = Stage(assets, References(assets), Path(folder))
+        if options.tune:
+            _tune(stage, groups, entrants, rounds or 1, options)
+            return 0
+        results = _measure(stage, Ceilings(assets.minilm.parent), groups, entrants, scale, options)
+    report = render(results)
+    print(report)
+    if options.markdown:
+        options.markdown.parent.mkdir(parents=True, exist_ok=True)
+        options.markdown.write_text(report)
+    return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/peers/run", description=__doc__)
+    names = ", ".join([*SERVERS, *(group.name for group in GROUPS)])
+    parser.add_argument("--only", action="append", default=[], help=f"servers or groups, may repeat: {names}")
+    parser.add_argument("--quick", action="store_true", help="one round of half windows")
+    parser.add_argument("--rounds", type=int, help="rounds of every group")
+    parser.add_argument("--tune", action="store_true", help=f"search each server's best setting into {SETTINGS.name}")
+    parser.add_argument("--resume", action="store_true", help="go on with what the JSON file, or the search, has")
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "bench-out" / "peers.json", help="all rounds are saved here"
+    )
+    parser.add_argument("--markdown", type=Path, help="write the report here, too")
+    parser.add_argument("--settings", type=Path, default=SETTINGS, help=argparse.SUPPRESS)
+    parser.add_argument("--scale", type=float, default=1.0, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _chosen(only: Sequence[str]) -> tuple[list[str], list[Group]]:
+    """Servers and groups; all of either where none is named."""
+    names = [name for part in only for name in part.split(",") if name]
+    known = {*SERVERS, *(group.name for group in GROUPS)}
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"--only knows {', '.join(sorted(known))}; not {', '.join(unknown)}")
+    servers = [name for name in SERVERS if name in names] or list(SERVERS)
+    groups = [group for group in GROUPS if group.name in names] or list(GROUPS)
+    return servers, groups
+
+
+def _fit(group: Group, scale: float, rounds: int) -> Group:
+    levels = tuple(level.scaled(scale) for level in group.levels)
+    return replace(group, levels=levels, rounds=rounds or group.rounds)
+
+
+def _measure(
+    stage: Stage,
+    ceilings: Ceilings,
+    groups: Sequence[Group],
+    entrants: dict[str, Entrant],
+    scale: float,
+    options: argparse.Namespace,
+) -> Results:
+    choice = Choice.load(options.settings)
+    planned = turns(groups, {group.name: roster.contenders(group, list(entrants.values()), choice) for group in groups})
+    results = _results(options, scale, planned)
+    progress = Progress(planned)
+    for turn in planned:
+        if is_done(turn, results.records):
+            progress.end(turn, None)
+            continue
+        progress.begin(turn)
+        server = turn.contender.server
+        record = ceilings.perform(turn) if server == CEILING else stage.perform(turn, entrants[server])
+        results.records.append(record)
+        results.save(options.json)
+        progress.end(turn, record)
+    return results
+
+
+def _results(options: argparse.Namespace, scale: float, planned: Sequence[Turn]) -> Results:
+    file = options.json
+    if options.resume and file.exists():
+        found = Results.load(file)
+        if found.scale != scale:
+            sys.exit(f"{file} has windows of another length: run without --resume, or with the same --quick")
+        found.records = keep(found.records, planned)
+        return found
+    if file.exists():
+        file.replace(file.with_suffix(".previous.json"))
+    return Results(scale, machine=describe_machine())
+
+
+def _tune(
+    stage: Stage, groups: Sequence[Group], entrants: dict[str, Entrant], rounds: int, options: argparse.Namespace
+) -> None:
+    choice = Choice.load(options.settings)
+    planned = []
+    for group in groups:
+        found = {name: roster.candidates(group, entrant) for name, entrant in entrants.items()}
+        for name, candidates in found.items():
+            kept = [one for one in candidates if options.resume and choice.has(group.name, one, rounds)]
+            choice.forget(group.name, name, kept)
+            found[name] = [one for one in candidates if one not in kept]
+        once = replace(search_group(group), rounds=rounds)
+        planned += turns([once], {group.name: [one for candidates in found.values() for one in candidates]})
+    progress = Progress(planned)
+    for turn in planned:
+        progress.begin(turn)
+        record = stage.perform(turn, entrants[turn.contender.server])
+        if turn.contender.setting is not None:
+            choice.add(turn.contender, record)
+            choice.save(options.settings)
+        progress.end(turn, record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

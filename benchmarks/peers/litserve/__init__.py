@@ -1,0 +1,1 @@
+"""LitServe as a peer."""

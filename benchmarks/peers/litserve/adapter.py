@@ -1,0 +1,94 @@
+"""LitServe 0.2.19: REST only, raw bytes in and out.
+
+What its documentation advises, and what was set:
+- "For CPU, set workers_per_device to the number of cores": two workers with one thread each, and one with two threads.
+- `fast_queue=True` for more than 100 requests a second: answers come back through ZeroMQ. Requests go through a
+  `multiprocessing.Manager` queue either way.
+- `max_batch_size` with a small `batch_timeout`. A timeout of 0 makes an idle worker ask for requests without a pause,
+  so it is never used. SRCNN is not batched: its work grows with the batch.
+- As many API server processes as workers (LitServe's default), or one, as two cores leave little for them.
+- `log_level="warning"`, no request timeout, no client file.
+- A body typed as bytes, and a `Response` with the bytes of the answer: no JSON. LitServe has no gRPC.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.raw import SHARED, answer_of, free_ports, handler_of, http_request
+
+TWO = {"workers": 2, "threads": 1}
+ONE = {"workers": 1, "threads": 2}
+SETTINGS = {
+    MINILM: (
+        Setting("2 workers, 1 thread, no batching", TWO),
+        Setting("2 workers, 1 thread, batches of 8 in 5 ms", {**TWO, "batch": 8, "wait_s": 0.005}),
+        Setting(
+            "2 workers, 1 thread, batches of 32 in 5 ms, like lengths together",
+            {**TWO, "batch": 32, "wait_s": 0.005, "alike": True},
+        ),
+        Setting(
+            "1 worker, 2 threads, batches of 32 in 5 ms, like lengths together",
+            {**ONE, "batch": 32, "wait_s": 0.005, "alike": True},
+        ),
+    ),
+    SRCNN: (
+        Setting("2 workers, 1 thread", TWO),
+        Setting("2 workers, 1 thread, 1 API server", {**TWO, "api_servers": 1}),
+        Setting("1 worker, 2 threads", ONE),
+    ),
+    NOOP: (
+        Setting("1 worker, 1 API server, no batching", {"workers": 1}),
+        Setting("2 workers, 2 API servers, no batching", {"workers": 2}),
+        Setting("1 worker, 1 API server, batches of 32 in 1 ms", {"workers": 1, "batch": 32, "wait_s": 0.001}),
+        Setting("1 worker, 1 API server, no batching, default queue", {"workers": 1, "fast_queue": False}),
+    ),
+}
+
+
+class LitServe:
+    name = "litserve"
+    title = "LitServe 0.2.19"
+    grpc_method = ""
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest",)
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if comparison != BEST or workload == NOOP:
+            return SETTINGS[workload]
+        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        [port] = free_ports(1)
+        values = setting.values
+        given = {
+            "port": port,
+            "workers": values["workers"],
+            "api_servers": values.get("api_servers", values["workers"]),
+            "batch": values.get("batch", 1),
+            "wait_s": values.get("wait_s", 0.0),
+            "fast_queue": values.get("fast_queue", True),
+            "handler": handler_of(workload, assets, values),
+        }
+        target = f"127.0.0.1:{port}"
+        return Launch(
+            command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),
+            environment={"PYTHONPATH": str(SHARED)},
+            targets={"rest": target},
+            ready_url=f"http://{target}/health",
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return http_request("/predict", item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return answer_of(workload, body)
+
+
+PEER = LitServe()

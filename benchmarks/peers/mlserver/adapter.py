@@ -1,0 +1,129 @@
+"""MLServer: a custom runtime (MLModel), started with `mlserver start` on a folder of settings, as its guide does it.
+
+What was set, and why:
+- `debug: false`, which ends the access logs of REST and gRPC, `metrics_endpoint: null`, which takes the Prometheus
+  middleware and interceptor out, and `gzip_enabled: false`. MLServer runs on uvloop by itself.
+- `parallel_workers`: processes that run the model; the documentation advises as many as there are cores. 0 runs the
+  model in the server's own event loop, which saves the way to a worker and back.
+- `max_batch_size`, `max_batch_time`: adaptive batching. Batches form in the server and go to a worker whole. The
+  documentation leaves both to experiment; a time of 0 would turn it off, and the batcher waits that long for a batch
+  that does not fill, so that the times are short.
+- `alike`: the runtime sorts a batch's texts by length and runs like ones together.
+- OpenVINO in BF16 is the runtime's own doing, and a candidate for the best alone.
+
+Encodings: raw contents over gRPC, both ways. MLServer's REST has no binary tensors: numbers are JSON, and photographs
+are base64 there and back.
+"""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import oip
+from benchmarks.peers.peer import MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+
+HERE = Path(__file__).parent
+
+
+class MLServer:
+    name = "mlserver"
+    title = "MLServer 1.7.1"
+    grpc_method = oip.GRPC_METHOD
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("grpc", "rest")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if workload == NOOP:
+            return (
+                setting("no workers, no batching"),
+                setting("no workers, batches of 32 in 1 ms", batch=32, batch_ms=1),
+                setting("1 worker, no batching", workers=1),
+                setting("1 worker, batches of 32 in 1 ms", workers=1, batch=32, batch_ms=1),
+                setting("2 workers, no batching", workers=2),
+            )
+        engine = "onnx" if comparison == SAME else "openvino"
+        return text_settings(engine) if workload == MINILM else photo_settings(engine)
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        rest, grpc = oip.free_ports(2)
+        values = setting.values
+        server = {
+            "debug": False,
+            "host": oip.HOST,
+            "http_port": rest,
+            "grpc_port": grpc,
+            "metrics_endpoint": None,
+            "gzip_enabled": False,
+            "parallel_workers": values["workers"],
+            "environments_dir": str(folder / "environments"),
+        }
+        model = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
+        extra = {"model": str(model.resolve()), **{key: values[key] for key in ("engine", "threads", "alike")}}
+        runtime = {
+            "name": workload,
+            "implementation": "server.Handler",
+            "max_batch_size": values["batch"],
+            "max_batch_time": values["batch_ms"] / 1000,
+            "parameters": {"extra": extra},
+        }
+        (folder / "settings.json").write_text(json.dumps(server))
+        (folder / "model-settings.json").write_text(json.dumps(runtime))
+        return Launch(
+            command=[str(python.parent / "mlserver"), "start", str(folder)],
+            environment={"PYTHONPATH": f"{HERE.parent / 'shared'}:{HERE}"},
+            targets={"rest": f"{oip.HOST}:{rest}", "grpc": f"{oip.HOST}:{grpc}"},
+            ready_url=f"http://{oip.HOST}:{rest}/v2/models/{workload}/ready",
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        if protocol == "grpc":
+            return oip.grpc_request(workload, item)
+        if workload == NOOP:
+            return oip.json_request(workload, np.asarray(item, np.float32).ravel().tolist())
+        return oip.json_request(workload, [item if workload == MINILM else base64.b64encode(item).decode()])
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        if protocol == "grpc":
+            return oip.grpc_answer(workload, body)
+        data = json.loads(body)["outputs"][0]["data"]
+        if workload == SRCNN:
+            return base64.b64decode(data[0])
+        array = np.array(data, np.float32)
+        return array.reshape(1, 256) if workload == NOOP else array
+
+
+def text_settings(engine: str) -> Sequence[Setting]:
+    return (
+        setting("2 workers, 1 thread, no batching", engine, workers=2),
+        setting("2 workers, 1 thread, batches of 8 in 5 ms", engine, workers=2, batch=8, batch_ms=5),
+        setting(
+            "2 workers, 1 thread, batches of 32 in 5 ms, alike", engine, workers=2, batch=32, batch_ms=5, alike=True
+        ),
+        setting("no workers, 2 threads, no batching", engine, threads=2),
+    )
+
+
+def photo_settings(engine: str) -> Sequence[Setting]:
+    """Batches do nothing for photographs: the runtime takes one at a time."""
+    return (
+        setting("2 workers, 1 thread, no batching", engine, workers=2),
+        setting("1 worker, 2 threads, no batching", engine, workers=1, threads=2),
+        setting("no workers, 2 threads, no batching", engine, threads=2),
+    )
+
+
+def setting(name: str, engine: str = "onnx", **values: Any) -> Setting:
+    shown = f"OpenVINO BF16, {name}" if engine == "openvino" else name
+    chosen = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False, "engine": engine}
+    return Setting(shown, {**chosen, **values})
+
+
+PEER = MLServer()

@@ -1,0 +1,61 @@
+"""MLServer's custom runtime for every workload; runs in MLServer's venv, in the server itself or in its workers."""
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from mlserver import MLModel
+from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
+
+# A tensor of MLServer's is a flat list: of numbers, of bytes (gRPC) or of text (REST).
+Elements = list[Any]
+
+
+class Handler(MLModel):
+    """A batch is one request whose first dimension has grown; what a worker runs, it runs one after the other."""
+
+    async def load(self) -> bool:
+        self._run = {"minilm": texts_to_vectors, "srcnn": photos_to_photos, "noop": arrays_to_arrays}[self.name](
+            self.settings.parameters.extra
+        )
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        data = payload.inputs[0].data
+        output = self._run(getattr(data, "root", data))
+        return InferenceResponse(id=payload.id, model_name=self.name, outputs=[output])
+
+
+def texts_to_vectors(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
+    from embedder import Embedder
+
+    embedder = Embedder(options["model"], options["engine"], options["threads"])
+    embed = embedder.embed_alike if options["alike"] else embedder.embed
+    return lambda data: numbers("vector", embed([each.decode() if isinstance(each, bytes) else each for each in data]))
+
+
+def photos_to_photos(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
+    from upscaler import Upscaler
+
+    upscale = Upscaler(options["model"], options["engine"], options["threads"]).upscale
+
+    def run(data: Elements) -> ResponseOutput:
+        found = [
+            upscale(each) if isinstance(each, bytes) else base64.b64encode(upscale(base64.b64decode(each))).decode()
+            for each in data
+        ]
+        return ResponseOutput(name="image", shape=[len(found), 1], datatype="BYTES", data=found)
+
+    return run
+
+
+def arrays_to_arrays(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
+    from noop import Noop
+
+    run = Noop(options["model"]).run
+    return lambda data: numbers("y", run(np.array(data, np.float32).reshape(-1, 256)))
+
+
+def numbers(name: str, array: Any) -> ResponseOutput:
+    return ResponseOutput(name=name, shape=list(array.shape), datatype="FP32", data=array.ravel().tolist())

@@ -1,0 +1,71 @@
+"""What a peer must tell so that it can be started, loaded and checked like the others."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+# What is served. An item of each: a text, a JPEG file, a float32 array [1, 256].
+MINILM, SRCNN, NOOP = "minilm", "srcnn", "noop"
+WORKLOADS = (MINILM, SRCNN, NOOP)
+# SAME: the same ONNX file on ONNX Runtime in FP32. BEST: whatever the server does best, within the accuracy asked for.
+SAME, BEST = "same", "best"
+COMPARISONS = (SAME, BEST)
+Item = Any  # str | bytes | numpy array
+
+
+@dataclass(frozen=True, slots=True)
+class Assets:
+    """The files that every server serves."""
+
+    minilm: Path  # a folder: model.onnx (input_ids, attention_mask → sentence_embedding), tokenizer.json
+    minilm_torch: Path  # a folder in Hugging Face's form: model.safetensors, config.json, tokenizer.json
+    srcnn: Path  # a folder: model.onnx (luminance → luminance_sr, [n, 1, h, w])
+    noop: Path  # a folder: model.onnx (x → y, [n, 256])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One way to configure a server; the search measures each and keeps the best."""
+
+    name: str  # as the table shows it: "2 workers, 1 thread, no batching"
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a server, and how to see that it is ready to serve."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]  # added to the runner's own
+    targets: Mapping[str, str]  # protocol ("rest", "grpc") to host:port
+    ready_url: str  # answers 200 when the model can be called
+    stop_command: Sequence[str] = ()  # where the end of the process alone does not end the server
+
+
+class Peer(Protocol):
+    name: str  # its folder
+    title: str  # "Ray Serve 2.60.0"
+    grpc_method: str  # "/package.Service/Method"; empty where there is no gRPC
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        """`rest` and `grpc`, or one of them: those that the server offers for this workload, its fastest first."""
+        ...
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        """The candidates of the search; empty where the server cannot take part, which `refusal` then explains."""
+        ...
+
+    def refusal(self, workload: str, comparison: str) -> str: ...
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        """`folder` is empty and the server's own; `python` is that of the peer's venv."""
+        ...
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        """A whole HTTP/1.1 request with its head, or a serialized gRPC message."""
+        ...
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        """From the body of an answer: a float32 array [384], the bytes of a PNG, a float32 array [1, 256]."""
+        ...

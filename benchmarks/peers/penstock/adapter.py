@@ -1,0 +1,87 @@
+"""Penstock itself, started, loaded and checked like its peers."""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.peers import oip
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+# A setting's values: `model` is laid over model.yaml, section by section; `flags` go to `penstock serve`.
+ONNX_FP32 = {"engine": "onnx", "precision": "fp32"}
+ONE_INSTANCE = {"instances": {"count": 1, "threads": 2}}
+
+
+class PenstockPeer:
+    name = "penstock"
+    title = f"Penstock {version('penstock')}"
+    grpc_method = oip.GRPC_METHOD
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest", "grpc", "stream")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if workload == NOOP:
+            return (Setting("as shipped"), Setting("2 gateways", {"flags": ["--gateways", "2"]}))
+        if comparison == BEST:
+            engine, first = {}, "as shipped"
+        else:
+            assert comparison == SAME
+            engine, first = ONNX_FP32, "as shipped, but ONNX Runtime FP32"
+        found = [_setting(first, engine), _setting("1 instance of 2 threads", {**engine, **ONE_INSTANCE})]
+        if workload == MINILM:
+            sizes = {count: {**engine, "batching": {"max_tokens": count}} for count in (128, 512)}
+            found += [_setting(f"max_tokens {count}", changes) for count, changes in sizes.items()]
+        return tuple(found)
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        source = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
+        _add_model(source, folder / "models" / workload, setting.values.get("model", {}))
+        http, grpc = oip.free_ports(2)
+        command = [python, "-m", "penstock", "serve", "--models", folder / "models", "--data-dir", folder / "data"]
+        command += ["--http-port", http, "--grpc-port", grpc, *setting.values.get("flags", ())]
+        return Launch(
+            command=[str(part) for part in command],
+            environment={},
+            targets={"rest": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}", "stream": f"127.0.0.1:{grpc}"},
+            ready_url=f"http://127.0.0.1:{http}/v2/models/{workload}/ready",
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return oip.binary_request(workload, item) if protocol == "rest" else oip.grpc_request(workload, item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        if protocol == "rest":
+            return oip.binary_answer(workload, body)
+        if protocol == "grpc":
+            return oip.grpc_answer(workload, body)
+        answer = pb.ModelStreamInferResponse.FromString(body)
+        if answer.error_message:
+            raise ValueError(answer.error_message)
+        return oip.value(workload, answer.infer_response.raw_output_contents[0])
+
+
+def _setting(name: str, model: Mapping[str, Any]) -> Setting:
+    return Setting(name, {"model": dict(model)} if model else {})
+
+
+def _add_model(version_folder: Path, target: Path, changes: Mapping[str, Any]) -> None:
+    """As the repository that ships has it, with `changes`; weights are linked, not copied."""
+    is_repository = (version_folder.parent / "model.yaml").exists()
+    source = version_folder.parent if is_repository else version_folder
+    settings = yaml.safe_load((source / "model.yaml").read_text())
+    for key, value in changes.items():
+        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
+    target.mkdir(parents=True)
+    (target / "1").symlink_to(version_folder.resolve())
+    (target / "model.yaml").write_text(yaml.safe_dump(settings))
+
+
+PEER = PenstockPeer()

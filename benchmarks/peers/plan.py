@@ -1,0 +1,143 @@
+"""What is measured and in which order: groups of loads, rounds, and the contenders' turns in them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Setting
+from benchmarks.peers.results import Record
+
+PENSTOCK, CEILING = "penstock", "ceiling"
+PEERS = ("triton", "kserve", "mlserver", "ray_serve", "bentoml", "litserve", "torchserve", "infinity")
+SERVERS = (PENSTOCK, *PEERS)
+CONCURRENCIES = (1, 8, 32, 64)
+MIXED, QUERIES, PHOTOS, TENSOR = "mixed", "queries", "photos", "tensor"
+# Of a peer's settings for BEST: those that its documentation offers, and those whose handler calls OpenVINO by hand.
+OFFERED, BY_HAND = "offered", "by hand"
+START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # about, for the estimate of what is left
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One window: what is sent, and by how many callers at once."""
+
+    load: str
+    concurrency: int
+    seconds: float
+    warm_up_s: float
+
+    def scaled(self, factor: float) -> "Level":
+        return replace(self, seconds=self.seconds * factor, warm_up_s=self.warm_up_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    name: str
+    title: str
+    workload: str
+    comparison: str
+    levels: tuple[Level, ...]
+    rounds: int
+    has_ceiling: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A server in a group. Without a setting it is not started: it does not serve this, or cannot be had here."""
+
+    server: str
+    title: str
+    protocols: tuple[str, ...] = ()
+    setting: Setting | None = None
+    kind: str = ""  # OFFERED, BY_HAND, or empty where the two are not told apart
+    refusal: str = ""  # why it does not serve this
+    failure: str = ""  # why it cannot be had
+
+    @property
+    def setting_name(self) -> str:
+        return self.setting.name if self.setting else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    group: Group
+    number: int  # of the round
+    contender: Contender
+
+    @property
+    def planned_s(self) -> float:
+        if self.contender.server == CEILING:
+            return CEILING_S
+        windows = sum(level.seconds + level.warm_up_s + GENERATOR_S for level in self.group.levels)
+        return START_S + len(self.contender.protocols) * windows if self.contender.setting else 0.0
+
+
+_TEXT = (*(Level(MIXED, count, 4.0, 1.5) for count in CONCURRENCIES), Level(QUERIES, 64, 4.0, 1.5))
+# A warm-up holds the first answers of all callers, or latencies would still be growing in the window.
+_PHOTO = (
+    Level(PHOTOS, 1, 4.0, 1.0),
+    Level(PHOTOS, 8, 5.0, 2.0),
+    Level(PHOTOS, 32, 6.0, 6.0),
+    Level(PHOTOS, 64, 8.0, 10.0),
+)
+_TENSOR = tuple(Level(TENSOR, count, 2.5, 1.0) for count in CONCURRENCIES)
+GROUPS = (
+    Group("minilm", "Text, the same ONNX file on ONNX Runtime FP32", MINILM, SAME, _TEXT, 2, has_ceiling=True),
+    Group("minilm-best", "Text, each server's best within cosine 0.9999", MINILM, BEST, _TEXT, 2, has_ceiling=True),
+    Group("srcnn", "Photographs, the same ONNX file on ONNX Runtime FP32", SRCNN, SAME, _PHOTO, 1),
+    Group("srcnn-best", "Photographs, each server's best within 6/255", SRCNN, BEST, _PHOTO, 1),
+    Group("noop", "No-op: a tensor of 256 floats, there and back", NOOP, SAME, _TENSOR, 2),
+)
+# The search measures one window of each candidate.
+SEARCH_CONCURRENCY = {MINILM: 32, SRCNN: 8, NOOP: 32}
+
+
+def search_group(group: Group) -> Group:
+    level = next(level for level in group.levels if level.concurrency == SEARCH_CONCURRENCY[group.workload])
+    return replace(group, levels=(level,), rounds=1, has_ceiling=False)
+
+
+def same_group(group: Group) -> Group:
+    """The group that measures this workload with the same file everywhere."""
+    return next(other for other in GROUPS if (other.workload, other.comparison) == (group.workload, SAME))
+
+
+def kind_of(server: str, comparison: str, setting: Setting) -> str:
+    if server == PENSTOCK or comparison == SAME:
+        return ""
+    return BY_HAND if setting.values.get("engine") == "openvino" else OFFERED
+
+
+def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[Turn]:
+    """Group by group; every other round backwards, so that nobody always follows the same neighbour."""
+    found = []
+    for group in groups:
+        for number in range(group.rounds):
+            order = contenders[group.name] if number % 2 == 0 else list(reversed(contenders[group.name]))
+            found += [Turn(group, number, contender) for contender in order]
+    return found
+
+
+def is_same(turn: Turn, record: Record) -> bool:
+    """The record is of this turn's contender, as it would be measured now."""
+    contender = turn.contender
+    key = (turn.group.name, contender.server, contender.kind, contender.setting_name)
+    return key == (record.group, record.server, record.kind, record.setting)
+
+
+def is_done(turn: Turn, records: Sequence[Record]) -> bool:
+    """Measured already, or out: a contender that never got through a turn of this group is not started again."""
+    own = [record for record in records if is_same(turn, record)]
+    if any(record.number == turn.number for record in own):
+        return True
+    return bool(own) and all(record.failure or record.refusal for record in own)
+
+
+def keep(records: Sequence[Record], planned: Sequence[Turn]) -> list[Record]:
+    """What a resumed run goes on from: no failures, which are tried again, and nothing measured with other settings."""
+    touched = {(turn.group.name, turn.contender.server) for turn in planned}
+    return [
+        record
+        for record in records
+        if (record.group, record.server) not in touched
+        or (not record.failure and any(is_same(turn, record) for turn in planned))
+    ]

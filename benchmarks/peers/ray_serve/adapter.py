@@ -1,0 +1,152 @@
+"""Ray Serve 2.60.0: REST and gRPC, raw bytes in and out.
+
+What its documentation advises, and what was set:
+- High throughput mode: `RAY_SERVE_ENABLE_HA_PROXY=1` (HAProxy, which its wheel brings, in place of the proxy in Python)
+  and `RAY_SERVE_THROUGHPUT_OPTIMIZED=1` (replicas have their own HTTP and gRPC servers, code runs on the replica's main
+  event loop, logs are buffered). One candidate of each search has Serve's own proxy, without those.
+- Access logs off, log level WARNING, no metrics of HAProxy for each request, no dashboard, no usage statistics.
+- `num_replicas`: two with one thread each, for two cores, and one with two threads; `max_ongoing_requests` so high that
+  batches can fill.
+- Blocking code off the event loop: models run in one thread of the replica. The no-op runs on the loop, as it takes
+  less than the way to a thread.
+- `@serve.batch` with `max_batch_size` and a small `batch_wait_timeout_s`. SRCNN is not batched: its work grows with the
+  batch.
+- HTTP: a Starlette request's body and a `Response` of bytes. gRPC: a service of one method with `BytesValue` as request
+  and answer.
+"""
+
+import json
+import secrets
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.raw import SHARED, answer_of, body_of, free_ports, handler_of, http_request
+
+TWO = {"replicas": 2, "threads": 1}
+ONE = {"replicas": 1, "threads": 2}
+SETTINGS = {
+    MINILM: (
+        Setting("2 replicas, 1 thread, no batching", TWO),
+        Setting("2 replicas, 1 thread, batches of 8 in 2 ms", {**TWO, "batch": 8, "wait_s": 0.002}),
+        Setting(
+            "2 replicas, 1 thread, batches of 32 in 5 ms, like lengths together",
+            {**TWO, "batch": 32, "wait_s": 0.005, "alike": True},
+        ),
+        Setting(
+            "1 replica, 2 threads, batches of 32 in 5 ms, like lengths together",
+            {**ONE, "batch": 32, "wait_s": 0.005, "alike": True},
+        ),
+        Setting("2 replicas, 1 thread, no batching, Serve's own proxy", {**TWO, "haproxy": False}),
+    ),
+    SRCNN: (
+        Setting("2 replicas, 1 thread", TWO),
+        Setting("1 replica, 2 threads", ONE),
+        Setting("2 replicas, 1 thread, Serve's own proxy", {**TWO, "haproxy": False}),
+    ),
+    NOOP: (
+        Setting("1 replica, no batching", {"replicas": 1}),
+        Setting("2 replicas, no batching", {"replicas": 2}),
+        Setting("2 replicas, batches of 32 in 1 ms", {"replicas": 2, "batch": 32, "wait_s": 0.001}),
+        Setting("1 replica, no batching, Serve's own proxy", {"replicas": 1, "haproxy": False}),
+    ),
+}
+
+
+class RayServe:
+    name = "ray_serve"
+    title = "Ray Serve 2.60.0"
+    grpc_method = "/peer.Model/Predict"
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest", "grpc")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        if comparison != BEST or workload == NOOP:
+            return SETTINGS[workload]
+        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        http_port, grpc_port, metrics_port, stats_port = free_ports(4)
+        # Ray's sockets are here, whose paths may have 107 bytes: `folder` may be too long. The server removes it.
+        scratch = tempfile.mkdtemp(prefix="ray")
+        given = {
+            "http_port": http_port,
+            "grpc_port": grpc_port,
+            "scratch": scratch,
+            "ready": str(folder.absolute() / "ready"),
+            "replicas": setting.values["replicas"],
+            "batch": setting.values.get("batch", 1),
+            "wait_s": setting.values.get("wait_s", 0.0),
+            "inline": workload == NOOP,
+            "handler": handler_of(workload, assets, setting.values),
+        }
+        environment = common_environment(scratch)
+        if setting.values.get("haproxy", True):
+            environment |= haproxy_environment(scratch, metrics_port, stats_port)
+        targets = {"rest": f"127.0.0.1:{http_port}", "grpc": f"127.0.0.1:{grpc_port}"}
+        return Launch(
+            command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),
+            environment=environment,
+            targets=targets,
+            ready_url=f"http://{targets['rest']}/",
+            stop_command=(str(python), str(SHARED / "leftovers.py"), scratch, scratch),
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return http_request("/", item) if protocol == "rest" else bytes_value(body_of(item))
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return answer_of(workload, body if protocol == "rest" else value_of(body))
+
+
+def common_environment(scratch: str) -> dict[str, str]:
+    token = Path(scratch, "auth_token")
+    token.write_text(secrets.token_hex(32))
+    return {
+        "PYTHONPATH": f"{SHARED}:{Path(__file__).parent.absolute()}",  # Serve's processes import bytes_service
+        "PEER_MARK": scratch,  # by this shared/leftovers.py finds all that belongs to this instance
+        "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray keeps one in the user's home
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+
+
+def haproxy_environment(scratch: str, metrics_port: int, stats_port: int) -> dict[str, str]:
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{scratch}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{scratch}/admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": scratch,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{scratch}/metrics.sock",
+    }
+
+
+def bytes_value(value: bytes) -> bytes:
+    """A serialized google.protobuf.BytesValue: field 1, its length as a varint, and the bytes."""
+    length, size = bytearray(), len(value)
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    length.append(size)
+    return b"\n" + bytes(length) + value if value else b""
+
+
+def value_of(message: bytes) -> bytes:
+    start = 1
+    while message[start] & 128:
+        start += 1
+    return message[start + 1 :]
+
+
+PEER = RayServe()

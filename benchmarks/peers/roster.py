@@ -1,0 +1,93 @@
+"""Who takes part: the adapters that can be imported, and why the others cannot."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.peers import venvs
+from benchmarks.peers.failures import InstallFailed
+from benchmarks.peers.peer import NOOP, Peer, Setting
+from benchmarks.peers.plan import CEILING, OFFERED, PENSTOCK, Contender, Group, kind_of, same_group
+from benchmarks.peers.search import Choice
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """A server by name; without a peer, `reason` says why."""
+
+    name: str
+    peer: Peer | None = None
+    python: Path | None = None
+    reason: str = ""
+
+    @property
+    def title(self) -> str:
+        return self.peer.title if self.peer else self.name
+
+
+def enter(name: str) -> Entrant:
+    try:
+        peer: Peer = importlib.import_module(f"benchmarks.peers.{name}.adapter").PEER
+    except Exception as error:  # noqa: BLE001 — whatever is wrong with one adapter, the others are measured
+        return Entrant(name, reason=f"no adapter: {type(error).__name__}: {error}")
+    try:
+        return Entrant(name, peer, venvs.ensure(HERE / name, HERE / ".venvs"))
+    except InstallFailed as error:
+        return Entrant(name, peer, reason=str(error))
+
+
+def contenders(group: Group, entrants: Sequence[Entrant], choice: Choice) -> list[Contender]:
+    """With the settings that the search chose; in a comparison of the best, a peer may have two."""
+    found = [Contender(CEILING, "in process (ceiling)")] if group.has_ceiling else []
+    for entrant in entrants:
+        found += _of(entrant, group, choice)
+    return found
+
+
+def candidates(group: Group, entrant: Entrant) -> list[Contender]:
+    """For the search: every setting, over the protocol that the server names first."""
+    if entrant.peer is None or entrant.reason:
+        return [Contender(entrant.name, entrant.title, failure=entrant.reason)]
+    settings = entrant.peer.settings(group.workload, group.comparison)
+    if not settings:
+        return [Contender(entrant.name, entrant.title, refusal=entrant.peer.refusal(group.workload, group.comparison))]
+    protocols = tuple(entrant.peer.protocols(group.workload)[:1])
+    kinds = [kind_of(entrant.name, group.comparison, setting) for setting in settings]
+    return [
+        Contender(entrant.name, entrant.title, protocols, setting, kind)
+        for setting, kind in zip(settings, kinds, strict=True)
+    ]
+
+
+def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
+    found = candidates(group, entrant)
+    if entrant.peer is None or found[0].setting is None:
+        return found
+    by_kind: dict[str, list[Setting]] = {}
+    for contender in found:
+        assert contender.setting is not None
+        by_kind.setdefault(contender.kind, []).append(contender.setting)
+    same = same_group(group)
+    if "" not in by_kind:  # the settings for the same file are the peer's own way, too
+        by_kind.setdefault(OFFERED, []).extend(entrant.peer.settings(same.workload, same.comparison))
+    protocols = _protocols(entrant.peer, group)
+    return [
+        Contender(
+            entrant.name,
+            entrant.title,
+            protocols,
+            choice.winner([group.name, same.name], entrant.name, settings),
+            kind,
+        )
+        for kind, settings in by_kind.items()
+        if settings
+    ]
+
+
+def _protocols(peer: Peer, group: Group) -> tuple[str, ...]:
+    """All of them where protocols are what is compared, and for Penstock; else the one that the peer names first."""
+    found = tuple(peer.protocols(group.workload))
+    return found if peer.name == PENSTOCK or group.workload == NOOP else found[:1]

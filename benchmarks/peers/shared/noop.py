@@ -1,0 +1,16 @@
+"""The identity of a tensor, run by ONNX Runtime: what every peer runs in its handler for the no-op."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Noop:
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        from embedder import onnx_run
+
+        self._run = onnx_run(Path(folder) / "model.onnx", 1)
+
+    def run(self, x: Any) -> Any:
+        """A float32 array [n, 256] in and out."""
+        return self._run({"x": x})

@@ -1,0 +1,120 @@
+"""Performs turns: a server is started, checked, loaded and stopped, so that idle ones take nothing from others."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from benchmarks.peers.checks import References, check
+from benchmarks.peers.failures import LoadFailed, PeerFailed
+from benchmarks.peers.items import checked_items, items
+from benchmarks.peers.peer import Assets, Peer
+from benchmarks.peers.plan import Level, Turn
+from benchmarks.peers.results import Record, Row
+from benchmarks.peers.roster import Entrant
+from benchmarks.peers.servers import Server
+from penstock.bench.generator import Generator
+from penstock.bench.load import LoadSpec, Outcome, Window
+from penstock.bench.messages import write_messages
+
+MIB = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Stage:
+    assets: Assets
+    references: References
+    folder: Path  # for servers' folders and files of requests
+    checked: set[tuple[str, str, str, str]] = field(default_factory=set)
+
+    def perform(self, turn: Turn, entrant: Entrant) -> Record:
+        """Whatever goes wrong with a peer is in the record."""
+        contender = turn.contender
+        rows: list[Row] = []
+        failure = contender.failure
+        if contender.setting is not None:
+            try:
+                self._measure(turn, entrant, rows)
+            except PeerFailed as error:
+                failure = str(error)
+            except Exception as error:  # noqa: BLE001 — an adapter is foreign code; one that fails must not end the run
+                failure = f"{type(error).__name__}: {_explain(error)}"
+        return Record(
+            turn.group.name,
+            turn.number,
+            contender.server,
+            contender.kind,
+            entrant.title,
+            contender.setting_name,
+            rows,
+            failure,
+            contender.refusal,
+        )
+
+    def _measure(self, turn: Turn, entrant: Entrant, rows: list[Row]) -> None:
+        peer, python, setting = entrant.peer, entrant.python, turn.contender.setting
+        assert peer is not None
+        assert python is not None
+        assert setting is not None
+        with tempfile.TemporaryDirectory(prefix=f"{entrant.name}-", dir=self.folder) as folder:
+            launch = peer.launch(turn.group.workload, setting, self.assets, Path(folder), python)
+            with Server(launch, Path(folder)) as server:
+                self._check(turn, peer, launch.targets)
+                for level in turn.group.levels:
+                    rows += [self._window(turn, peer, server, level, one) for one in turn.contender.protocols]
+
+    def _check(self, turn: Turn, peer: Peer, targets: Mapping[str, str]) -> None:
+        """Once in a run for each setting."""
+        group, contender = turn.group, turn.contender
+        key = (group.name, contender.server, contender.kind, contender.setting_name)
+        if key in self.checked:
+            return
+        chosen = checked_items(group.levels[0].load)
+        right = self.references.of(group.workload, chosen)
+        for protocol in contender.protocols:
+            check(peer, group.workload, group.comparison, (protocol, targets[protocol]), chosen, right)
+        self.checked.add(key)
+
+    def _window(self, turn: Turn, peer: Peer, server: Server, level: Level, protocol: str) -> Row:
+        file = self._messages(peer, turn.group.workload, level.load, protocol)
+        target = server.launch.targets[protocol]
+        spec = LoadSpec(protocol, target, str(file), level.concurrency, peer.grpc_method)
+        with Generator(spec) as generator:
+            before = server.usage()
+            outcome = generator.run(Window(level.seconds, level.concurrency, warm_up_s=level.warm_up_s))
+            after = server.usage()
+        if not outcome.answered:
+            raise LoadFailed(
+                f"answered nothing at concurrency {level.concurrency} over {protocol}: {_statuses(outcome)}"
+            )
+        return Row(
+            load=level.load,
+            protocol=protocol,
+            concurrency=level.concurrency,
+            rps=outcome.rps,
+            p50_ms=outcome.latencies.percentile_ms(50),
+            p99_ms=outcome.latencies.percentile_ms(99),
+            rejected=outcome.rejected,
+            cpu_ms=(after.cpu_s - before.cpu_s) / max(1, outcome.sent) * 1000,
+            memory_mib=after.memory_bytes / MIB,
+            # `run` counts the CPU time of the warm-up, too.
+            generator_share=outcome.cpu_s / (level.warm_up_s + level.seconds),
+        )
+
+    def _messages(self, peer: Peer, workload: str, load: str, protocol: str) -> Path:
+        file = self.folder / f"{peer.name}-{workload}-{load}-{protocol}.messages"
+        if not file.exists():
+            write_messages(file, [peer.request(workload, protocol, item) for item in items(load)])
+        return file
+
+
+def _statuses(outcome: Outcome) -> str:
+    return ", ".join(f"{count} × {status}" for status, count in outcome.rejected.items()) or "no answer in the window"
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError) and isinstance(error, grpc.Call):
+        return f"{error.code().name}: {error.details()}"
+    return str(error)

@@ -1,0 +1,80 @@
+"""The rounds of one window put together: medians, and how far rounds are apart."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks.peers.results import Record, Row
+
+BUSY_GENERATOR = 0.7  # of its core: beyond it the generator may be what was measured
+
+
+@dataclass(slots=True)
+class Line:
+    """One contender over one protocol at one concurrency."""
+
+    group: str
+    load: str
+    concurrency: int
+    server: str
+    kind: str
+    title: str
+    setting: str
+    protocol: str
+    rows: dict[int, Row] = field(default_factory=dict)  # by round
+
+    @property
+    def rps(self) -> float:
+        return median(row.rps for row in self.rows.values())
+
+    @property
+    def spread(self) -> float:
+        """The furthest round's distance from the median, as a share of it."""
+        middle = self.rps
+        return max(abs(row.rps - middle) for row in self.rows.values()) / middle if middle else 0.0
+
+    @property
+    def p50_ms(self) -> float:
+        return median(row.p50_ms for row in self.rows.values())
+
+    @property
+    def p99_ms(self) -> float:
+        return median(row.p99_ms for row in self.rows.values())
+
+    @property
+    def cpu_ms(self) -> float:
+        return median(row.cpu_ms for row in self.rows.values())
+
+    @property
+    def memory_mib(self) -> float:
+        return max(row.memory_mib for row in self.rows.values())
+
+    @property
+    def notes(self) -> str:
+        rejected: dict[str, int] = {}
+        for row in self.rows.values():
+            for status, count in row.rejected.items():
+                rejected[status] = rejected.get(status, 0) + count
+        found = [f"{count} refused with {status}" for status, count in rejected.items()]
+        share = max(row.generator_share for row in self.rows.values())
+        if share > BUSY_GENERATOR:
+            found.append(f"load generator at {share:.0%} of a core")
+        return ", ".join(found)
+
+
+def summarize(records: Sequence[Record]) -> list[Line]:
+    lines: dict[tuple[object, ...], Line] = {}
+    for record in records:
+        for row in record.rows:
+            key = (record.group, row.load, row.concurrency, record.server, record.kind, record.setting, row.protocol)
+            if key not in lines:
+                group, load, concurrency, server, kind, setting, protocol = key
+                lines[key] = Line(group, load, concurrency, server, kind, record.title, setting, protocol)
+            lines[key].rows[record.number] = row
+    return list(lines.values())
+
+
+def absences(records: Sequence[Record], group: str) -> list[Record]:
+    """The last failure, or refusal, of each contender of a group."""
+    own = [one for one in records if one.group == group and (one.failure or one.refusal)]
+    return list({(one.server, one.kind): one for one in own}.values())

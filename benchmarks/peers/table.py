@@ -1,0 +1,152 @@
+"""The report in Markdown: for each group an overview and every figure, then the verdicts."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
+from benchmarks.peers.results import Record, Results
+from benchmarks.peers.summary import Line, absences, summarize
+from benchmarks.peers.verdicts import P99, THROUGHPUT, Verdict, judge
+
+REASON_CHARACTERS = 300
+DETAILS = ("load", "conc.", "server", "setting", "protocol", "requests/s", "±", "p50 ms", "p99 ms")
+COSTS = ("CPU ms a request", "memory MiB", "notes")
+
+
+def render(results: Results) -> str:
+    lines = summarize(results.records)
+    machine = results.machine
+    parts = [
+        f"Measured on {machine['cores']} cores of {machine['processor']}, Python {machine['python']}. Figures are "
+        "medians of the rounds; ± is the furthest round's distance from the median. CPU and memory are those "
+        "of all the server's processes."
+    ]
+    for group in GROUPS:
+        own = [line for line in lines if line.group == group.name]
+        absent = absences(results.records, group.name)
+        if own or absent:
+            parts += [f"## {group.title} (`{group.name}`)", _overview(group, own, absent), _details(group, own)]
+    parts += ["## Verdicts", _verdicts(judge(lines))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _overview(group: Group, lines: Sequence[Line], absent: Sequence[Record]) -> str:
+    """Requests a second, and p99 in ms, of each contender over each protocol."""
+    windows = [(level.load, level.concurrency) for level in group.levels]
+    is_plain = len({load for load, _ in windows}) == 1
+    names = [f"{'' if is_plain else load + ' '}c{concurrency}" for load, concurrency in windows]
+    body = []
+    for own in _by_contender(lines).values():
+        found = {(line.load, line.concurrency): line for line in own}
+        first = own[0]
+        cells = [_cell(found.get(window) or found.get((window[0], 0))) for window in windows]
+        body.append([_title(first.title, first.kind), first.setting, first.protocol, *cells])
+    width = len(windows)
+    body += [[_title(one.title, one.kind), one.setting, "", _reason(one), *[""] * (width - 1)] for one in absent]
+    return "Requests/s (p99 in ms):\n\n" + _markdown(("server", "setting", "protocol", *names), body)
+
+
+def _cell(line: Line | None) -> str:
+    if line is None:
+        return ""
+    return _number(line.rps) if line.server == CEILING else f"{_number(line.rps)} ({_number(line.p99_ms)})"
+
+
+def _details(group: Group, lines: Sequence[Line]) -> str:
+    """Every figure, at each concurrency the fastest first."""
+    if not lines:
+        return ""
+    loads = list(dict.fromkeys(level.load for level in group.levels))
+    order = sorted(lines, key=lambda line: (loads.index(line.load), line.concurrency, -line.rps))
+    return _markdown((*DETAILS, *COSTS), (_detail(line) for line in order))
+
+
+def _detail(line: Line) -> list[str]:
+    rate = [_number(line.rps), f"{line.spread:.0%}"]
+    if line.server == CEILING:
+        return [line.load, "", line.title, "", "", *rate, "", "", "", "", ""]
+    latencies = [_number(line.p50_ms), _number(line.p99_ms)]
+    costs = [f"{line.cpu_ms:.2f}", f"{line.memory_mib:.0f}", line.notes]
+    title = _title(line.title, line.kind)
+    return [line.load, str(line.concurrency), title, line.setting, line.protocol, *rate, *latencies, *costs]
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> str:
+    if not verdicts:
+        return "None: they need Penstock and a peer in one group."
+    head = (
+        "group",
+        "load",
+        "conc.",
+        "figure",
+        "protocol",
+        "Penstock",
+        "best peer",
+        "",
+        "ratio",
+        "rounds",
+        "bar",
+        "verdict",
+    )
+    note = (
+        "Penstock over the best peer in that figure. `any`: each one's best of REST and gRPC. `offered`: of settings "
+        "that the peer's documentation offers; `by hand`: of those whose handler calls OpenVINO itself."
+    )
+    return note + "\n\n" + _markdown(head, (_verdict(verdict) for verdict in verdicts))
+
+
+def _verdict(verdict: Verdict) -> list[str]:
+    values = [line.rps if verdict.figure == THROUGHPUT else line.p99_ms for line in (verdict.ours, verdict.best)]
+    best = f"{_title(verdict.best.title, verdict.kind)}, {verdict.best.protocol}"
+    bar = ""
+    if verdict.bar:
+        sign = "≤" if verdict.figure == P99 else ">" if verdict.bar.is_strict else "≥"
+        bar = f"{sign} {verdict.bar.value:g}"
+    return [
+        verdict.group,
+        verdict.load,
+        str(verdict.concurrency),
+        verdict.figure,
+        verdict.scope,
+        _number(values[0]),
+        best,
+        _number(values[1]),
+        f"{verdict.ratio:.2f}",
+        f"{verdict.low:.2f}–{verdict.high:.2f}",
+        bar,
+        verdict.outcome,
+    ]
+
+
+def _by_contender(lines: Sequence[Line]) -> dict[tuple[str, ...], list[Line]]:
+    """The ceiling, Penstock, then the peers as they came."""
+    found: dict[tuple[str, ...], list[Line]] = {}
+    for line in sorted(lines, key=lambda line: (line.server != CEILING, line.server != PENSTOCK)):
+        found.setdefault((line.server, line.kind, line.setting, line.protocol), []).append(line)
+    return found
+
+
+def _title(title: str, kind: str) -> str:
+    return f"{title} ({kind})" if kind else title
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _reason(record: Record) -> str:
+    return f"failed: {_plain(record.failure)}" if record.failure else f"takes no part: {_plain(record.refusal)}"
+
+
+def _plain(text: str) -> str:
+    short = text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + " …"
+    return " ".join(short.split()).replace("|", "\\|")
+
+
+def _markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    def rows() -> Iterator[str]:
+        yield "| " + " | ".join(head) + " |"
+        yield "|" + "---|" * len(head)
+        for cells in body:
+            yield "| " + " | ".join(cells) + " |"
+
+    return "\n".join(rows())

@@ -1,0 +1,1 @@
+"""TorchServe as a peer."""

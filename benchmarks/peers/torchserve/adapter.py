@@ -1,0 +1,227 @@
+"""TorchServe 0.12.0: its Java frontend, and Python workers that run the shared code in a custom handler.
+
+What was set, and why:
+
+- Workers and threads. The performance guide starts with half the physical cores and one thread each, and advises to
+  raise the number of workers; so two workers of one thread against one worker of two, on two cores.
+- `batchSize` and `maxBatchDelay` are the first settings that the guide names. The delay is 1 ms, the smallest that
+  still fills a batch from the queue (with 0 the frontend stops after the second request). A batch of texts is run in
+  pieces of like lengths. Photographs are run one by one, so batches of them would only wait: `batchSize` is 1.
+- `job_queue_size` 1000 in place of 100, so that no caller is refused. `number_of_netty_threads` and
+  `netty_client_threads` are the number of cores, the documented default.
+- `disable_system_metrics` spares the periodic Python process that measures the machine. The log configuration drops
+  the access log and the metrics log, and the handler drops the worker's line per batch: all of them cost per request.
+- `cpu_launcher_enable`, which the documentation advises for Intel's processors, pins workers to cores; one candidate
+  tries it.
+- Requests and answers are raw bytes: `application/octet-stream` is not decoded by the worker.
+- Token authorization is disabled by its documented property, `disable_token_authorization`.
+- Comparison "same" runs ONNX Runtime, "best" adds OpenVINO: the handler is the user's own code.
+
+The model is an unpacked archive (`torch-model-archiver --archive-format no-archive`), whose handler reads the model's
+files where they are. The command is the one that `torchserve --foreground` runs: that Python process would only wait
+for Java, and not pass SIGTERM on to it. The frontend's sockets to its workers are in `folder`, so its path must be
+short: a socket's path has 107 characters at most.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+
+HERE = Path(__file__).parent
+SHARED = HERE.parent / "shared"
+MODEL = "model"
+PORTS = ("inference", "management", "metrics", "grpc_inference", "grpc_management", "worker")
+
+
+def candidate(engine: str, workers: int, threads: int, batch: int, is_pinned: bool = False) -> Setting:
+    words = [
+        {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}[engine],
+        f"{workers} worker{'s' * (workers > 1)}",
+        f"{threads} thread{'s' * (threads > 1)}",
+        f"batches of {batch}" if batch > 1 else "no batching",
+        *(["pinned"] if is_pinned else []),
+    ]
+    values = {"engine": engine, "workers": workers, "threads": threads, "batch": batch, "is_pinned": is_pinned}
+    return Setting(", ".join(words), values)
+
+
+CANDIDATES = {
+    (MINILM, SAME): (
+        candidate("onnx", 2, 1, 1),
+        candidate("onnx", 1, 2, 1),
+        candidate("onnx", 2, 1, 8),
+        candidate("onnx", 1, 2, 32),
+        candidate("onnx", 2, 1, 1, is_pinned=True),
+    ),
+    (MINILM, BEST): (
+        candidate("openvino", 2, 1, 1),
+        candidate("openvino", 1, 2, 1),
+        candidate("openvino", 2, 1, 8),
+        candidate("openvino", 1, 2, 32),
+        candidate("onnx", 2, 1, 8),
+    ),
+    (SRCNN, SAME): (
+        candidate("onnx", 2, 1, 1),
+        candidate("onnx", 1, 2, 1),
+        candidate("onnx", 2, 2, 1),
+        candidate("onnx", 2, 1, 1, is_pinned=True),
+    ),
+    (SRCNN, BEST): (
+        candidate("openvino", 2, 1, 1),
+        candidate("openvino", 1, 2, 1),
+        candidate("openvino", 2, 2, 1),
+        candidate("onnx", 2, 1, 1),
+    ),
+    (NOOP, SAME): (
+        candidate("onnx", 1, 1, 1),
+        candidate("onnx", 2, 1, 1),
+        candidate("onnx", 1, 1, 8),
+        candidate("onnx", 1, 1, 32),
+        candidate("onnx", 2, 1, 32),
+    ),
+}
+CANDIDATES[NOOP, BEST] = CANDIDATES[NOOP, SAME]
+
+
+class TorchServe:
+    name = "torchserve"
+    title = "TorchServe 0.12.0"
+    grpc_method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest", "grpc")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        return CANDIDATES[workload, comparison]
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        for name in ("store", "logs", "tmp", "loaded"):
+            (folder / name).mkdir()
+        (folder / "config.properties").write_text(properties(setting.values, ports))
+        model_folder = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
+        archive(workload, setting.values, model_folder.resolve(), folder, python)
+        return Launch(
+            command=java_command(folder, python),
+            environment={
+                "PYTHONPATH": str(SHARED),
+                # The frontend looks for the launcher that pins workers with plain `python`.
+                "PATH": f"{python.parent}:{os.environ['PATH']}",
+                "LOG_LOCATION": str(folder / "logs"),
+                "METRICS_LOCATION": str(folder / "logs"),
+                "OMP_NUM_THREADS": str(setting.values["threads"]),
+            },
+            targets={"rest": f"127.0.0.1:{ports['inference']}", "grpc": f"127.0.0.1:{ports['grpc_inference']}"},
+            ready_url=f"http://127.0.0.1:{ports['inference']}/predictions/{MODEL}",
+        )
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        body = item.encode() if workload == MINILM else item if workload == SRCNN else item.tobytes()
+        if protocol == "grpc":
+            return field(1, MODEL.encode()) + field(3, field(1, b"data") + field(2, body))
+        head = (
+            f"POST /predictions/{MODEL} HTTP/1.1\r\nHost: localhost\r\n"
+            f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        data = first_field(body) if protocol == "grpc" else body
+        if workload == SRCNN:
+            return data
+        return np.frombuffer(data, np.float32).reshape(-1 if workload == MINILM else (1, 256))
+
+
+def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
+    lines = {f"{name}_address": f"http://127.0.0.1:{ports[name]}" for name in ("inference", "management", "metrics")}
+    lines |= {f"{name}_port": str(ports[name]) for name in ("grpc_inference", "grpc_management")}
+    lines |= {
+        "initial_worker_port": str(ports["worker"]),  # the name of a unix socket, not a port that is opened
+        "disable_token_authorization": "true",
+        "disable_system_metrics": "true",
+        "job_queue_size": "1000",
+        "number_of_netty_threads": "2",
+        "netty_client_threads": "2",
+        "cpu_launcher_enable": str(values["is_pinned"]).lower(),
+        "load_models": f"{MODEL}={MODEL}",
+    }
+    return "".join(f"{key}={value}\n" for key, value in lines.items())
+
+
+def archive(workload: str, values: Mapping[str, Any], model_folder: Path, folder: Path, python: Path) -> None:
+    handler = {"workload": workload, "folder": str(model_folder), "alike": values["batch"] > 1}
+    handler |= {key: values[key] for key in ("engine", "threads", "workers")}
+    handler["loaded"] = str(folder / "loaded")
+    config = {
+        "minWorkers": values["workers"],
+        "maxWorkers": values["workers"],
+        "batchSize": values["batch"],
+        "maxBatchDelay": 1,
+        "deviceType": "cpu",
+        "handler": handler,
+    }
+    file = folder / "model-config.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    command = [python.parent / "torch-model-archiver", "--model-name", MODEL, "--version", "1.0", "--config-file", file]
+    command += ["--handler", HERE / "service.py", "--export-path", folder / "store", "--archive-format", "no-archive"]
+    subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def java_command(folder: Path, python: Path) -> list[str]:
+    java = shutil.which("java")
+    if java is None:
+        raise FileNotFoundError("TorchServe needs Java 17: apt-get install openjdk-17-jre-headless")
+    home = next((python.parent.parent / "lib").glob("python3*/site-packages"))
+    return [
+        java,
+        f"-Dmodel_server_home={home}",
+        f"-Djava.io.tmpdir={folder / 'tmp'}",
+        f"-Dlog4j.configurationFile=file://{HERE / 'log4j2.xml'}",
+        *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
+        *("--python", str(python), "-f", str(folder / "config.properties"), "-s", str(folder / "store"), "-ncs"),
+    ]
+
+
+def free_ports(count: int) -> list[int]:
+    """All are held until the last is known, so that no two are the same."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [found.getsockname()[1] for found in sockets]
+    for found in sockets:
+        found.close()
+    return ports
+
+
+def field(number: int, value: bytes) -> bytes:
+    """A length-delimited field of a protobuf message."""
+    size, rest = bytearray(), len(value)
+    while rest > 127:
+        size.append(rest & 127 | 128)
+        rest >>= 7
+    size.append(rest)
+    return bytes([number << 3 | 2, *size]) + value
+
+
+def first_field(message: bytes) -> bytes:
+    """The value of field 1, PredictionResponse's only one here."""
+    size, shift, position = 0, 0, 1
+    while True:
+        byte = message[position]
+        size |= (byte & 127) << shift
+        shift, position = shift + 7, position + 1
+        if byte < 128:
+            return message[position : position + size]
+
+
+PEER = TorchServe()

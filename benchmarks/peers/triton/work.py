@@ -1,0 +1,43 @@
+"""What is served, as both ways into Triton need it: the tensors of each workload and a function of a batch."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+
+class Tensor(NamedTuple):
+    name: str
+    datatype: str
+    size: int  # of a row
+
+
+INPUTS = {
+    "minilm": Tensor("text", "TYPE_STRING", 1),
+    "srcnn": Tensor("image", "TYPE_STRING", 1),
+    "noop": Tensor("x", "TYPE_FP32", 256),
+}
+OUTPUTS = {
+    "minilm": Tensor("vector", "TYPE_FP32", 384),
+    "srcnn": Tensor("upscaled", "TYPE_STRING", 1),
+    "noop": Tensor("y", "TYPE_FP32", 256),
+}
+
+
+def batch_run(workload: str, options: Mapping[str, str]) -> Callable[[Any], Any]:
+    """An array [n, size of the input's row] to one of [n, size of the output's row]."""
+    import numpy as np
+
+    if workload == "noop":
+        from noop import Noop
+
+        return Noop(options["model"]).run
+    engine, threads = options["engine"], int(options["threads"])
+    if workload == "srcnn":
+        from upscaler import Upscaler
+
+        upscale = Upscaler(options["model"], engine, threads).upscale
+        return lambda photos: np.array([[upscale(photo)] for photo in photos[:, 0]], dtype=object)
+    from embedder import Embedder
+
+    embedder = Embedder(options["model"], engine, threads)
+    embed = embedder.embed_alike if options["alike"] == "True" else embedder.embed
+    return lambda texts: embed([text.decode() for text in texts[:, 0]])

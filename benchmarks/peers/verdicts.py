@@ -1,0 +1,124 @@
+"""What the run must show: Penstock over the best peer, as ratios, against their bars."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from benchmarks.peers.plan import BY_HAND, CEILING, GROUPS, MIXED, OFFERED, PENSTOCK, QUERIES, TENSOR
+from benchmarks.peers.results import Row
+from benchmarks.peers.summary import Line
+
+THROUGHPUT, P99 = "requests/s", "p99"
+ANY = "any"
+# Like with like, then each one's best. A stream is a row of its own in the tables: no peer has one.
+SCOPES = ("rest", "grpc", ANY)
+UNARY = ("rest", "grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    group: str
+    load: str
+    concurrencies: tuple[int, ...]
+    figure: str
+    value: float
+    is_strict: bool = False  # the value itself is not enough
+
+
+BARS = (
+    Bar("minilm", MIXED, (8, 32, 64), THROUGHPUT, 1.1),
+    Bar("minilm", MIXED, (8, 32, 64), P99, 0.9),
+    Bar("minilm", QUERIES, (64,), THROUGHPUT, 2.0),
+    Bar("minilm-best", MIXED, (8, 32, 64), THROUGHPUT, 2.0),
+    Bar("minilm-best", QUERIES, (64,), THROUGHPUT, 2.0),
+    Bar("noop", TENSOR, (32,), THROUGHPUT, 1.0, is_strict=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    group: str
+    load: str
+    concurrency: int
+    figure: str
+    scope: str
+    kind: str  # of the peers' settings
+    ratio: float  # of the medians
+    low: float  # of single rounds
+    high: float
+    ours: Line
+    best: Line
+    bar: Bar | None
+
+    @property
+    def outcome(self) -> str:
+        if self.bar is None:
+            is_ahead = self.ratio > 1 if self.figure == THROUGHPUT else self.ratio < 1
+            return "ahead" if is_ahead else "behind"
+        is_met = self.ratio >= self.bar.value if self.figure == THROUGHPUT else self.ratio <= self.bar.value
+        if self.bar.is_strict and self.ratio == self.bar.value:
+            is_met = False
+        return "met" if is_met else "MISSED"
+
+
+def judge(lines: Sequence[Line]) -> list[Verdict]:
+    """Every window in which Penstock and a peer were measured, in the order of the groups."""
+    return [verdict for window in _windows(lines) for verdict in _judge_window(window)]
+
+
+def _windows(lines: Sequence[Line]) -> Iterator[list[Line]]:
+    found: dict[tuple[str, str, int], list[Line]] = {}
+    for line in lines:
+        if line.server != CEILING:
+            found.setdefault((line.group, line.load, line.concurrency), []).append(line)
+    order = [(group.name, level.load, level.concurrency) for group in GROUPS for level in group.levels]
+    yield from (found[key] for key in order if key in found)
+
+
+def _judge_window(window: Sequence[Line]) -> Iterator[Verdict]:
+    for kind in ("", OFFERED, BY_HAND):
+        for scope in SCOPES:
+            protocols = UNARY if scope == ANY else (scope,)
+            ours = [line for line in window if line.server == PENSTOCK and line.protocol in protocols]
+            peers = [
+                line for line in window if line.server != PENSTOCK and line.kind == kind and line.protocol in protocols
+            ]
+            if ours and peers:
+                # One row of ours for both figures: not one protocol's throughput with another one's latency.
+                mine = max(ours, key=lambda line: line.rps)
+                yield _compare(mine, max(peers, key=lambda line: line.rps), scope, THROUGHPUT)
+                yield _compare(mine, min(peers, key=lambda line: line.p99_ms), scope, P99)
+
+
+def _compare(ours: Line, best: Line, scope: str, figure: str) -> Verdict:
+    def value(row: Row) -> float:
+        return row.rps if figure == THROUGHPUT else row.p99_ms
+
+    mine, other = (median(value(row) for row in line.rows.values()) for line in (ours, best))
+    rounds = [value(ours.rows[number]) / value(best.rows[number]) for number in ours.rows.keys() & best.rows.keys()]
+    ratio = mine / other
+    return Verdict(
+        ours.group,
+        ours.load,
+        ours.concurrency,
+        figure,
+        scope,
+        best.kind,
+        ratio,
+        min([*rounds, ratio]),
+        max([*rounds, ratio]),
+        ours,
+        best,
+        _bar(ours, figure),
+    )
+
+
+def _bar(line: Line, figure: str) -> Bar | None:
+    for bar in BARS:
+        if (bar.group, bar.load, bar.figure) == (
+            line.group,
+            line.load,
+            figure,
+        ) and line.concurrency in bar.concurrencies:
+            return bar
+    return None

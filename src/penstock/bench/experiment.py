@@ -1,0 +1,271 @@
+"""An experiment as its YAML says it, and the cases that it expands to."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AliasChoices, Field, model_validator
+
+from penstock.core.config import DataPlane, Limits, Port
+from penstock.core.errors import ConfigError
+from penstock.core.models import Batching, _Section
+
+T = TypeVar("T")
+Axis = Annotated[tuple[T, ...], Field(min_length=1)]
+Engine = Literal["onnx", "openvino", "pytorch"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+Device = Literal["cpu", "cuda", "mps"]
+Protocol = Literal["grpc", "stream", "rest"]
+Data = Literal["auto", "mixed", "queries", "passages", "pairs", "photos", "noop"]
+Count = Annotated[int, Field(ge=1, le=4096)]
+Instances = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
+Threads = Annotated[int, Field(ge=1, le=1024)]
+
+ALIASES = {
+    "sentence-transformers/all-MiniLM-L6-v2": "minilm",
+    "all-MiniLM-L6-v2": "minilm",
+}
+UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows"}  # else texts
+MOST_CASES = 2000
+
+
+class ModelPart(_Section):
+    """What is left out is as the model's own model.yaml has it, but for `precision`: that is FP32."""
+
+    name: str = "minilm"
+    engine: Annotated[Engine | None, Field(validation_alias=AliasChoices("engine", "backend"))] = None
+    precision: Precision | None = None
+    quantized: bool = False  # INT8 on a CPU, FP16 on CUDA and MPS
+    device: Device = "cpu"
+    instances: Instances | None = None
+    threads: Threads | None = None
+
+    @model_validator(mode="after")
+    def _is_one_precision(self) -> "ModelPart":
+        if self.quantized and self.precision not in (None, "int8", "fp16"):
+            raise ValueError(f"quantized: true contradicts precision: {self.precision}")
+        return self
+
+
+class ServerPart(_Section):
+    host: str = "127.0.0.1"
+    grpc_port: Annotated[Port, Field(validation_alias=AliasChoices("grpc_port", "port"))] = 0  # 0: a free one
+    http_port: Port = 0
+    gateways: Annotated[int, Field(ge=1, le=64)] = 1
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    limits: Limits = Limits()
+    data_plane: DataPlane = DataPlane()
+
+
+class BatchingPart(Batching):
+    max_rows: Annotated[int, Field(ge=1, le=65536, validation_alias=AliasChoices("max_rows", "max_batch_size"))] = 32
+
+
+class ExperimentPart(_Section):
+    batch_sizes: Axis[Count] = (1,)  # items in a request
+    concurrency_levels: Axis[Count] = (1, 8, 32)
+    benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: until three windows agree
+    protocol: Protocol = "grpc"
+    data: Data = "auto"  # what fits the model's task
+    repeats: Annotated[int, Field(ge=1, le=100)] = 3
+    warm_up_s: Annotated[float, Field(ge=0, le=600)] = 2.0
+    window_s: Annotated[float, Field(ge=0.1, le=600)] = 3.0
+    most_windows: Annotated[int, Field(ge=3, le=1000)] = 8
+    generators: Annotated[int, Field(ge=1, le=64)] = 1  # processes of the load generator
+
+
+class MatrixPart(_Section):
+    """Every combination of the values is a case, but for those that an entry of `exclude` matches in all its keys."""
+
+    model: Axis[str] | None = None
+    engine: Annotated[Axis[Engine] | None, Field(validation_alias=AliasChoices("engine", "backend"))] = None
+    precision: Axis[Precision] | None = None
+    quantized: Axis[bool] | None = None
+    device: Axis[Device] | None = None
+    instances: Axis[Instances] | None = None
+    threads: Axis[Threads] | None = None
+    gateways: Axis[Count] | None = None
+    workers: Axis[Count] | None = None
+    max_rows: Axis[int] | None = None
+    max_tokens: Axis[int | None] | None = None
+    max_delay_ms: Axis[float] | None = None
+    order: Axis[Literal["length", "arrival"]] | None = None
+    protocol: Axis[Protocol] | None = None
+    data: Axis[Data] | None = None
+    batch_size: Axis[Count] | None = None
+    concurrency: Axis[Count] | None = None
+    exclude: tuple[dict[str, Any], ...] = ()
+
+    @model_validator(mode="after")
+    def _excludes_by_known_keys(self) -> "MatrixPart":
+        known = set(MatrixPart.model_fields) - {"exclude"}
+        for entry in self.exclude:
+            if unknown := sorted(set(entry) - known):
+                raise ValueError(f"exclude: unknown key '{unknown[0]}'; known: {', '.join(sorted(known))}")
+        return self
+
+    def axes(self) -> dict[str, tuple[Any, ...]]:
+        given = {name: getattr(self, name) for name in MatrixPart.model_fields if name != "exclude"}
+        return {name: values for name, values in given.items() if values is not None}
+
+    def excludes(self, combination: Mapping[str, Any]) -> bool:
+        def matches(entry: Mapping[str, Any]) -> bool:
+            return all(
+                combination.get(key) in (value if isinstance(value, list) else [value]) for key, value in entry.items()
+            )
+
+        return any(matches(entry) for entry in self.exclude if entry)
+
+
+class Experiment(_Section):
+    name: str = ""
+    description: str = ""
+    extends: str | None = None
+    model: ModelPart = ModelPart()
+    server: ServerPart = ServerPart()
+    batching: BatchingPart = BatchingPart()
+    experiment: ExperimentPart = ExperimentPart()
+    matrix: MatrixPart = MatrixPart()
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the results, as JSON: the same for the same experiment, however its files are cut."""
+        found = self.model_dump(mode="json", exclude={"name", "description", "extends"})
+        found["batching"] = self.batching.model_dump(mode="json", exclude_unset=True)
+        found["experiment"].pop("repeats")  # more of them add to what is there
+        return found
+
+
+class Case(_Section):
+    """One load on one server; what is None is as the model's own model.yaml has it."""
+
+    id: str
+    variant: str  # the id without its load: a line in a plot
+    model: str
+    engine: str
+    precision: str
+    device: str
+    instances: int | str | None
+    threads: int | None
+    batching: dict[str, Any]
+    server: dict[str, Any]
+    protocol: str
+    data: str
+    batch_size: int
+    concurrency: int
+
+    @property
+    def unit(self) -> str:
+        return UNITS.get(self.data, "texts")
+
+    @property
+    def server_id(self) -> str:
+        """The same for cases that can be measured on one server."""
+        keys = {"model", "engine", "precision", "device", "instances", "threads", "batching", "server"}
+        return digest(self.model_dump(include=keys))
+
+
+def digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+# Where a matrix's value goes; the load's are the case's own.
+_PLACES = {
+    "model": ("model", "name"),
+    **{key: ("model", key) for key in ("engine", "precision", "quantized", "device", "instances", "threads")},
+    **{key: ("server", key) for key in ("gateways", "workers")},
+    **{key: ("batching", key) for key in ("max_rows", "max_tokens", "max_delay_ms", "order")},
+    **{key: ("experiment", key) for key in ("protocol", "data")},
+}
+# In every id, so that they need no name in it.
+_PLAIN = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency"}
+
+
+def expand(
+    experiment: Experiment, engine_of: Callable[[str], str], data_of: Callable[[str], str] = lambda model: "pairs"
+) -> list[Case]:
+    """`engine_of` and `data_of` a model: its own engine, and the data that fits it."""
+    axes = {
+        "batch_size": experiment.experiment.batch_sizes,
+        "concurrency": experiment.experiment.concurrency_levels,
+        **experiment.matrix.axes(),
+    }
+    # The load last: cases of one server are then neighbours.
+    order = sorted(axes, key=lambda name: list(MatrixPart.model_fields).index(name))
+    combinations = [dict(zip(order, values, strict=True)) for values in product(*(axes[name] for name in order))]
+    cases: dict[str, Case] = {}
+    for combination in combinations:
+        if len(cases) > MOST_CASES:
+            raise ConfigError(f"{experiment.name}: more than {MOST_CASES} cases; take values out of its matrix")
+        case = _case(experiment, combination, engine_of, data_of)
+        # `exclude` sees what a combination comes to, so that a default can be excluded, too.
+        if not experiment.matrix.excludes({**_facts(case), **combination}):
+            cases.setdefault(case.id, case)
+    if not cases:
+        raise ConfigError(f"{experiment.name}: its matrix excludes every case")
+    return list(cases.values())
+
+
+def _facts(case: Case) -> dict[str, Any]:
+    found = case.model_dump(include=set(MatrixPart.model_fields) & set(Case.model_fields))
+    return {**case.batching, **case.server, **found}
+
+
+def _case(
+    experiment: Experiment,
+    combination: Mapping[str, Any],
+    engine_of: Callable[[str], str],
+    data_of: Callable[[str], str],
+) -> Case:
+    parts = _parts(experiment, combination)
+    settings = parts["model"]
+    model = ALIASES.get(settings["name"], settings["name"])
+    precision = settings["precision"] or (_quantized(settings["device"]) if settings["quantized"] else "fp32")
+    is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
+    engine = settings["engine"] or ("onnx" if is_converted else engine_of(model))
+    data = parts["experiment"]["data"]
+    named = [f"{key}={_shown(combination[key])}" for key in combination if key not in _PLAIN]
+    variant = " ".join([model, engine, precision, settings["device"], *named])
+    batch_size, concurrency = combination["batch_size"], combination["concurrency"]
+    return Case(
+        id=f"{variant} b{batch_size} c{concurrency}".replace(" ", "-"),
+        variant=variant,
+        model=model,
+        engine=engine,
+        precision=precision,
+        device=settings["device"],
+        instances=settings["instances"],
+        threads=settings["threads"],
+        batching=parts["batching"],
+        server=parts["server"],
+        protocol=parts["experiment"]["protocol"],
+        data=data_of(model) if data == "auto" else data,
+        batch_size=batch_size,
+        concurrency=concurrency,
+    )
+
+
+def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The experiment's sections with one combination of its matrix laid over them."""
+    parts: dict[str, dict[str, Any]] = {
+        "model": experiment.model.model_dump(),
+        "server": experiment.server.model_dump(mode="json"),
+        "batching": experiment.batching.model_dump(exclude_unset=True),
+        "experiment": {"protocol": experiment.experiment.protocol, "data": experiment.experiment.data},
+    }
+    for key, value in combination.items():
+        if key in _PLACES:
+            section, name = _PLACES[key]
+            parts[section][name] = value
+    return parts
+
+
+def _quantized(device: str) -> str:
+    """As the hardware has it: integers on a CPU, half floats on a GPU."""
+    return "int8" if device == "cpu" else "fp16"
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else str(value)

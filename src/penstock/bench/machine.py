@@ -1,0 +1,39 @@
+"""The machine that figures were taken on."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+PACKAGES = ("penstock", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "grpcio")
+
+
+def describe_machine() -> dict[str, str]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {
+        "processor": processor(),
+        "cores": str(cores),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: found for name in PACKAGES if (found := _version(name))},
+    }
+
+
+def processor() -> str:
+    """Linux names it in /proc alone."""
+    file = Path("/proc/cpuinfo")
+    if file.is_file():
+        for line in file.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,86 @@
+"""CPU and memory of a server's processes over time, sampled beside a load."""
+
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import psutil
+
+PERIOD_S = 0.25
+ROLES = ("gateway", "worker")
+MIB = 1024 * 1024
+
+
+class Sample(NamedTuple):
+    """CPU is in percent of one core since the sample before; memory is resident, in MiB."""
+
+    at_s: float
+    gateway_cpu: float
+    worker_cpu: float
+    gateway_mib: float
+    worker_mib: float
+
+
+class Sampler:
+    """Use it as a context around a load; its time starts there."""
+
+    def __init__(self, pid: int, period_s: float = PERIOD_S) -> None:
+        self.samples: list[Sample] = []
+        self._main = psutil.Process(pid)
+        self._period_s = period_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self._start = 0.0
+
+    def __enter__(self) -> Self:
+        self._start = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before, moment = self._read(), time.monotonic()
+        while not self._over.wait(self._period_s):
+            found, now = self._read(), time.monotonic()
+            if found is None or before is None:
+                return  # the server is gone: the load will say so
+            cpu = {role: 100 * max(0.0, found[role][0] - before[role][0]) / (now - moment) for role in ROLES}
+            memory = {role: found[role][1] / MIB for role in ROLES}
+            numbers = (cpu["gateway"], cpu["worker"], memory["gateway"], memory["worker"])
+            self.samples.append(Sample(round(now - self._start, 3), *(round(number, 1) for number in numbers)))
+            before, moment = found, now
+
+    def _read(self) -> dict[str, tuple[float, int]] | None:
+        """CPU seconds and resident bytes, by role."""
+        sums = dict.fromkeys(ROLES, (0.0, 0))
+        try:
+            for process in (self._main, *self._main.children(recursive=True)):
+                role = "worker" if process != self._main and "gateway" not in process.cmdline() else "gateway"
+                times = process.cpu_times()
+                seconds, size = sums[role]
+                sums[role] = (seconds + times.user + times.system, size + process.memory_info().rss)
+        except psutil.NoSuchProcess:
+            return None
+        return sums
+
+
+def mean_cpu(samples: Sequence[Sample]) -> dict[str, float]:
+    count = max(1, len(samples))
+    return {
+        "gateway": sum(sample.gateway_cpu for sample in samples) / count,
+        "worker": sum(sample.worker_cpu for sample in samples) / count,
+    }
+
+
+def peak_mib(samples: Sequence[Sample]) -> dict[str, float]:
+    return {
+        "gateway": max((sample.gateway_mib for sample in samples), default=0.0),
+        "worker": max((sample.worker_mib for sample in samples), default=0.0),
+    }

@@ -1,0 +1,64 @@
+"""Results of an experiment as a run would leave them, from numbers that a test chooses."""
+
+from collections.abc import Mapping, Sequence
+
+from penstock.bench.experiment import Case, Experiment, expand
+from penstock.bench.experiment_results import Accuracy, CaseResult, Repeat, Results
+from penstock.bench.latencies import Latencies
+from penstock.bench.sampler import Sample
+
+
+def make_cases(**sections: object) -> list[Case]:
+    experiment = Experiment.model_validate({"name": "made", **sections})
+    return expand(experiment, lambda model: "onnx")
+
+
+def make_repeat(number: int, rps: float, p99_ms: float, batch_size: int = 1, is_steady: bool = True) -> Repeat:
+    latencies = Latencies([p99_ms / 1000] * 20)
+    percentiles = {f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()}
+    return Repeat(
+        number=number,
+        requests_per_s=rps,
+        items_per_s=rps * batch_size,
+        answered=20,
+        latency_ms={**percentiles, "p99": p99_ms, "mean": p99_ms, "max": p99_ms},
+        latency_histogram=latencies.encode(),
+        rejected={},
+        is_steady=is_steady,
+        windows_per_s=[rps] * 3,
+        measured_s=3.0,
+        cpu_percent={"gateway": 10.0, "worker": 90.0},
+        memory_mib={"gateway": 90.0, "worker": 250.0},
+        generator_cpu_share=0.1,
+        samples=[Sample(0.25 * step, 10.0, 90.0, 90.0, 250.0) for step in range(1, 5)],
+    )
+
+
+def make_results(
+    rps: Mapping[str, Sequence[float]],
+    p99_ms: Mapping[str, Sequence[float]] | None = None,
+    cases: Sequence[Case] | None = None,
+    machine: str = "a processor",
+) -> Results:
+    """`rps` and `p99_ms` by case id, a number for each repeat; cases without are not run."""
+    found = []
+    for case in cases or make_cases(experiment={"concurrency_levels": [1, 8]}):
+        numbers = rps.get(case.id, ())
+        tails = (p99_ms or {}).get(case.id, [10.0] * len(numbers))
+        repeats = [
+            make_repeat(index, rate, tail, case.batch_size)
+            for index, (rate, tail) in enumerate(zip(numbers, tails, strict=True), 1)
+        ]
+        accuracy = Accuracy(measure="cosine", mean=0.9914, lowest=0.9775, samples=64) if repeats else None
+        why = "" if repeats else "the installed ONNX Runtime has no CUDAExecutionProvider"
+        found.append(CaseResult(case=case, unit=case.unit, not_run=why, accuracy=accuracy, repeats=repeats))
+    return Results(
+        experiment="made",
+        description="Numbers <b>that</b> a test chose",
+        settings={"model": {"name": "minilm"}, "experiment": {"window_s": 3.0}},
+        settings_hash="0123456789abcdef",
+        machine={"processor": machine, "cores": "2", "memory": "8.0 GiB", "penstock": "0.1.0"},
+        started="2026-01-01T00:00:00+00:00",
+        updated="2026-01-01T00:10:00+00:00",
+        cases=found,
+    )

@@ -1,0 +1,220 @@
+"""Experiment files: seed keys, inheritance, refusals with their line, and the cases that come of them."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.case_run import has_answers, thirds_agree
+from penstock.bench.experiment import Case, Experiment, digest, expand
+from penstock.bench.experiment_file import find_experiments, read_experiment
+from penstock.bench.experiment_results import CaseResult
+from penstock.bench.experiment_runner import plan_turns
+from penstock.bench.latencies import Latencies
+from penstock.bench.load import Outcome
+from penstock.core.errors import ConfigError
+from tests.measured import make_cases, make_repeat
+
+SHIPPED = Path(__file__).parents[3] / "experiments"
+
+AS_IN_THE_SEED = """
+name: "my_experiment"
+description: "Description of the experiment"
+
+model:
+  name: "sentence-transformers/all-MiniLM-L6-v2"
+  device: "mps"
+  quantized: false
+  backend: "pytorch"
+
+# Optional: override experiment parameters
+experiment:
+  batch_sizes: [1, 4, 8]
+  benchmark_requests: 100
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    file = folder / name
+    file.write_text(text)
+    return file
+
+
+def cases_of(file: Path) -> list[Case]:
+    return expand(read_experiment(file), lambda model: "openvino")
+
+
+def test_the_seeds_example_is_taken_as_it_is_written(tmp_path: Path) -> None:
+    write(
+        tmp_path, "base_config.yaml", "server: {host: 0.0.0.0, port: 50051}\nexperiment: {concurrency_levels: [2, 4]}\n"
+    )
+    file = write(tmp_path, "mine.yaml", AS_IN_THE_SEED)
+    experiment = read_experiment(file)
+    assert experiment.name == "my_experiment"
+    assert experiment.experiment.benchmark_requests == 100
+    assert experiment.server.grpc_port == 50051
+    found = cases_of(file)
+    assert [(case.batch_size, case.concurrency) for case in found] == [(1, 2), (1, 4), (4, 2), (4, 4), (8, 2), (8, 4)]
+    assert {(case.model, case.engine, case.precision, case.device) for case in found} == {
+        ("minilm", "pytorch", "fp32", "mps")
+    }
+    assert {case.unit for case in found} == {"pairs"}
+
+
+def test_sections_are_merged_and_lists_replaced_along_a_chain(tmp_path: Path) -> None:
+    write(tmp_path, "base_config.yaml", "description: base\nexperiment: {batch_sizes: [1, 2, 3], repeats: 5}\n")
+    write(tmp_path, "middle.yaml", "name: middle\nexperiment: {window_s: 1}\nbatching: {max_batch_size: 4}\n")
+    file = write(tmp_path, "last.yaml", "extends: middle.yaml\nexperiment: {batch_sizes: [7]}\n")
+    found = read_experiment(file)
+    part = found.experiment
+    assert (part.batch_sizes, part.repeats, part.window_s) == ((7,), 5, 1.0)
+    assert found.batching.model_dump(exclude_unset=True) == {"max_rows": 4}
+    assert (found.name, found.description) == ("last", "")  # never inherited
+
+
+def test_extends_null_means_no_base(tmp_path: Path) -> None:
+    write(tmp_path, "base_config.yaml", "experiment: {repeats: 5}\n")
+    assert read_experiment(write(tmp_path, "a.yaml", "extends: null\n")).experiment.repeats == 3
+    assert read_experiment(write(tmp_path, "b.yaml", "model: {name: srcnn}\n")).experiment.repeats == 5
+
+
+def test_a_circle_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "a.yaml", "extends: b.yaml\n")
+    write(tmp_path, "b.yaml", "extends: a.yaml\n")
+    with pytest.raises(ConfigError, match=r"circle: a\.yaml → b\.yaml → a\.yaml"):
+        read_experiment(tmp_path / "a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("model:\n  name: minilm\n  colour: red\n", 3, "unknown key 'model.colour'"),
+        ("experiment:\n  batch_sizes: [1, 0]\n", 2, "greater than or equal to 1"),
+        ("experiment:\n  batch_sizes: []\n", 2, "at least 1 item"),
+        ("matrix:\n  engine: [onnx]\n  speed: [1]\n", 3, "unknown key 'matrix.speed'"),
+        ("matrix:\n  engine: [onnx]\n  exclude: [{wheel: 1}]\n", 1, "unknown key 'wheel'"),
+        ("model:\n  device: tpu\n", 2, "'cpu', 'cuda' or 'mps'"),
+        ("model:\n  quantized: true\n  precision: fp32\n", 1, "contradicts"),
+        ("name: [\n", 2, "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_is_refused_with_file_and_line(tmp_path: Path, text: str, line: int, message: str) -> None:
+    file = write(tmp_path, "wrong.yaml", text)
+    with pytest.raises(ConfigError) as caught:
+        read_experiment(file)
+    assert f"{file}:{line}: " in caught.value.message
+    assert message in caught.value.message
+
+
+def test_an_error_in_a_base_names_the_base(tmp_path: Path) -> None:
+    base = write(tmp_path, "base_config.yaml", "server:\n  prot: 1\n")
+    with pytest.raises(ConfigError, match=r"unknown key 'server\.prot'") as caught:
+        read_experiment(write(tmp_path, "a.yaml", "name: a\n"))
+    assert caught.value.fields == {"file": str(base), "line": "2"}
+
+
+def test_what_contradicts_only_together_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "base_config.yaml", "model: {precision: bf16}\n")
+    with pytest.raises(ConfigError, match="with what it inherits, model: quantized: true contradicts"):
+        read_experiment(write(tmp_path, "a.yaml", "model: {quantized: true}\n"))
+
+
+def test_quantized_is_int8_on_a_cpu_and_fp16_on_a_gpu() -> None:
+    found = make_cases(matrix={"quantized": [False, True], "device": ["cpu", "cuda", "mps"], "concurrency": [1]})
+    assert [(case.device, case.precision) for case in found] == [
+        ("cpu", "fp32"),
+        ("cuda", "fp32"),
+        ("mps", "fp32"),
+        ("cpu", "int8"),
+        ("cuda", "fp16"),
+        ("mps", "fp16"),
+    ]
+
+
+def test_a_matrix_is_every_combination_but_the_excluded() -> None:
+    matrix = {
+        "engine": ["onnx", "openvino"],
+        "precision": ["fp32", "bf16"],
+        "instances": [1, 2],
+        "max_tokens": [256, None],
+        "batch_size": [1, 8],
+        "concurrency": [4],
+        "exclude": [{"engine": "onnx", "precision": "bf16"}, {"instances": 2, "batch_size": [8, 9]}],
+    }
+    found = make_cases(matrix=matrix)
+    assert len(found) == (2 * 2 - 1) * 2 * (2 * 2 - 1)
+    assert len({case.id for case in found}) == len(found)
+    assert not [case for case in found if case.engine == "onnx" and case.precision == "bf16"]
+    assert not [case for case in found if case.instances == 2 and case.batch_size == 8]
+    assert found[1].id == "minilm-onnx-fp32-cpu-instances=1-max_tokens=256-b8-c4"
+    assert {case.batching["max_tokens"] for case in found} == {256, None}
+    assert len({case.server_id for case in found}) == 3 * 2 * 2
+
+
+def test_a_matrix_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="excludes every case"):
+        make_cases(matrix={"engine": ["onnx"], "exclude": [{"engine": "onnx"}]})
+
+
+def test_an_id_does_not_change_with_the_rest_of_the_experiment() -> None:
+    few = make_cases(experiment={"concurrency_levels": [8]})
+    many = make_cases(experiment={"concurrency_levels": [1, 8], "batch_sizes": [1, 2], "repeats": 9})
+    assert {case.id for case in few} == {"minilm-onnx-fp32-cpu-b1-c8"} < {case.id for case in many}
+
+
+def test_the_hash_is_of_what_decides_the_results() -> None:
+    def hash_of(**sections: object) -> str:
+        return digest(Experiment.model_validate(sections).settings())
+
+    plain = hash_of(name="a")
+    assert hash_of(name="b", description="other words", experiment={"repeats": 9}) == plain
+    assert hash_of(name="a", batching={"max_rows": 32}) != plain  # over what the model's own file says
+    assert hash_of(name="a", experiment={"window_s": 1}) != plain
+
+
+def test_repeats_are_taken_in_turns_and_backwards_every_other_time() -> None:
+    cases = make_cases(matrix={"precision": ["fp32", "int8"], "concurrency": [1, 2]})
+    results = [CaseResult(case=case, unit="pairs") for case in cases]
+    turns = plan_turns(results, 2)
+    assert [(turn.repeat, [case.id for case in turn.cases]) for turn in turns] == [
+        (1, [cases[0].id, cases[1].id]),
+        (1, [cases[2].id, cases[3].id]),
+        (2, [cases[3].id, cases[2].id]),
+        (2, [cases[1].id, cases[0].id]),
+    ]
+
+
+def test_only_what_is_left_is_taken() -> None:
+    cases = make_cases(matrix={"precision": ["fp32", "int8"], "concurrency": [1, 2]})
+    results = [CaseResult(case=case, unit="pairs") for case in cases]
+    results[0].repeats = [make_repeat(1, 5.0, 1.0), make_repeat(2, 5.0, 1.0)]
+    results[1].repeats = [make_repeat(1, 5.0, 1.0)]
+    results[2].not_run = results[3].not_run = "no such device"
+    assert [(turn.repeat, [case.id for case in turn.cases]) for turn in plan_turns(results, 2)] == [(2, [cases[1].id])]
+
+
+def outcome(answered: int, latency_s: float = 0.01, **rejected: int) -> Outcome:
+    return Outcome(0.5, answered, rejected, Latencies([latency_s] * answered))
+
+
+def test_a_counted_run_ends_with_its_answers_or_when_all_is_refused() -> None:
+    assert not has_answers([outcome(40), outcome(59)], 100)
+    assert has_answers([outcome(40), outcome(60)], 100)
+    assert has_answers([outcome(40), outcome(0, FULL=7)], 100)
+    assert not has_answers([outcome(0)], 100)  # slow, not refused
+
+
+def test_a_counted_run_is_steady_when_its_thirds_agree() -> None:
+    assert thirds_agree([outcome(10), outcome(12), outcome(11), outcome(11), outcome(12), outcome(10)])
+    assert not thirds_agree([outcome(10), outcome(10), outcome(20), outcome(20), outcome(10), outcome(10)])
+    assert not thirds_agree([outcome(10), outcome(10)])
+    assert not thirds_agree([outcome(10), outcome(10), outcome(10, latency_s=0.02)])
+
+
+def test_every_shipped_experiment_can_be_read() -> None:
+    names = [file.stem for file in find_experiments(SHIPPED)]
+    assert {"minilm_baseline", "minilm_quantized", "minilm_onnx", "minilm_matrix", "srcnn_baseline"} < set(names)
+    for file in find_experiments(SHIPPED):
+        experiment = read_experiment(file)
+        assert experiment.name == file.stem
+        assert experiment.description
+        assert cases_of(file)

@@ -1,0 +1,96 @@
+"""Two results against each other: what the noise hides is not called a difference."""
+
+import random
+
+import pytest
+
+from penstock.bench.compare import compare, to_markdown
+from penstock.bench.experiment_results import Results
+from tests.measured import make_cases, make_results
+
+ONE, EIGHT = "minilm-onnx-fp32-cpu-b1-c1", "minilm-onnx-fp32-cpu-b1-c8"
+
+
+def verdicts(a: Results, b: Results) -> dict[str, tuple[str, str]]:
+    return {case.case: (case.throughput.verdict, case.p99.verdict) for case in compare(a, b).cases}
+
+
+def test_a_difference_beyond_the_noise_is_called_one_in_its_direction() -> None:
+    a = make_results({ONE: [100, 102, 98], EIGHT: [400, 404, 396]}, {ONE: [10, 10.2, 9.8], EIGHT: [20, 20.4, 19.6]})
+    b = make_results({ONE: [150, 152, 148], EIGHT: [300, 303, 297]}, {ONE: [30, 30.6, 29.4], EIGHT: [5, 5.1, 4.9]})
+    assert verdicts(a, b) == {ONE: ("better", "worse"), EIGHT: ("worse", "better")}
+    found = compare(a, b)
+    assert found.has_worse
+    assert found.cases[0].throughput.ratio == pytest.approx(1.5)
+    assert found.cases[0].p99.ratio == pytest.approx(3.0)
+
+
+def test_the_same_difference_within_the_noise_is_none() -> None:
+    a = make_results({ONE: [100, 140, 70]})
+    b = make_results({ONE: [150, 100, 120]})
+    assert verdicts(a, b) == {ONE: ("no difference", "no difference")}
+    assert not compare(a, b).has_worse
+
+
+def test_repeats_that_agree_by_chance_do_not_make_a_few_percent_a_difference() -> None:
+    a = make_results({ONE: [100, 100, 100]}, {ONE: [10, 10, 10]})
+    b = make_results({ONE: [96, 96, 96]}, {ONE: [10.9, 10.9, 10.9]})
+    assert verdicts(a, b) == {ONE: ("no difference", "no difference")}
+
+
+def test_the_noise_of_the_other_cases_counts_for_a_quiet_one() -> None:
+    quiet = {ONE: [100, 100, 100]}, {ONE: [112, 112, 112]}
+    noisy = {EIGHT: [100, 200, 50]}
+    assert verdicts(*map(make_results, quiet))[ONE][0] == "better"
+    assert verdicts(*(make_results({**numbers, **noisy}) for numbers in quiet))[ONE][0] == "no difference"
+
+
+def test_two_runs_of_the_same_thing_agree() -> None:
+    rng = random.Random(5)
+    cases = make_cases(experiment={"batch_sizes": [1, 2, 4, 8], "concurrency_levels": list(range(1, 26))})
+
+    def run() -> Results:
+        rates = {case.id: [100 * rng.lognormvariate(0, 0.06) for _ in range(3)] for case in cases}
+        tails = {case.id: [10 * rng.lognormvariate(0, 0.15) for _ in range(3)] for case in cases}
+        return make_results(rates, tails, cases)
+
+    changes = [change for case in compare(run(), run()).cases for change in (case.throughput, case.p99)]
+    assert len(changes) == 200
+    assert sum(change.verdict != "no difference" for change in changes) <= 2
+
+
+def test_single_repeats_tell_nothing() -> None:
+    a, b = make_results({ONE: [100]}), make_results({ONE: [10]})
+    assert verdicts(a, b) == {ONE: ("unknown", "unknown")}
+    assert not compare(a, b).has_worse
+
+
+def test_other_machines_settings_and_cases_are_said() -> None:
+    a = make_results({ONE: [100, 101], EIGHT: [100, 101]}, machine="an old one")
+    b = make_results({ONE: [100, 101]}, machine="a new one")
+    b.settings = {**a.settings, "batching": {"max_rows": 4}}
+    found = compare(a, b)
+    assert found.differences == ("machine processor: an old one → a new one", "settings batching.max_rows: – → 4")
+    assert (found.only_in_a, found.only_in_b) == ((EIGHT,), ())
+    text = to_markdown(found)
+    assert "an old one → a new one" in text
+    assert f"Measured in A alone: {EIGHT}." in text
+    assert "3 standard errors" in text
+
+
+def test_variants_of_one_model_meet_by_their_load() -> None:
+    fast = make_cases(model={"precision": "int8"}, experiment={"concurrency_levels": [1, 8]})
+    a = make_results({ONE: [100, 101, 99]})
+    b = make_results({"minilm-onnx-int8-cpu-b1-c1": [200, 201, 199]}, cases=fast)
+    (case,) = compare(a, b).cases
+    assert case.case == f"{ONE} → minilm-onnx-int8-cpu-b1-c1"
+    assert case.throughput.verdict == "better"
+
+
+def test_two_variants_under_one_load_are_not_guessed_between() -> None:
+    both = make_cases(matrix={"precision": ["int8", "fp16"], "concurrency": [1]})
+    a = make_results({ONE: [100, 101]})
+    b = make_results({case.id: [200, 201] for case in both}, cases=both)
+    found = compare(a, b)
+    assert not found.cases
+    assert (found.only_in_a, len(found.only_in_b)) == ((ONE,), 2)

@@ -1,0 +1,94 @@
+"""Other precisions of a model: how near they stay to FP32, and the repositories that serve them."""
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from penstock.bench.accuracy import cosine, embed_in_process
+from penstock.bench.texts import mixed
+from penstock.bench.variants import Variants
+from penstock.core.errors import ConfigError
+from penstock.core.models import read_model_folder
+from penstock.engines.onnx_variants import convert
+from tests.measured import make_cases
+
+MODELS = Path(__file__).parents[3] / "models"
+
+
+@pytest.fixture
+def variants(tmp_path: Path) -> Variants:
+    return Variants(MODELS, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("precision", "least_mean", "size"), [("int8", 0.98, 0.30), ("fp16", 0.9999, 0.55)])
+def test_a_converted_minilm_stays_near_fp32_and_is_smaller(
+    variants: Variants, tmp_path: Path, precision: str, least_mean: float, size: float
+) -> None:
+    folder, source = variants.folder("minilm"), variants.file("minilm")
+    convert(source, tmp_path / "other.onnx", precision)
+    assert (tmp_path / "other.onnx").stat().st_size < size * source.stat().st_size
+    texts = mixed(32, 3)
+    found = cosine(embed_in_process(folder, source, texts), embed_in_process(folder, tmp_path / "other.onnx", texts))
+    assert found.samples == 32
+    assert found.mean >= least_mean
+    assert found.lowest >= least_mean - 0.02
+    assert found.lowest < 1.0  # it is another file
+
+
+def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_path: Path) -> None:
+    (case,) = make_cases(
+        model={"name": "srcnn", "instances": 2, "precision": "fp16"},
+        batching={"max_rows": 3},
+        experiment={"concurrency_levels": [1]},
+    )
+    folder = read_model_folder(variants.build_repository(case, tmp_path / "models") / "srcnn")
+    settings = folder.settings
+    assert (settings.task, settings.engine, settings.precision) == ("upscale", "onnx", "fp32")
+    assert (settings.batching.max_rows, settings.batching.max_tokens) == (3, 1)  # the second is the model's own
+    assert (settings.instances.count, settings.instances.threads) == (2, 1)
+    file = folder.file("1")
+    assert file.resolve().parent == tmp_path / "cache"
+    half = {tensor.data_type for tensor in onnx.load(file).graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in half
+
+
+def test_a_conversion_is_made_once_for_one_content(variants: Variants, tmp_path: Path) -> None:
+    (case,) = make_cases(model={"name": "srcnn", "precision": "fp16"}, experiment={"concurrency_levels": [1]})
+    variants.build_repository(case, tmp_path / "one")
+    (made,) = (tmp_path / "cache").glob("*.onnx")
+    before = made.stat().st_ino
+    variants.build_repository(case, tmp_path / "two")
+    assert [file.stat().st_ino for file in (tmp_path / "cache").glob("*.onnx")] == [before]
+
+
+def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_text("not a model")
+    with pytest.raises(ConfigError, match="cannot be converted to int8"):
+        convert(tmp_path / "model.onnx", tmp_path / "out" / "other.onnx", "int8")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"backend": "pytorch"}, "Penstock has no pytorch engine"),
+        ({"engine": "openvino", "device": "cuda"}, "runs on the CPU, not on cuda"),
+        ({"engine": "onnx", "precision": "bf16"}, "precision bf16 needs engine: openvino"),
+    ],
+)
+def test_what_cannot_run_says_why(variants: Variants, model: dict[str, str], reason: str) -> None:
+    (case,) = make_cases(model=model, experiment={"concurrency_levels": [1]})
+    assert reason in (variants.why_not(case) or "")
+
+
+def test_what_can_run_has_no_reason_against_it(variants: Variants) -> None:
+    for case in make_cases(matrix={"precision": ["fp32", "int8", "fp16"], "model": ["minilm", "srcnn", "identity"]}):
+        assert variants.why_not(case) is None
+
+
+def test_data_and_engine_follow_the_model(variants: Variants) -> None:
+    assert [variants.data_of(name) for name in ("minilm", "srcnn", "identity")] == ["pairs", "photos", "noop"]
+    assert [variants.engine_of(name) for name in ("minilm", "identity")] == ["openvino", "onnx"]
+    with pytest.raises(ConfigError, match="no such model"):
+        variants.engine_of("nowhere")

@@ -1,0 +1,297 @@
+"""The peers' benchmark without its processes: order, resuming, settings, stamps, figures and verdicts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import venvs
+from benchmarks.peers.checks import find_fault
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, Assets, Item, Launch, Setting
+from benchmarks.peers.plan import (
+    BY_HAND,
+    GROUPS,
+    MIXED,
+    OFFERED,
+    PENSTOCK,
+    PHOTOS,
+    QUERIES,
+    SERVERS,
+    TENSOR,
+    Contender,
+    Turn,
+    is_done,
+    keep,
+    kind_of,
+    search_group,
+    turns,
+)
+from benchmarks.peers.results import Record, Results, Row
+from benchmarks.peers.roster import Entrant, candidates, contenders, enter
+from benchmarks.peers.search import Choice
+from benchmarks.peers.summary import summarize
+from benchmarks.peers.table import render
+from benchmarks.peers.verdicts import ANY, P99, THROUGHPUT, Verdict, judge
+
+BY_NAME = {group.name: group for group in GROUPS}
+TEXT, TEXT_BEST, TENSORS = BY_NAME["minilm"], BY_NAME["minilm-best"], BY_NAME["noop"]
+MACHINE = {"cores": 2, "processor": "a processor", "python": "3.11"}
+
+
+class Adapter:
+    """A peer of which only the settings matter."""
+
+    name = title = "triton"
+    grpc_method = "/a/b"
+
+    def __init__(self, found: Mapping[str, Sequence[Setting]]) -> None:
+        self._found = found
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("grpc", "rest")
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        return self._found.get(comparison, ())
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return "serves other things"
+
+    def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
+        raise AssertionError("nothing is started here")
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        raise AssertionError("nothing is sent here")
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        raise AssertionError("nothing is answered here")
+
+
+def contender(server: str, setting: str = "plain", kind: str = "") -> Contender:
+    return Contender(server, server, ("rest",), Setting(setting, {"name": setting}), kind)
+
+
+def record(turn: Turn, rows: Sequence[Row] = (), failure: str = "") -> Record:
+    one = turn.contender
+    return Record(turn.group.name, turn.number, one.server, one.kind, one.title, one.setting_name, list(rows), failure)
+
+
+def measured(server: str, rps: Sequence[float], *, group: str = "minilm", **fields: Any) -> list[Record]:
+    """One record a round, of one window."""
+    kind = fields.pop("kind", "")
+    fields = {"load": MIXED, "protocol": "rest", "concurrency": 32, "p99_ms": 10.0, **fields}
+    rows = [Row(rps=value, **fields) for value in rps]
+    return [Record(group, number, server, kind, server.title(), "plain", [row]) for number, row in enumerate(rows)]
+
+
+def verdicts_of(records: Sequence[Record], figure: str, scope: str) -> list[Verdict]:
+    return [one for one in judge(summarize(records)) if (one.figure, one.scope) == (figure, scope)]
+
+
+def test_every_other_round_goes_backwards() -> None:
+    found = turns([replace(TEXT, rounds=3)], {"minilm": [contender(name) for name in "abc"]})
+    assert [turn.contender.server for turn in found] == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
+    assert [turn.number for turn in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+
+
+def test_what_is_recorded_is_done_and_other_rounds_are_not() -> None:
+    first, second = turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
+    records = [record(first, [Row(MIXED, "rest", 1, 5.0)])]
+    assert is_done(first, records)
+    assert not is_done(second, records)
+
+
+def test_a_contender_that_never_got_through_a_turn_is_out() -> None:
+    first, second, third = turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
+    assert is_done(second, [record(first, failure="not ready")])
+    good = record(first, [Row(MIXED, "rest", 1, 5.0)])
+    assert not is_done(third, [good, record(second, failure="not ready")])
+
+
+def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
+    row = [Row(MIXED, "rest", 1, 5.0)]
+    (now,) = turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
+    kept = record(now, row)
+    stale = replace(kept, setting="old")
+    failed = replace(kept, number=1, failure="not ready")
+    elsewhere = replace(stale, group="noop")
+    assert keep([kept, stale, failed, elsewhere], [now]) == [kept, elsewhere]
+
+
+def test_results_survive_their_file(tmp_path: Path) -> None:
+    results = Results(0.5, measured("triton", [10.0, 11.0], rejected={"503": 2}), MACHINE)
+    results.save(tmp_path / "deep" / "peers.json")
+    assert Results.load(tmp_path / "deep" / "peers.json") == results
+
+
+def test_the_search_measures_one_window_of_each_group() -> None:
+    found = {group.name: [(level.load, level.concurrency) for level in search_group(group).levels] for group in GROUPS}
+    text, photos = [(MIXED, 32)], [(PHOTOS, 8)]
+    assert found == {
+        "minilm": text,
+        "minilm-best": text,
+        "srcnn": photos,
+        "srcnn-best": photos,
+        "noop": [(TENSOR, 32)],
+    }
+
+
+def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> None:
+    slow, fast, wrong = (contender("triton", name) for name in ("slow", "fast", "wrong"))
+    choice = Choice()
+    for one, rps, failure in ((slow, 5.0, ""), (fast, 9.0, ""), (wrong, 99.0, "wrong answer")):
+        turn = Turn(TEXT, 0, one)
+        choice.add(one, record(turn, [] if failure else [Row(MIXED, "rest", 32, rps)], failure))
+    choice.save(tmp_path / "settings.json")
+    found = Choice.load(tmp_path / "settings.json")
+    settings = [one.setting for one in (slow, fast, wrong) if one.setting]
+    assert found.winner(["minilm"], "triton", settings).name == "fast"
+    assert found.winner(["minilm"], "kserve", settings).name == "slow", "nothing measured: the first"
+    assert [entry.is_winner for entry in found.found["minilm"]["triton"]] == [False, True, False]
+    assert found.has("minilm", fast, rounds=1)
+    assert not found.has("minilm", wrong, rounds=1), "failures are tried again"
+    assert not found.has("minilm", contender("triton", "other"), rounds=1)
+
+
+def test_a_winner_that_is_no_candidate_any_more_is_not_used() -> None:
+    gone = contender("triton", "gone")
+    choice = Choice()
+    choice.add(gone, record(Turn(TEXT, 0, gone), [Row(MIXED, "rest", 32, 9.0)]))
+    assert choice.winner(["minilm"], "triton", [Setting("gone", {"name": "changed"}), Setting("b")]).values
+
+
+def test_in_best_a_peer_takes_part_as_offered_and_by_hand() -> None:
+    plain, hand = Setting("plain"), Setting("hand", {"engine": "openvino"})
+    entrant = Entrant("triton", Adapter({SAME: [plain], BEST: [hand]}), Path("python"))
+    found = contenders(TEXT_BEST, [entrant], Choice())
+    assert {(one.kind, one.setting_name) for one in found[1:]} == {(BY_HAND, "hand"), (OFFERED, "plain")}
+    assert all(one.protocols == ("grpc",) for one in found[1:]), "a peer's fastest protocol"
+    assert contenders(TENSORS, [entrant], Choice())[0].protocols == ("grpc", "rest")
+    assert kind_of(PENSTOCK, BEST, hand) == ""
+
+
+def test_who_cannot_take_part_is_a_contender_with_a_reason() -> None:
+    refuses = Entrant("triton", Adapter({}), Path("python"))
+    broken = enter("no_such_peer")
+    assert contenders(TENSORS, [refuses], Choice()) == [Contender("triton", "triton", refusal="serves other things")]
+    assert "ModuleNotFoundError" in candidates(TENSORS, broken)[0].failure
+
+
+def test_penstock_has_several_settings_and_the_shipped_one_is_first() -> None:
+    entrant = enter(PENSTOCK)
+    for group in GROUPS:
+        found = candidates(group, entrant)
+        assert found[0].setting_name.startswith("as shipped")
+        assert len(found) > 1
+        assert {one.kind for one in found} == {""}
+
+
+def test_stamp_changes_with_what_the_venv_is_made_from(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("a==1\n")
+    first = venvs.stamp(tmp_path)
+    (tmp_path / "server.py").write_text("")
+    assert venvs.stamp(tmp_path) == first
+    (tmp_path / "apt.txt").write_text("default-jre\n")
+    second = venvs.stamp(tmp_path)
+    (tmp_path / "requirements.txt").write_text("a==2\n")
+    assert len({first, second, venvs.stamp(tmp_path)}) == 3
+
+
+def test_requirements_are_installed_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    for name in ("requirements.10.txt", "requirements.2.txt", "requirements.0.txt", "apt.txt", "requirements-dev.txt"):
+        (tmp_path / name).touch()
+    found = [file.name for file in venvs.requirement_files(tmp_path)]
+    assert found == ["requirements.0.txt", "requirements.2.txt", "requirements.10.txt"]
+
+
+def test_a_failed_installation_has_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("a==1\n")
+    (tmp_path / "interpreter").write_text("/no/such/python\n")
+    with pytest.raises(venvs.InstallFailed, match="/no/such/python"):
+        venvs.ensure(tmp_path, tmp_path / "venvs")
+
+
+def test_answers_must_be_near_the_reference() -> None:
+    right = np.zeros(384, np.float32)
+    right[0] = 1
+    off = right.copy()
+    off[1] = 0.01  # cosine 0.99995
+    assert find_fault(MINILM, SAME, right, right) == ""
+    assert find_fault(MINILM, BEST, off, right) == ""
+    assert "0.99995" in find_fault(MINILM, SAME, off, right)
+    assert "shape" in find_fault(MINILM, SAME, right[:10], right)
+    assert find_fault(NOOP, SAME, right.reshape(1, -1), right.reshape(1, -1)) == ""
+    assert find_fault(NOOP, SAME, off.reshape(1, -1), right.reshape(1, -1))
+
+
+def test_figures_are_medians_of_the_rounds() -> None:
+    (line,) = summarize(measured("triton", [10.0, 30.0, 20.0], generator_share=0.9, rejected={"503": 1}))
+    assert (line.rps, line.spread) == (20.0, 0.5)
+    assert line.notes == "3 refused with 503, load generator at 90% of a core"
+
+
+def test_the_bar_is_held_against_the_best_peer() -> None:
+    records = measured(PENSTOCK, [22.0, 24.0], p99_ms=8.0) + measured("triton", [20.0, 20.0], p99_ms=12.0)
+    records += measured("kserve", [10.0, 10.0], p99_ms=10.0)
+    (throughput,) = verdicts_of(records, THROUGHPUT, ANY)
+    assert (throughput.best.server, throughput.ratio, throughput.outcome) == ("triton", 1.15, "met")
+    assert (throughput.low, throughput.high) == (1.1, 1.2)
+    (latency,) = verdicts_of(records, P99, ANY)
+    assert (latency.best.server, latency.ratio, latency.outcome) == ("kserve", 0.8, "met")
+    slower = measured(PENSTOCK, [21.0], p99_ms=9.5) + measured("triton", [20.0])
+    assert [one.outcome for one in judge(summarize(slower)) if one.scope == "rest"] == ["MISSED", "MISSED"]
+
+
+def test_like_protocols_are_compared_and_a_stream_is_not() -> None:
+    own = measured(PENSTOCK, [10.0]) + measured(PENSTOCK, [30.0], protocol="grpc")
+    own += measured(PENSTOCK, [99.0], protocol="stream")
+    records = own + measured("triton", [20.0])
+    assert [one.ratio for one in verdicts_of(records, THROUGHPUT, "rest")] == [0.5]
+    assert verdicts_of(records, THROUGHPUT, "grpc") == []
+    assert [one.ratio for one in verdicts_of(records, THROUGHPUT, ANY)] == [1.5]
+
+
+def test_best_is_judged_against_both_kinds_of_settings() -> None:
+    records = measured(PENSTOCK, [30.0], group="minilm-best")
+    records += measured("triton", [10.0], group="minilm-best", kind=OFFERED)
+    records += measured("triton", [20.0], group="minilm-best", kind=BY_HAND)
+    found = {one.kind: (one.ratio, one.outcome) for one in verdicts_of(records, THROUGHPUT, ANY)}
+    assert found == {OFFERED: (3.0, "met"), BY_HAND: (1.5, "MISSED")}
+
+
+def test_noop_must_be_ahead_and_the_rest_says_only_who_is() -> None:
+    tensor = {"group": "noop", "load": TENSOR}
+    even = measured(PENSTOCK, [10.0], **tensor) + measured("triton", [10.0], **tensor)
+    assert [one.outcome for one in verdicts_of(even, THROUGHPUT, "rest")] == ["MISSED"]
+    unbarred = measured(PENSTOCK, [9.0], concurrency=1) + measured("triton", [10.0], concurrency=1)
+    assert [one.outcome for one in verdicts_of(unbarred, THROUGHPUT, "rest")] == ["behind"]
+
+
+def test_queries_have_a_bar_of_their_own() -> None:
+    window = {"load": QUERIES, "concurrency": 64}
+    records = measured(PENSTOCK, [19.0], **window) + measured("triton", [10.0], **window)
+    (found,) = verdicts_of(records, THROUGHPUT, "rest")
+    assert found.bar is not None
+    assert (found.bar.value, found.outcome) == (2.0, "MISSED")
+
+
+def test_the_report_shows_everybody_failed_ones_with_their_reason() -> None:
+    records = measured(PENSTOCK, [22.0, 24.0]) + measured("triton", [10.0, 10.0])
+    records.append(Record("minilm", 0, "ceiling", "", "in process", "", [Row(MIXED, "", 0, 55.0)]))
+    records.append(Record("minilm", 0, "kserve", "", "KServe", "plain", [], "not ready within 90 s: a | b"))
+    records.append(Record("minilm", 0, "infinity", "", "infinity", "", [], refusal="serves other files"))
+    report = render(Results(1.0, records, MACHINE))
+    assert "| infinity |  |  | takes no part: serves other files |" in report
+    assert "| Penstock | plain | rest |  |  | 23.0 (10.0) |  |  |" in report
+    assert "| KServe | plain |  | failed: not ready within 90 s: a \\| b |" in report
+    assert "| in process |  |  | 55.0 | 55.0 | 55.0 | 55.0 |  |" in report
+    assert "| mixed | 32 | Triton | plain | rest | 10.0 | 0% | 0.00 | 10.0 | 0.00 | 0 |  |" in report
+    assert "| 2.30 | 2.20–2.40 | ≥ 1.1 | met |" in report
+    widths = {line.count(" | ") for line in report.splitlines() if line.startswith("| minilm |")}
+    assert len(widths) == 1
+
+
+def test_all_servers_are_named_once() -> None:
+    assert len(set(SERVERS)) == len(SERVERS) == 9
