@@ -138,6 +138,7 @@ def _try_model(path: Path) -> dict[str, object]:
         "versions": list(folder.versions),
         "platform": block_facts.platform,
         "precision": block_facts.precision,
+        "device": block_facts.device,
         "instances": block_facts.instances,
         "inputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in block_facts.inputs],
         "outputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in block_facts.outputs],
@@ -148,7 +149,7 @@ def _print_result(result: dict[str, object]) -> None:
     if "problem" in result:
         print(f"{result['model']}: {result['problem']}")
         return
-    print(f"{result['model']}: ready on {result['platform']} in {result['precision']}")
+    print(f"{result['model']}: ready on {result['platform']} in {result['precision']} on {result['device']}")
     for key in ("inputs", "outputs"):
         for spec in result[key]:  # type: ignore[attr-defined]
             print(f"  {key[:-1]} {spec}")

@@ -28,3 +28,4 @@ class BlockDescription:
     max_batch_size: int  # 0: the first dimension is no batch
     instances: int
     settings: ModelSettings
+    device: str = "cpu"  # what `auto` became

@@ -210,7 +210,8 @@ def _spec(value: Any, file: Path) -> TensorSpec:
 
 def _end(error: Exception) -> str:
     """What a provider says of a failed start begins with C++ and ends with the reason."""
-    return " ".join(str(error).split())[-300:]
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"…{text[-199:]}"
 
 
 def _first_line(error: Exception) -> str:

@@ -40,11 +40,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
             config_pb.ModelOutput(name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:])
             for spec in block.outputs
         ],
-        instance_group=[
-            config_pb.ModelInstanceGroup(
-                name=f"{block.model}_0", count=block.instances, kind=config_pb.ModelInstanceGroup.KIND_CPU
-            )
-        ],
+        instance_group=[_instance_group(block)],
         default_model_filename=settings.file,
     )
     config.version_policy.latest.num_versions = 1
@@ -55,10 +51,22 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
         "block_id": block.block_id,
         "task": settings.task,
         "precision": block.precision,
+        "device": block.device,
         "max_tokens": str(settings.batching.max_tokens or ""),
     }.items():
         config.parameters[name].string_value = value
     return config
+
+
+def _instance_group(block: BlockDescription) -> config_pb.ModelInstanceGroup:
+    kind, _, index = block.device.partition(":")
+    group = config_pb.ModelInstanceGroup
+    return group(
+        name=f"{block.model}_0",
+        count=block.instances,
+        kind=group.KIND_CPU if kind == "cpu" else group.KIND_GPU,
+        gpus=[int(index or 0)] if kind == "cuda" else [],
+    )
 
 
 def statistics(found: BlockStatistics) -> pb.ModelStatistics:

@@ -46,6 +46,7 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         max_batch_size=task.signature.max_batch_size,
         instances=settings.instances.resolved_count(signature.device),
         settings=settings,
+        device=signature.device,
     )
     # A GPU is shared: how long a batch takes there depends on what else runs.
     is_steady = signature.device == "cpu" and has_steady_cost(model.file(version))
