@@ -18,7 +18,7 @@ import psutil
 from benchmarks.peers.failures import StartFailed
 from benchmarks.peers.peer import Launch
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 20.0
 STOP_COMMAND_TIMEOUT_S = 60.0
 POLL_S = 0.1

@@ -3,7 +3,9 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import psutil
 import structlog
@@ -15,7 +17,8 @@ from penstock.core.config import Config
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.grpc_server import GrpcServer
-from penstock.gateway.http import build_http_app
+from penstock.gateway.http import HttpApp, build_http_app
+from penstock.gateway.infer_http import InferProtocol
 from penstock.gateway.live_rest import standing
 from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_grpc import OipGrpc
@@ -161,10 +164,10 @@ def open_http_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def _http_server(app: "uvicorn._types.ASGIApplication") -> uvicorn.Server:
+def _http_server(app: HttpApp) -> uvicorn.Server:
     config = uvicorn.Config(
-        app,
-        http="httptools",
+        cast("uvicorn._types.ASGIApplication", app),
+        http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer)),
         loop="none",
         lifespan="off",
         log_config=None,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -23,9 +23,6 @@ from penstock.gateway.openai_rest import OpenAiRest
 from penstock.gateway.openapi import describe, json_answer
 from penstock.serving.serve import Serving
 
-if TYPE_CHECKING:
-    from uvicorn._types import ASGIApplication
-
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -36,7 +33,7 @@ def build_http_app(
     limits: Limits,
     metrics_registry: Callable[[], CollectorRegistry],
     live: LiveStreams | None = None,
-) -> "ASGIApplication":
+) -> "HttpApp":
     """Where there are no live streams, there is no live view either."""
     routed = FastAPI(
         title=SERVER_NAME,
@@ -58,19 +55,19 @@ def build_http_app(
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
     routed.add_exception_handler(Exception, _bug)
-    return cast("ASGIApplication", HttpApp(InferEndpoint(serving, catalogue, limits), routed))
+    return HttpApp(InferEndpoint(serving, catalogue, limits), routed)
 
 
 class HttpApp:
     def __init__(self, infer: InferEndpoint, routed: FastAPI) -> None:
-        self._infer = infer
+        self.infer = infer
         self._routed = routed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             found = INFER.fullmatch(scope["path"])
             if found is not None:
-                await self._infer(scope, receive, send, found[1], found[2] or "")
+                await self.infer(scope, receive, send, found[1], found[2] or "")
                 return
         await self._routed(scope, receive, send)
 

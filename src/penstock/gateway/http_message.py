@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge
-from penstock.gateway import statuses
+from penstock.core.errors import InvalidRequest, RequestTooLarge
 from penstock.gateway.attendance import ClientLeft
 
 Scope = MutableMapping[str, Any]
@@ -161,8 +160,3 @@ async def answer(
     every = [(b"content-type", media_type), (b"content-length", length), *headers]
     await send({"type": "http.response.start", "status": status, "headers": every})
     await send({"type": "http.response.body", "body": body})
-
-
-async def answer_error(send: Send, error: PenstockError) -> None:
-    headers = [(name.encode(), value.encode()) for name, value in statuses.headers(error).items()]
-    await answer(send, statuses.http_code(error), JSON, orjson.dumps({"error": error.message}), headers)

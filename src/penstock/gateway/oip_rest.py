@@ -1,5 +1,8 @@
 """The Open Inference Protocol over REST, with Triton's extensions."""
 
+from dataclasses import dataclass
+
+import orjson
 import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -8,7 +11,7 @@ from penstock.core.blocks import BlockState
 from penstock.core.config import Limits
 from penstock.core.errors import InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest
-from penstock.gateway import http_message, model_config, schemas
+from penstock.gateway import http_message, model_config, schemas, statuses
 from penstock.gateway.attendance import ClientLeft, serve_attended
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http_message import JSON, OCTETS, Headers, Receive, Scope, Send, parse_object, read_body
@@ -25,8 +28,16 @@ VERSION = MODEL + "/versions/{version}"
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
+@dataclass(slots=True)
+class Answer:
+    status: int
+    media_type: bytes
+    body: bytes
+    headers: list[tuple[bytes, bytes]]
+
+
 class InferEndpoint:
-    """The hot path: plain ASGI, before any routing."""
+    """The hot path, before any routing: as plain ASGI, and for connections that spare themselves ASGI."""
 
     def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
         self._serving = serving
@@ -36,23 +47,43 @@ class InferEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
+            body = await read_body(headers, receive, self._limits.max_message_bytes)
+        except ClientLeft:
+            return
+        except PenstockError as error:
+            self._serving.turned_away("rest", error)
+            answer = _refusal(error)
+        else:
             try:
-                body = await read_body(headers, receive, self._limits.max_message_bytes)
+                answer = await self.infer(headers, body, model, version, receive)
+            except ClientLeft:
+                return
+        await http_message.answer(send, answer.status, answer.media_type, answer.body, answer.headers)
+
+    async def infer(
+        self, headers: Headers, body: bytes, model: str, version: str, receive: Receive | None = None
+    ) -> Answer:
+        """Without `receive`, the caller cancels it when the client leaves; with it, raises ClientLeft."""
+        try:
+            try:
                 request, form = self._decode(headers, body, model, version)
             except PenstockError as error:
                 self._serving.turned_away("rest", error)
                 raise
             del body
-            response = await serve_attended(self._serving, request, receive)
+            if receive is None:
+                response = await self._serving.serve(request)
+            else:
+                response = await serve_attended(self._serving, request, receive)
             encoded, header_length = encode_infer(response, request.parameters, form)
-            await _answer(send, headers, encoded, header_length)
-        except ClientLeft:
-            return
+            return await _answer(headers, encoded, header_length)
         except PenstockError as error:
-            await http_message.answer_error(send, error)
+            return _refusal(error)
+        except ClientLeft:
+            raise
         except Exception:  # a bug of ours: the client is told so in the protocol's own words
             log.exception("bug", where="rest")
-            await http_message.answer_error(send, InternalError("the server failed; its log says more"))
+            return _refusal(InternalError("the server failed; its log says more"))
 
     def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
         length = headers.get(HEADER_LENGTH)
@@ -76,7 +107,7 @@ class InferEndpoint:
         return request, form
 
 
-async def _answer(send: Send, headers: Headers, body: bytes, header_length: int | None) -> None:
+async def _answer(headers: Headers, body: bytes, header_length: int | None) -> Answer:
     extra: list[tuple[bytes, bytes]] = []
     if header_length is not None:
         extra.append((HEADER_LENGTH, str(header_length).encode()))
@@ -84,7 +115,12 @@ async def _answer(send: Send, headers: Headers, body: bytes, header_length: int 
         body, encoding = await http_message.compress(body, headers)
         if encoding is not None:
             extra.append((b"content-encoding", encoding.encode()))
-    await http_message.answer(send, 200, JSON if header_length is None else OCTETS, body, extra)
+    return Answer(200, JSON if header_length is None else OCTETS, body, extra)
+
+
+def _refusal(error: PenstockError) -> Answer:
+    headers = [(name.encode(), value.encode()) for name, value in statuses.headers(error).items()]
+    return Answer(statuses.http_code(error), JSON, orjson.dumps({"error": error.message}), headers)
 
 
 class OipRest:

@@ -1,0 +1,137 @@
+"""uvicorn's HTTP connection, with a shorter way for inference requests that are small and plain.
+
+ASGI costs such a request more than all that is done with it: a scope, a cycle, events in and out. What is not plain
+(compressed or chunked, pipelined, asked to continue) goes the usual way, to the same endpoint.
+"""
+
+import asyncio
+import re
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from penstock.gateway.oip_rest import Answer, InferEndpoint
+
+INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
+# Larger bodies come in parts and want to be refused before they are read.
+PLAIN_BYTES = 64 * 1024
+# Headers that ask for more than the short way has.
+UNUSUAL = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+
+
+class InferProtocol(HttpToolsProtocol):
+    def __init__(self, endpoint: InferEndpoint, **options: Any) -> None:
+        super().__init__(**options)
+        self._endpoint = endpoint
+        self._inference: asyncio.Task[None] | None = None
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def on_headers_complete(self) -> None:
+        exchange = self._plain_exchange()
+        if exchange is not None:
+            self.cycle = exchange  # type: ignore[assignment]
+            return
+        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.headers.extend(headers)
+        self.url, self.expect_100_continue = url, expect
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        exchange: Any = self.cycle
+        if type(exchange) is _Exchange:
+            exchange.body = exchange.body + body if exchange.body else body
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        exchange: Any = self.cycle
+        if type(exchange) is _Exchange:
+            task = self._inference = self.loop.create_task(self._infer(exchange))
+            self.tasks.add(task)  # the server waits for them when it stops
+            task.add_done_callback(self.tasks.discard)
+        else:
+            super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._inference is not None:
+            self._inference.cancel()  # nobody is there to hear the answer
+
+    def _plain_exchange(self) -> "_Exchange | None":
+        found = INFER.fullmatch(self.url)
+        if found is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
+            return None
+        before: Any = self.cycle
+        if before is not None and not before.response_complete:
+            return None
+        headers = dict(self.headers)
+        length = headers.get(b"content-length", b"")
+        if not length.isdigit() or len(length) > 8 or int(length) > PLAIN_BYTES:
+            return None
+        if any(name in headers for name in UNUSUAL):
+            return None
+        model, version = found.group(1, 2)
+        try:
+            names = model.decode("ascii"), (version or b"").decode("ascii")
+        except UnicodeDecodeError:
+            return None
+        return _Exchange(headers, *names, self.parser.should_keep_alive())
+
+    async def _infer(self, exchange: "_Exchange") -> None:
+        answer = await self._endpoint.infer(exchange.headers, exchange.body, exchange.model, exchange.version)
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if self.transport.is_closing():
+            return
+        self.transport.write(_encode(answer, exchange.keep_alive))
+        exchange.response_complete = True
+        if not exchange.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+class _Exchange:
+    """One request and its answer; stands where uvicorn has its cycle, with what it asks of one."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "message_event",
+        "model",
+        "response_complete",
+        "version",
+    )
+
+    def __init__(self, headers: dict[bytes, bytes], model: str, version: str, keep_alive: bool) -> None:
+        self.headers = headers
+        self.model = model
+        self.version = version
+        self.keep_alive = keep_alive
+        self.body = b""
+        self.response_complete = False
+        self.disconnected = False
+        self.message_event = _NOBODY_WAITS
+
+
+class _Unheard:
+    def set(self) -> None:
+        """The exchange itself is told by its task."""
+
+
+_NOBODY_WAITS = _Unheard()
+
+
+def _encode(answer: Answer, keep_alive: bool) -> bytes:
+    parts = [STATUS_LINE[answer.status], b"content-type: ", answer.media_type, b"\r\ncontent-length: "]
+    parts.append(str(len(answer.body)).encode())
+    for name, value in answer.headers:
+        parts += [b"\r\n", name, b": ", value]
+    parts += [b"\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n", answer.body]
+    return b"".join(parts)
