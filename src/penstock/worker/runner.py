@@ -11,18 +11,18 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 import structlog
 
-from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, PenstockError
+from penstock.core.errors import DeadlineExceeded, InternalError, PenstockError
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.core.tensors import Array, Tensor
-from penstock.tasks.base import Piece, Prepared
+from penstock.tasks.base import Prepared
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.batcher import Batch, Batcher, Budget, Entry
 from penstock.worker.counts import BlockCounts
+from penstock.worker.execution import Execution, Outcome
 from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
 
@@ -40,19 +40,6 @@ SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
 AHEAD_FROM = 1
 
 
-@dataclass(slots=True)
-class _Outcome:
-    """What an instance's thread hands back."""
-
-    instance: int
-    batch: Batch
-    results: list[Sequence[Array] | PenstockError]
-    started: float = 0.0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
-
-
 class BlockRunner:
     def __init__(
         self,
@@ -65,6 +52,7 @@ class BlockRunner:
         self.statistics = BlockStatistics(description.block_id, description.model, description.version)
         self._task = loaded.task
         self._engine = loaded.engine
+        self._execution = Execution(loaded.task, loaded.engine)
         self._may_run_inline = loaded.has_steady_cost
         self._pool = pool
         self._traces = traces
@@ -221,7 +209,7 @@ class BlockRunner:
             for entry in entries:
                 entry.owner.has_started = True
             if self._is_quick(batch):
-                self._settle(self._run(0, batch))
+                self._settle(self._execution.run(0, batch))
             else:
                 self._running += 1
                 self._inbox.put(batch)
@@ -261,12 +249,12 @@ class BlockRunner:
         if wake_at is not None:
             self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._pump)
 
-    def _ran(self, outcome: _Outcome) -> None:
+    def _ran(self, outcome: Outcome) -> None:
         self._running -= 1
         self._pump()  # first, so that the instance does not idle while answers are written
         self._settle(outcome)
 
-    def _settle(self, outcome: _Outcome) -> None:
+    def _settle(self, outcome: Outcome) -> None:
         """Counts the batch and answers the jobs that it completes."""
         self._count(outcome)
         rows = outcome.batch.rows
@@ -345,7 +333,7 @@ class BlockRunner:
         if not self._jobs:
             self._drained.set()
 
-    def _count(self, outcome: _Outcome) -> None:
+    def _count(self, outcome: Outcome) -> None:
         batch, statistics = outcome.batch, self.statistics
         took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
         self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
@@ -389,38 +377,8 @@ class BlockRunner:
 
     def _run_instance(self, instance: int) -> None:
         while (batch := self._inbox.get()) is not None:
-            outcome = self._run(instance, batch)
+            outcome = self._execution.run(instance, batch)
             try:
                 self._loop.call_soon_threadsafe(self._ran, outcome)
             except RuntimeError:  # the loop has closed: the process is leaving
                 return
-
-    def _run(self, instance: int, batch: Batch) -> _Outcome:
-        outcome = _Outcome(instance, batch, [], now())
-        pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
-        outcome.results = self._run_batch(outcome, pieces)
-        return outcome
-
-    def _run_batch(self, outcome: _Outcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
-        try:
-            start = time.perf_counter_ns()
-            inputs = self._task.join(pieces)
-            joined = time.perf_counter_ns()
-            outputs = self._engine.infer(outcome.instance, inputs, self._task.engine_outputs)
-            computed = time.perf_counter_ns()
-            results: list[Sequence[Array] | PenstockError] = list(self._task.split(pieces, outputs))
-            outcome.input_ns += joined - start
-            outcome.infer_ns += computed - joined
-            outcome.output_ns += time.perf_counter_ns() - computed
-            return results
-        except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
-            if len(pieces) == 1:
-                return [_as_engine_failure(error)]
-            # One of them is at fault: alone, each gets its own answer.
-            return [self._run_batch(outcome, [piece])[0] for piece in pieces]
-
-
-def _as_engine_failure(error: Exception) -> PenstockError:
-    if isinstance(error, PenstockError):
-        return error
-    return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")
