@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks.peers import venvs
 from benchmarks.peers.failures import InstallFailed
-from benchmarks.peers.peer import NOOP, Peer, Setting
+from benchmarks.peers.peer import NOOP, SRCNN, Peer, Setting
 from benchmarks.peers.plan import CEILING, OFFERED, PENSTOCK, Contender, Group, kind_of, same_group
 from benchmarks.peers.search import Choice
 
@@ -71,7 +71,9 @@ def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
         assert contender.setting is not None
         by_kind.setdefault(contender.kind, []).append(contender.setting)
     same = same_group(group)
-    if "" not in by_kind:  # the settings for the same file are the peer's own way, too
+    # The settings for the same file are the peer's own way, too. A photograph takes so long that these are not
+    # measured once more: the group of the same file shows them.
+    if "" not in by_kind and group.workload != SRCNN:
         by_kind.setdefault(OFFERED, []).extend(entrant.peer.settings(same.workload, same.comparison))
     protocols = _protocols(entrant.peer, group)
     return [

@@ -21,6 +21,8 @@ class EngineSpec:
 class Engine(Protocol):
     """`infer` is called from one thread per instance at a time, several instances in parallel.
 
+    Instances are numbered from 0; one more, with the number `instances`, is for quick batches on the worker's loop.
+
     BYTES tensors are object arrays of str or bytes, BF16 arrays have ml_dtypes.bfloat16.
     Failures are EngineFailed, or InvalidTensor where the input is at fault.
     """

@@ -52,14 +52,14 @@ class OpenVinoEngine:
             compiled = core.compile_model(model, "CPU", settings)
         except Exception as error:
             raise ConfigError(f"{self._spec.file}: OpenVINO cannot load it: {_last_line(error)}") from error
-        self._requests = [compiled.create_infer_request() for _ in range(self._spec.instances)]
+        self._requests = [compiled.create_infer_request() for _ in range(self._spec.instances + 1)]
         inputs = tuple(self._describe(port) for port in compiled.inputs)
         outputs = tuple(self._describe(port) for port in compiled.outputs)
         self._outputs = [value.name for value in outputs]
         return Signature(inputs, outputs, "openvino", _precision_of(compiled) or precision)
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
-        for instance in range(len(self._requests)):
+        for instance in range(self._spec.instances):
             self.infer(instance, inputs, [])
 
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

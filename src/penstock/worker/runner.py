@@ -209,7 +209,7 @@ class BlockRunner:
             for entry in entries:
                 entry.owner.has_started = True
             if self._is_quick(batch):
-                self._settle(self._execution.run(0, batch))
+                self._settle(self._execution.run(self.description.instances, batch))
             else:
                 self._running += 1
                 self._inbox.put(batch)
@@ -222,7 +222,7 @@ class BlockRunner:
         return self._running == instances and 0 < self._plenty_tokens <= self._batcher.tokens
 
     def _is_quick(self, batch: Batch) -> bool:
-        if self._running:  # which instance is idle is then not known here
+        if self._running >= self.description.instances:
             return False
         if not self._may_run_inline or self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
             return False
