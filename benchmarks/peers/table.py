@@ -30,7 +30,7 @@ def render(results: Results) -> str:
 
 
 def _overview(group: Group, lines: Sequence[Line], absent: Sequence[Record]) -> str:
-    """Requests a second, and p99 in ms, of each contender over each protocol."""
+    """Requests a second, p50 and p99 of each contender over each protocol."""
     windows = [(level.load, level.concurrency) for level in group.levels]
     is_plain = len({load for load, _ in windows}) == 1
     names = [f"{'' if is_plain else load + ' '}c{concurrency}" for load, concurrency in windows]
@@ -42,13 +42,14 @@ def _overview(group: Group, lines: Sequence[Line], absent: Sequence[Record]) -> 
         body.append([_title(first.title, first.kind), first.setting, first.protocol, *cells])
     width = len(windows)
     body += [[_title(one.title, one.kind), one.setting, "", _reason(one), *[""] * (width - 1)] for one in absent]
-    return "Requests/s (p99 in ms):\n\n" + _markdown(("server", "setting", "protocol", *names), body)
+    return "Requests/s · p50 ms · p99 ms:\n\n" + _markdown(("server", "setting", "protocol", *names), body)
 
 
 def _cell(line: Line | None) -> str:
     if line is None:
         return ""
-    return _number(line.rps) if line.server == CEILING else f"{_number(line.rps)} ({_number(line.p99_ms)})"
+    rate = _number(line.rps)
+    return rate if line.server == CEILING else f"{rate} · {_number(line.p50_ms)} · {_number(line.p99_ms)}"
 
 
 def _details(group: Group, lines: Sequence[Line]) -> str:

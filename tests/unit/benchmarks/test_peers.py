@@ -284,7 +284,7 @@ def test_the_report_shows_everybody_failed_ones_with_their_reason() -> None:
     records.append(Record("minilm", 0, "infinity", "", "infinity", "", [], refusal="serves other files"))
     report = render(Results(1.0, records, MACHINE))
     assert "| infinity |  |  | takes no part: serves other files |" in report
-    assert "| Penstock | plain | rest |  |  | 23.0 (10.0) |  |  |" in report
+    assert "| Penstock | plain | rest |  |  | 23.0 · 0.00 · 10.0 |  |  |" in report
     assert "| KServe | plain |  | failed: not ready within 90 s: a \\| b |" in report
     assert "| in process |  |  | 55.0 | 55.0 | 55.0 | 55.0 |  |" in report
     assert "| mixed | 32 | Triton | plain | rest | 10.0 | 0% | 0.00 | 10.0 | 0.00 | 0 |  |" in report
