@@ -2,6 +2,7 @@
 
 import json
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -71,6 +72,8 @@ def _show_screen(http: str, interval_s: float, events: LiveEvents, looks: int | 
 
     from penstock.cli.top_screen import History, screen
 
+    # A shell that starts this in the background has it ignore Ctrl-C; on a screen it must still end it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     history, trouble, seen = History(), "", 0
     feed: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
     threading.Thread(target=_feed, args=(http, interval_s, events, feed), name="feed", daemon=True).start()
