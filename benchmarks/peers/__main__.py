@@ -14,11 +14,12 @@ from benchmarks.peers.checks import References
 from benchmarks.peers.items import find_assets
 from benchmarks.peers.plan import CEILING, GROUPS, SERVERS, Group, Turn, is_done, keep, search_group, turns
 from benchmarks.peers.progress import Progress
-from benchmarks.peers.results import Results, describe_machine
+from benchmarks.peers.results import Results
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.search import Choice
 from benchmarks.peers.stage import Stage
 from benchmarks.peers.table import render
+from penstock.bench.machine import describe_machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -1,8 +1,6 @@
 """What was measured, turn by turn, and the JSON file that holds it."""
 
 import json
-import os
-import platform
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,12 +57,3 @@ class Results:
 
 def read_record(found: dict[str, Any]) -> Record:
     return Record(**{**found, "rows": [Row(**row) for row in found["rows"]]})
-
-
-def describe_machine() -> dict[str, Any]:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return {
-        "processor": names[0].partition(":")[2].strip() if names else platform.processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }

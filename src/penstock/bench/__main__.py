@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import os
-import platform
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from penstock.bench import repository as repo
 from penstock.bench.baseline import Baseline
 from penstock.bench.ceiling import EmbedCeiling, Schedule
 from penstock.bench.figures import Figure, compute
+from penstock.bench.machine import describe_machine
 from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.processes import EchoRun, ServerRun
 from penstock.bench.texts import mixed, queries
@@ -198,19 +197,8 @@ def _report(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -
             }
             for row in rows.values()
         },
-        "machine": {
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)),
-            "python": platform.python_version(),
-        },
+        "machine": describe_machine(),
     }
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _say(text: str) -> None:
