@@ -118,7 +118,7 @@ async def test_a_method_that_is_not_offered_leaves_no_traceback(
     every_model: FaultyServer, channel: grpc.aio.Channel
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryStatus")(b"", timeout=10)
+        await channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")(b"", timeout=10)
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert not every_model.tracebacks()
 

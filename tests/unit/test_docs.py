@@ -15,7 +15,7 @@ from penstock.core.config import every_setting
 from penstock.core.errors import BY_CODE
 from penstock.core.models import ModelSettings
 from penstock.gateway import statuses
-from penstock.telemetry.metrics import RouterMetrics, ServingMetrics, WorkerMetrics
+from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -47,7 +47,7 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
 def check_default(name: str, field: Any, cell: str) -> None:
     default = field.default
     assert default is not PydanticUndefined, name
-    if default in ("", None, ()):
+    if default in ("", None, (), {}):
         assert cell in ("empty", "none"), f"{name}: the page says {cell}"
         return
     said = re.match(r"`([^`]*)`", cell)
@@ -117,7 +117,7 @@ def test_an_error_is_documented_as_it_is(code: str) -> None:
 
 def test_the_metrics_page_knows_exactly_what_there_is() -> None:
     registry = CollectorRegistry()
-    for kind in (ServingMetrics, RouterMetrics, WorkerMetrics):
+    for kind in (ServingMetrics, RouterMetrics, CacheMetrics, SessionMetrics, WorkerMetrics):
         kind(registry)
     found = {metric.name: metric for metric in registry.collect()}
     documented = rows("metrics.md")

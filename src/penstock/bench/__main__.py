@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,13 +17,14 @@ from rich.table import Table
 from penstock.bench import repository as repo
 from penstock.bench.baseline import Baseline
 from penstock.bench.ceiling import EmbedCeiling, Schedule
-from penstock.bench.figures import Figure, compute
+from penstock.bench.figures import Figure, compute, decision_figure
 from penstock.bench.machine import describe_machine
 from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.processes import EchoRun, ServerRun
 from penstock.bench.texts import mixed, queries
 from penstock.core.errors import PenstockError
 
+DECISIONS = "decisions"  # the router's, without a server
 GROUPS: dict[str, list[Contender]] = {
     "text": [
         Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
@@ -45,6 +47,11 @@ GROUPS: dict[str, list[Contender]] = {
         Contender("noop stream c32", "stream", "noop", repo.NOOP, 32),
         Contender("noop rest c32", "rest", "noop", repo.NOOP, 32),
     ],
+    "cache": [
+        Contender("cache echo c1", "echo", "noop", repo.NOOP, 1),
+        Contender("cache hit c1", "grpc", "noop", repo.CACHED, 1),
+    ],
+    DECISIONS: [],
     "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
         Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
@@ -71,6 +78,8 @@ def main() -> int:
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
+                if group == DECISIONS:
+                    continue
                 _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
                 if group == "text":
                     ceiling += _measure_text(bench, models / repo.FP32, rounds, window_s)
@@ -79,6 +88,8 @@ def main() -> int:
                 if group == "queries":
                     limits["engine_queries_batched_over_single"] = _engine_queries(models / repo.FP32, rounds, window_s)
     figures = compute(bench.rows, ceiling, lambda group: group in groups)
+    if DECISIONS in groups:
+        figures.append(_measure_decisions())
     _print(bench.rows, ceiling, figures)
     for name, value in limits.items():
         _say(f"{name}: {value:.3f} (the engine alone, in this run)")
@@ -89,6 +100,17 @@ def main() -> int:
         known = Baseline.read(BASELINE) if BASELINE.exists() else Baseline({})
         known.with_run(figures).write(BASELINE)
     return _check(figures) if arguments.check else 0
+
+
+def _measure_decisions() -> Figure:
+    """In a process of its own: the router is no part of this one."""
+    command = [sys.executable, "-m", "benchmarks.decisions"]
+    found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=600)
+    rounds: dict[str, list[tuple[float, float]]] = json.loads(found.stdout)
+    for policy, costs in rounds.items():
+        few, many = (median(one) for one in zip(*costs, strict=True))
+        _say(f"  {policy}: {few:.1f} µs a decision with 10 workers, {many:.1f} with 1,000")
+    return decision_figure(rounds)
 
 
 def _check(figures: Sequence[Figure]) -> int:

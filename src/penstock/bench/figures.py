@@ -51,4 +51,16 @@ def compute(rows: Mapping[str, Row], ceiling: Sequence[float], only: Callable[[s
             ratio("noop_rps_over_echo", rps("noop grpc c32"), rps("echo c32"), 0.45),
             ratio("noop_rest_rps_over_grpc", rps("noop rest c32"), rps("noop grpc c32"), 1.0),
         ]
+    if only("cache"):
+        found.append(ratio("cache_hit_p50_over_echo", p50("cache hit c1"), p50("cache echo c1"), 1.3, is_ceiling=True))
     return found
+
+
+def decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """What a decision costs with 1,000 workers over what it costs with 10: of the policy that grows most."""
+    key = "decision_cost_1000_over_10_workers"
+    found = [
+        ratio(key, [many for _, many in costs], [few for few, _ in costs], 1.2, is_ceiling=True)
+        for costs in rounds.values()
+    ]
+    return max(found, key=lambda figure: figure.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 import yaml
 
 NOOP = "identity"
+CACHED = "identity-cached"  # as NOOP, with the response cache
 SHIPPED = "minilm"
 FP32 = "minilm-fp32"  # as shipped, on ONNX Runtime in FP32
 ARRIVAL = "minilm-arrival32"  # as FP32, but batches of 32 in arrival order, padded to the longest
@@ -24,6 +25,7 @@ def build_repository(models: Path, target: Path) -> Path:
     _add(models / SHIPPED, target / SINGLE, {**onnx, "batching": {**onnx["batching"], "max_rows": 1}})
     _add(models / PHOTOS, target / PHOTOS, yaml.safe_load((models / PHOTOS / "model.yaml").read_text()))
     _add_noop(target / NOOP)
+    _add_noop(target / CACHED, cache={"enabled": True})
     return target
 
 
@@ -33,8 +35,9 @@ def _add(source: Path, target: Path, settings: dict[str, object]) -> None:
     (target / "model.yaml").write_text(yaml.safe_dump(settings))
 
 
-def _add_noop(target: Path) -> None:
+def _add_noop(target: Path, **settings: object) -> None:
     (target / "1").mkdir(parents=True)
     source = Path(__file__).parent / "data" / "identity"
     shutil.copy(source / "model.onnx", target / "1" / "model.onnx")
-    shutil.copy(source / "model.yaml", target / "model.yaml")
+    own = yaml.safe_load((source / "model.yaml").read_text())
+    (target / "model.yaml").write_text(yaml.safe_dump({**own, **settings}))

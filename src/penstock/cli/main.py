@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, embed, experiment, infer, model, serve, status, top, upscale
+from penstock.cli import bench, embed, experiment, infer, model, serve, status, stream, top, upscale
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-for noun in (serve, embed, upscale, infer, status, top, bench):
+for noun in (serve, embed, upscale, stream, infer, status, top, bench):
     noun.register(app)
 app.add_typer(model.app, name="model")
 app.add_typer(experiment.app, name="experiment")

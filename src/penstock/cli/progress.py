@@ -1,7 +1,7 @@
 """Progress on standard error: shown to people only, so that logs and pipes stay clean."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -28,3 +28,26 @@ def show_progress(what: str, items: Iterable[T], total: int) -> Iterator[T]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         yield from progress.track(items, total, description=what)
+
+
+@contextmanager
+def show_count(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar with a rate, for work that says itself when an item is done."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total, rate="")
+
+        def count() -> None:
+            progress.update(task, advance=1)
+            speed = progress.tasks[0].speed
+            progress.update(task, rate=f"{speed:.1f}/s" if speed else "")
+
+        yield count

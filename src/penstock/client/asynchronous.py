@@ -1,15 +1,18 @@
 """The client for an event loop: requests share a few streams, and answers come as they are done."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import numpy as np
 
 from penstock.client import faults, messages
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, ModelEntry, ModelSignature
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
+from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.core.errors import DeadlineExceeded, Unavailable
 from penstock.core.requests import Parameter
@@ -36,6 +39,7 @@ class AsyncClient:
         self._channels = [grpc.aio.insecure_channel(address, options=STREAM_OPTIONS) for _ in range(max(1, streams))]
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._streams: list[InferStream | None] = [None] * len(self._stubs)
+        self._turns = cycle(self._stubs)
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -63,13 +67,50 @@ class AsyncClient:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        **controls: Unpack[Controls],
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
-        message = messages.encode_call(Call(model, inputs, outputs, version, parameters or {}))
+        parameters = messages.add_controls(parameters, controls)
+        message = messages.encode_call(Call(model, inputs, outputs, version, parameters))
         if sum(map(len, message.raw_input_contents)) > MAX_STREAMED_BYTES:
             return messages.decode_outputs(await self._call("ModelInfer", message, timeout_s))
         return messages.decode_outputs(await self._ask(message, timeout_s))
+
+    async def infer_stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] = (),
+        version: str = "",
+        timeout_s: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **controls: Unpack[Controls],
+    ) -> AsyncGenerator[dict[str, Array], None]:
+        """The answers of a model that may give many, or none; it goes on as they are taken.
+
+        `timeout_s` is for all of them. Leaving early cancels the rest, at once where the generator is closed.
+        """
+        parameters = messages.add_controls(parameters, controls)
+        message = messages.encode_call(Call(model, inputs, outputs, version, parameters))
+        # A stream of its own: on a shared one, who takes answers slowly would hold up the others.
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        call = next(self._turns).ModelStreamInfer(iter([message]), timeout=timeout_s)
+        try:
+            async for answer in call:
+                if answer.error_message:
+                    raise faults.from_stream(answer)
+                yield messages.decode_outputs(answer.infer_response)
+        except grpc.aio.AioRpcError as error:
+            raise faults.from_call(error, self.address) from error
+        finally:
+            call.cancel()
+
+    def upscale_stream(
+        self, images: AsyncIterable[bytes], model: str = "srcnn", window: int = 8, timeout_s: float | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        """Upscaled images in the order of `images`, with at most `window` on their way, or done and not taken."""
+        return in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s), window)
 
     async def is_ready(self) -> bool:
         """Whether the server has loaded its models; False too where none answers."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -54,6 +55,39 @@ class Call:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
+class Controls(TypedDict, total=False):
+    """What a call may ask of the server beside inference, as keyword arguments."""
+
+    priority: int | None  # 1 is the highest
+    session_id: str | int | None
+    seq_no: int | None  # place in the session, from 1; without it requests go as they come
+    start: bool | None  # of the session
+    end: bool | None
+
+
+# As the protocol names them in a request's parameters.
+_CONTROLS: Mapping[str, str] = {
+    "priority": "priority",
+    "session_id": "session_id",
+    "seq_no": "seq_no",
+    "start": "sequence_start",
+    "end": "sequence_end",
+}
+
+
+def add_controls(parameters: Mapping[str, Parameter] | None, controls: Controls) -> Mapping[str, Parameter]:
+    if not controls:
+        return parameters or {}
+    every = dict(parameters or {})
+    given: Mapping[str, Any] = controls
+    for name, value in given.items():
+        if name not in _CONTROLS:
+            raise TypeError(f"got an unexpected keyword argument '{name}'")
+        if value is not None:
+            every[_CONTROLS[name]] = value
+    return every
+
+
 def encode_call(call: Call) -> pb.ModelInferRequest:
     tensors = [_tensor(name, value) for name, value in call.inputs.items()]
     message = pb.ModelInferRequest(
@@ -83,6 +117,11 @@ def decode_outputs(message: pb.ModelInferResponse) -> dict[str, Array]:
         except InvalidTensor as error:
             raise InternalError(f"the server sent an output that cannot be read: {error.message}") from error
     return outputs
+
+
+def is_partial(message: pb.ModelInferResponse) -> bool:
+    """Whether more answers to the same request may follow."""
+    return "triton_final_response" in message.parameters and not message.parameters["triton_final_response"].bool_param
 
 
 def pick_output(outputs: Mapping[str, Array], name: str, model: str) -> Array:

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from penstock.client import faults
-from penstock.core.errors import Cancelled, Overloaded, PenstockError
+from penstock.client.messages import is_partial
+from penstock.core.errors import Cancelled, InvalidRequest, Overloaded, PenstockError
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # The server may answer in any order, so that a slow request holds up no other.
@@ -86,6 +87,9 @@ class InferStream:
             return  # too late: its caller has left
         if answer.error_message:
             future.set_exception(faults.from_stream(answer))
+        elif is_partial(answer.infer_response):
+            name = answer.infer_response.model_name
+            future.set_exception(InvalidRequest(f"model '{name}' may give many answers: use infer_stream()"))
         else:
             future.set_result(answer.infer_response)
 

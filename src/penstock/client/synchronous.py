@@ -1,14 +1,14 @@
 """The blocking client: unary calls, safe to use from several threads."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 import numpy as np
 
 from penstock.client import faults, messages
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, ModelEntry, ModelSignature
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
 from penstock.core.errors import DeadlineExceeded, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
@@ -50,10 +50,39 @@ class Client:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
+        **controls: Unpack[Controls],
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
-        message = messages.encode_call(Call(model, inputs, outputs, version, parameters or {}))
+        parameters = messages.add_controls(parameters, controls)
+        message = messages.encode_call(Call(model, inputs, outputs, version, parameters))
         return messages.decode_outputs(self._call(self._stub.ModelInfer, message, timeout_s))
+
+    def infer_stream(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] = (),
+        version: str = "",
+        timeout_s: float | None = None,
+        parameters: Mapping[str, Parameter] | None = None,
+        **controls: Unpack[Controls],
+    ) -> Generator[dict[str, Array], None, None]:
+        """The answers of a model that may give many, or none; it goes on as they are taken.
+
+        `timeout_s` is for all of them. Leaving early cancels the rest.
+        """
+        parameters = messages.add_controls(parameters, controls)
+        message = messages.encode_call(Call(model, inputs, outputs, version, parameters))
+        call = self._call(self._stub.ModelStreamInfer, iter([message]), timeout_s)
+        try:
+            for answer in call:
+                if answer.error_message:
+                    raise faults.from_stream(answer)
+                yield messages.decode_outputs(answer.infer_response)
+        except grpc.RpcError as error:
+            raise faults.from_call(error, self.address) from error
+        finally:
+            call.cancel()
 
     def is_ready(self) -> bool:
         """Whether the server has loaded its models; False too where none answers."""

@@ -12,6 +12,7 @@ class BlockState(StrEnum):
     READY = "ready"
     FAILED = "failed"
     UNLOADED = "unloaded"
+    DORMANT = "dormant"  # deployed, but in no worker's memory: the first request loads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,5 @@ class BlockDescription:
     instances: int
     settings: ModelSettings
     device: str = "cpu"  # what `auto` became
+    fingerprint: str = ""  # of the model's files: answers of other files are not this block's
+    is_described: bool = True  # False: never loaded yet, so its inputs and outputs are not known

@@ -14,6 +14,7 @@ class BlockView:
     version: str
     state: BlockState
     reason: str
+    routing: str = ""  # JSON of core.models.Routing that stands before the model's own; empty: none
 
 
 Listener = Callable[[Sequence[BlockView]], None]
@@ -25,3 +26,7 @@ class Control(Protocol):
     async def load(self, model: str) -> None: ...
 
     async def unload(self, model: str) -> None: ...
+
+    async def set_routing(self, model: str, routing_json: str) -> None:
+        """Routes the model's requests so, on every gateway and over restarts; empty: as its model.yaml says."""
+        ...

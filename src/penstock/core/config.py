@@ -31,6 +31,23 @@ class DataPlane(_Section):
     restart_backoff_max_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
 
 
+class CacheSettings(_Section):
+    """The response cache; a model takes part where its model.yaml says so."""
+
+    url: str = "memory://"  # or sqlite:///file, redis://host:port/0
+    max_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # in one gateway
+    ttl_s: Annotated[float, Field(gt=0)] = 3600.0
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # what a shared cache gets to answer
+
+
+class WorkerSettings(_Section):
+    zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
+    zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
+    weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}  # noqa: RUF012 - by worker id; else 1
+    memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
+    task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
+
+
 class Telemetry(_Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
@@ -48,6 +65,8 @@ class Config(_Section):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     limits: Limits = Limits()
     data_plane: DataPlane = DataPlane()
+    response_cache: CacheSettings = CacheSettings()
+    worker: WorkerSettings = WorkerSettings()
     telemetry: Telemetry = Telemetry()
 
 

@@ -4,10 +4,12 @@ PenstockError
 ├── InvalidRequest          the caller sent something that cannot be served as it is
 │   ├── UnknownModel        no such model, version or block
 │   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
-│   └── InvalidImage        bytes that are not an image we read, or a bomb
+│   ├── InvalidImage        bytes that are not an image we read, or a bomb
+│   └── SessionError        out of its session's order, or its session has ended
 ├── Refused                 an admission limit: nothing ran, try later or send less
 │   ├── RequestTooLarge     message size, rows or tokens: the same request never fits
 │   ├── QueueFull           the block has too many requests waiting
+│   ├── QueueTimeout        it waited longer than its level's queue policy allows
 │   └── Overloaded          the gateway holds too many bytes
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
@@ -57,6 +59,10 @@ class InvalidImage(InvalidRequest):
     code = "invalid_image"
 
 
+class SessionError(InvalidRequest):
+    code = "session_error"
+
+
 class Refused(PenstockError):
     code = "refused"
     is_retryable = True
@@ -70,6 +76,10 @@ class RequestTooLarge(Refused):
 
 class QueueFull(Refused):
     code = "queue_full"
+
+
+class QueueTimeout(Refused):
+    code = "queue_timeout"
 
 
 class Overloaded(Refused):

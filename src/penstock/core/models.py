@@ -4,7 +4,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -13,6 +13,16 @@ from penstock.core.yaml_file import read_yaml
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 DEVICE = re.compile(r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")
+Policy = Literal[
+    "power_of_two",
+    "round_robin",
+    "random",
+    "least_connections",
+    "least_latency",
+    "weighted",
+    "hash",
+    "locality",
+]
 INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
@@ -52,6 +62,70 @@ class Instances(_Section):
         return max(1, len(os.sched_getaffinity(0)) // self.threads)
 
 
+class Routing(_Section):
+    """Which worker takes a request."""
+
+    policy: Policy = "power_of_two"
+    key: str = ""  # the request parameter that is hashed; empty: the session
+    without_key: Literal["any", "refuse"] = "any"  # what becomes of a request that has no key to hash
+
+
+class Health(_Section):
+    """When a worker gets no more requests of a block, and when it does again."""
+
+    failures: Annotated[int, Field(ge=0)] = 5  # of the model or its worker, in a row; 0: never
+    timeouts: Annotated[int, Field(ge=0)] = 5  # deadlines that passed while it ran requests, in a row; 0: never
+    eject_s: Annotated[float, Field(gt=0, le=3600)] = 5.0  # until the first probe; doubles while probes fail
+    eject_max_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    max_ejected: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the block's workers; one always stays
+
+
+class Caching(_Section):
+    enabled: bool = False
+    ttl_s: Annotated[float, Field(gt=0)] | None = None  # None: the server's response_cache.ttl_s
+
+
+class Sessions(_Section):
+    window: Annotated[int, Field(ge=1, le=65536)] = 64  # requests of a session that may wait for an earlier one
+    answers: Annotated[int, Field(ge=0, le=65536)] = 64  # kept of each session, to be given again
+    idle_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
+    max_sessions: Annotated[int, Field(ge=1)] = 100_000  # at a gateway
+    is_stateful: bool = False  # the model keeps state: a session whose worker is gone has ended
+
+
+class QueuePolicy(_Section):
+    """Triton's ModelQueuePolicy."""
+
+    on_timeout: Literal["reject", "delay"] = "reject"
+    timeout_ms: Annotated[float, Field(ge=0)] = 0.0  # in the queue; 0: none
+    allow_override: bool = False  # a request's own `timeout` may shorten it
+    max_queue: Annotated[int, Field(ge=1)] | None = None  # requests of one level that wait; None: batching.max_queue
+
+
+class Priorities(_Section):
+    levels: Annotated[int, Field(ge=1, le=1000)] = 1  # 1 is the highest
+    default: Annotated[int, Field(ge=1, le=1000)] = 1
+    queue: QueuePolicy = QueuePolicy()
+    by_level: dict[Annotated[int, Field(ge=1, le=1000)], QueuePolicy] = {}
+
+    @model_validator(mode="after")
+    def _are_levels(self) -> "Priorities":
+        if wrong := [level for level in (self.default, *self.by_level) if level > self.levels]:
+            raise ValueError(f"level {wrong[0]} is beyond levels: {self.levels}")
+        return self
+
+    def policy(self, level: int) -> QueuePolicy:
+        return self.by_level.get(level, self.queue)
+
+
+class Residence(_Section):
+    """When a block's model is in its workers' memory."""
+
+    load: Literal["eager", "lazy"] = "eager"  # lazy: with the first request
+    idle_unload_s: Annotated[float, Field(ge=0)] = 0.0  # 0: stays
+    max_waiting_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0  # what a request waits for a load at most
+
+
 class Timeouts(_Section):
     request_s: Annotated[float, Field(gt=0, le=86_400)] = 30.0  # where the client sets no deadline
     load_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
@@ -70,11 +144,26 @@ class UpscaleOptions(_Section):
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input
 
 
+class PythonTensor(_Section):
+    name: Annotated[str, Field(min_length=1)]
+    datatype: str
+    shape: tuple[int, ...]  # -1: any size
+
+
+class PythonOptions(_Section):
+    """What a Python model takes and gives."""
+
+    class_name: str = "Model"
+    inputs: tuple[PythonTensor, ...] = ()
+    outputs: tuple[PythonTensor, ...] = ()
+    is_decoupled: bool = False  # gives any number of answers to one request
+
+
 class ModelSettings(_Section):
     """model.yaml."""
 
     task: Literal["tensor", "embed", "upscale"] = "tensor"
-    engine: Literal["onnx", "openvino"] = "onnx"
+    engine: Literal["onnx", "openvino", "python"] = "onnx"
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     file: str = "model.onnx"
     description: str = ""
@@ -83,11 +172,26 @@ class ModelSettings(_Section):
     is_idempotent: bool = True  # False: never run twice, not even when a worker dies
     is_batched: bool | Literal["auto"] = "auto"  # auto: the first dimension is a batch where the file leaves it open
     warm_up: bool = True
+    placement: Literal["inline", "pool"] = "inline"  # where requests are prepared and answers finished
     batching: Batching = Batching()
+    routing: Routing = Routing()
+    health: Health = Health()
+    cache: Caching = Caching()
+    sessions: Sessions = Sessions()
+    priorities: Priorities = Priorities()
+    residence: Residence = Residence()
     instances: Instances = Instances()
     timeouts: Timeouts = Timeouts()
     embed: EmbedOptions = EmbedOptions()
     upscale: UpscaleOptions = UpscaleOptions()
+    python: PythonOptions = PythonOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_the_file(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("engine") == "python" and "file" not in given:
+            return {**given, "file": "model.py"}
+        return given
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelSettings":
@@ -97,6 +201,14 @@ class ModelSettings(_Section):
             raise ValueError(
                 f"instances.device {self.instances.device} needs engine: onnx (OpenVINO serves on the CPU)"
             )
+        if self.engine == "python" and self.task != "tensor":
+            raise ValueError("engine: python needs task: tensor")
+        if self.engine == "python" and not (self.python.inputs and self.python.outputs):
+            raise ValueError("engine: python needs python.inputs and python.outputs: a Python file does not tell them")
+        if self.python.is_decoupled and self.engine != "python":
+            raise ValueError("python.is_decoupled needs engine: python")
+        if self.sessions.is_stateful and self.instances.count not in ("auto", 1):
+            raise ValueError("sessions.is_stateful needs instances.count: 1 (more workers share the sessions)")
         if self.upscale.overlap * 2 >= self.upscale.tile:
             raise ValueError("upscale.overlap must be less than half of upscale.tile")
         return self

@@ -1,10 +1,37 @@
 """One internal request and response, whatever protocol they came in by."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.core.tensors import Tensor
 
 Parameter = bool | int | float | str
+CacheMode = Literal["use", "bypass", "refresh"]
+
+
+@dataclass(slots=True)
+class SessionStep:
+    """A request's place in its session."""
+
+    session_id: str
+    seq_no: int | None = None  # from 1; None: as they come
+    is_start: bool = False
+    is_end: bool = False
+    home: bytes = b""  # the worker that has run the session, as the router has it; empty: none yet
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """What a request's parameters ask of the server rather than of the model."""
+
+    priority: int = 1  # 1 is the highest
+    queue_timeout_s: float | None = None
+    session: SessionStep | None = None
+    shard_key: str = ""
+    cache: CacheMode = "use"
+
+
+PLAIN = Controls()  # of a request that asks nothing
 
 
 @dataclass(slots=True)
@@ -19,6 +46,7 @@ class InferRequest:
     traceparent: str = ""
     protocol: str = "grpc"
     size_bytes: int = 0
+    controls: Controls = PLAIN
 
 
 @dataclass(slots=True)
@@ -40,3 +68,4 @@ class InferResponse:
     outputs: list[Tensor]
     timing: Timing
     parameters: dict[str, Parameter] = field(default_factory=dict)
+    is_final: bool = True  # False: a decoupled model has more to say to this request

@@ -1,10 +1,11 @@
 """The engine protocol: load, warm up, infer, close."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from penstock.core.requests import Parameter
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array
 
@@ -34,3 +35,41 @@ class Engine(Protocol):
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a model's own code may know of the request beside its tensors."""
+
+    request_id: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    session_id: str = ""  # empty: none
+    seq_no: int = 0
+    is_start: bool = False  # of the session, or of it on this worker
+    is_end: bool = False
+
+
+@runtime_checkable
+class ContextEngine(Protocol):
+    """An engine that runs a model's own code: it is told of requests and sessions, and may answer many times.
+
+    Such a block is not batched with other requests; `infer` of it stands for a call without context.
+    """
+
+    def infer_with(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> list[Array]: ...
+
+    def stream(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> Iterator[list[Array]]:
+        """A decoupled model's answers, each made when it is asked for; `close` of the iterator stops the model."""
+        ...
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        """The session is over: ended, idle, or its worker leaves. Called from an instance's thread."""
+        ...
+
+    def is_alive(self, instance: int) -> str:
+        """Empty, or what is wrong. Called from an instance's thread; the model's code gets no request for it."""
+        ...

@@ -8,6 +8,8 @@ import numpy as np
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes
+from penstock.gateway.shared_memory import SharedMemory, served
+from penstock.gateway.shared_region import NO_TARGETS, REGION, Place, Target, Targets, place_of
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # Which field of InferTensorContents carries a datatype. FP16 and BF16 travel raw only.
@@ -27,18 +29,13 @@ _CONTENTS = {
 }
 
 
-def decode_request(message: pb.ModelInferRequest, protocol: str) -> InferRequest:
+def decode_request(message: pb.ModelInferRequest, protocol: str, memory: SharedMemory | None = None) -> InferRequest:
     inputs, raw = message.inputs, message.raw_input_contents
-    if raw:
-        if len(raw) != len(inputs):
-            raise InvalidRequest(
-                f"raw_input_contents has {len(raw)} entries for {len(inputs)} inputs: give all inputs raw, or none"
-            )
+    if raw and len(raw) == len(inputs):
         tensors = [Tensor(i.name, i.datatype, tuple(i.shape), data) for i, data in zip(inputs, raw, strict=True)]
         size = sum(map(len, raw))
     else:
-        tensors = [_from_contents(tensor) for tensor in inputs]
-        size = sum(len(tensor.data) for tensor in tensors)
+        tensors, size = _gather(message, memory)
     return InferRequest(
         message.model_name,
         tensors,
@@ -51,15 +48,31 @@ def decode_request(message: pb.ModelInferRequest, protocol: str) -> InferRequest
     )
 
 
-def encode_response(response: InferResponse, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
+def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> Targets:
+    """Where those outputs go that the request wants in shared memory."""
+    found: dict[str, Target] = {}
+    for output in message.outputs:
+        place = _place(f"output '{output.name}'", output.parameters) if output.parameters else None
+        if place is not None:
+            found[output.name] = served(memory).target(output.name, place)
+    return found or NO_TARGETS
+
+
+def encode_response(
+    response: InferResponse, message: pb.ModelInferRequest, targets: Targets = NO_TARGETS
+) -> pb.ModelInferResponse:
     encoded = pb.ModelInferResponse()  # filled in place: a constructor with keywords takes twice as long
     encoded.model_name = response.model
     encoded.model_version = response.version
     if response.request_id:
         encoded.id = response.request_id
     for tensor in response.outputs:
-        encoded.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        encoded.raw_output_contents.append(bytes(tensor.data))
+        output = encoded.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if targets and tensor.name in targets:
+            _put_parameters(output, targets[tensor.name].write(tensor))
+            encoded.raw_output_contents.append(b"")  # clients find the others by their place in the list
+        else:
+            encoded.raw_output_contents.append(bytes(tensor.data))
     for name, parameter in message.parameters.items():
         encoded.parameters[name].CopyFrom(parameter)
     if response.parameters:
@@ -67,7 +80,9 @@ def encode_response(response: InferResponse, message: pb.ModelInferRequest) -> p
     return encoded
 
 
-def _put_parameters(encoded: pb.ModelInferResponse, parameters: Mapping[str, Parameter]) -> None:
+def _put_parameters(
+    encoded: "pb.ModelInferResponse | pb.ModelInferResponse.InferOutputTensor", parameters: Mapping[str, Parameter]
+) -> None:
     for name, value in parameters.items():
         if isinstance(value, bool):
             encoded.parameters[name].bool_param = value
@@ -86,6 +101,35 @@ def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
         if kind is not None:
             found[name] = getattr(parameter, kind)
     return found
+
+
+def _gather(message: pb.ModelInferRequest, memory: SharedMemory | None) -> tuple[list[Tensor], int]:
+    """The inputs and their size, where not all are raw: some are in shared memory, or all others in `contents`."""
+    raw = message.raw_input_contents
+    places = [_place(f"input '{i.name}'", i.parameters) if i.parameters else None for i in message.inputs]
+    if raw and len(raw) != places.count(None):
+        raise InvalidRequest(
+            f"raw_input_contents has {len(raw)} entries for {places.count(None)} inputs that are not in shared memory: "
+            f"give all of these raw, or none"
+        )
+    following = iter(raw)
+    tensors: list[Tensor] = []
+    size = 0
+    for given, place in zip(message.inputs, places, strict=True):
+        if place is not None:
+            data = served(memory).read(given.name, place, size)
+            tensor = Tensor(given.name, given.datatype, tuple(given.shape), data)
+        elif raw:
+            tensor = Tensor(given.name, given.datatype, tuple(given.shape), next(following))
+        else:
+            tensor = _from_contents(given)
+        size += len(tensor.data)
+        tensors.append(tensor)
+    return tensors, size
+
+
+def _place(what: str, parameters: Mapping[str, Any]) -> Place | None:
+    return place_of(what, decode_parameters(parameters)) if REGION in parameters else None
 
 
 def _from_contents(tensor: Any) -> Tensor:

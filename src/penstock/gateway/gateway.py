@@ -2,7 +2,8 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -13,20 +14,27 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from penstock.core.cluster import BlockView, Control
-from penstock.core.config import Config
+from penstock.core.config import Config, Limits
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.models import Routing
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.grpc_server import GrpcServer
+from penstock.gateway.grpc_server import ENVELOPE_BYTES, GrpcServer
 from penstock.gateway.http import HttpApp, build_http_app
 from penstock.gateway.infer_http import InferProtocol
 from penstock.gateway.live_rest import standing
 from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_grpc import OipGrpc
+from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.shared_memory_grpc import SharedMemoryGrpc
+from penstock.gateway.websocket_protocol import StreamProtocol
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
+from penstock.serving.cache import ResponseCache
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
-from penstock.telemetry.metrics import RouterMetrics, ServingMetrics, shared_registry
+from penstock.serving.session_runs import SessionRuns
+from penstock.storage.cache_store import open_store
+from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, shared_registry
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
 
@@ -45,8 +53,30 @@ class Gateway:
         self._router_metrics = RouterMetrics(registry)
         self._admission = Admission(config.limits)
         self._resolver = Resolver()
-        self._dispatcher = Dispatcher(gateway_id, config.data_plane, self._router_metrics, self._workers_changed)
-        self._serving = Serving(self._admission, self._resolver, self._dispatcher, self._serving_metrics, traces)
+        self._dispatcher = Dispatcher(
+            gateway_id,
+            config.data_plane,
+            self._router_metrics,
+            self._workers_changed,
+            config.worker.zone,
+            lambda worker, blocks: self._sessions.lost(worker, blocks),
+        )
+        self._cache = ResponseCache(
+            open_store(config.response_cache, gateway_id, config.data_dir),
+            config.response_cache,
+            CacheMetrics(registry),
+        )
+        self._sessions = SessionRuns()
+        self._session_metrics = SessionMetrics(registry)
+        self._serving = Serving(
+            self._admission,
+            self._resolver,
+            self._cache,
+            self._sessions,
+            self._dispatcher,
+            self._serving_metrics,
+            traces,
+        )
         self._grpc: GrpcServer | None = None
         self._http: uvicorn.Server | None = None
         self._live: LiveStreams | None = None
@@ -58,6 +88,10 @@ class Gateway:
         return self._dispatcher.start(endpoint)
 
     def cluster_changed(self, views: Sequence[BlockView]) -> None:
+        self._dispatcher.set_routings(
+            {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
+        )
+        self._serving.plans.routing_changed()
         self._retire(self._resolver.cluster_changed(views))
 
     async def catch_up(self) -> None:
@@ -68,15 +102,18 @@ class Gateway:
 
     async def open(self, control: Control, grpc_port: int, http_socket: socket.socket) -> int:
         """Opens the clients' doors. Returns the gRPC port."""
+        limits = self._config.limits
+        await self._cache.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
-        self._grpc = GrpcServer(OipGrpc(self._serving, catalogue), self._config.limits)
+        memory = SharedMemory(self._metrics_folder.parent / "shared-memory", max_request_bytes=limits.max_message_bytes)
+        self._grpc = GrpcServer(OipGrpc(self._serving, catalogue, memory), limits, SharedMemoryGrpc(memory))
         port = await self._grpc.start(self._config.host, grpc_port)
         reader = SnapshotReader(self._metrics_folder)
         self._live = LiveStreams(reader.read, self._publish, lambda: standing(catalogue))
         app = build_http_app(
-            self._serving, catalogue, self._config.limits, lambda: shared_registry(self._metrics_folder), self._live
+            self._serving, catalogue, limits, lambda: shared_registry(self._metrics_folder), self._live, memory
         )
-        self._http = _http_server(app)
+        self._http = _http_server(app, limits)
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self._watch(catalogue.is_server_ready), name="gateway-watch"),
@@ -86,6 +123,7 @@ class Gateway:
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
         self._admission.is_draining = True
+        self._sessions.drain()
         if self._grpc is not None:
             await self._grpc.set_ready(False)
         deadline = asyncio.get_running_loop().time() + self._config.data_plane.drain_s
@@ -104,6 +142,8 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._sessions.close()
+        await self._cache.close()
         await self._dispatcher.stop()
 
     def _workers_changed(self) -> None:
@@ -111,6 +151,7 @@ class Gateway:
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:
         for block_id, error in gone.items():
+            self._sessions.retire(block_id, error)
             self._dispatcher.retire(block_id, error)
 
     async def _watch(self, is_ready: Callable[[], bool]) -> None:
@@ -127,10 +168,16 @@ class Gateway:
 
     def _publish(self) -> None:
         """Brings this gateway's part of the shared metrics up to date."""
-        self._serving.tallies.flush()
+        self._serving.plans.tallies.flush()
+        self._cache.publish()
         self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
         self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
         self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
+        self._sessions.tick()
+        sessions = self._sessions.statistics()
+        self._session_metrics.open.set(sessions["open"])
+        self._session_metrics.waiting.set(sessions["waiting"])
+        self._session_metrics.repeats.set(sessions["repeats"])
         self._router_metrics.workers.set(len(self._dispatcher.workers()))
         for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
             self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
@@ -164,7 +211,7 @@ def open_http_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def _http_server(app: HttpApp) -> uvicorn.Server:
+def _http_server(app: HttpApp, limits: Limits) -> uvicorn.Server:
     config = uvicorn.Config(
         cast("uvicorn._types.ASGIApplication", app),
         http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer)),
@@ -176,6 +223,15 @@ def _http_server(app: HttpApp) -> uvicorn.Server:
         date_header=False,
         backlog=2048,
         timeout_keep_alive=75,
-        ws="none",
+        ws=StreamProtocol,
+        ws_max_size=limits.max_message_bytes + ENVELOPE_BYTES,
+        ws_per_message_deflate=False,
     )
-    return uvicorn.Server(config)
+    return _HttpServer(config)
+
+
+class _HttpServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are not this door's: what is inside ends before it closes."""
+        yield

@@ -1,7 +1,7 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,10 +19,12 @@ SERVICE: str = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceServic
 # Room for names, shapes and parameters beside the tensors, whose bytes admission counts exactly.
 ENVELOPE_BYTES = 1024 * 1024
 HOT = "ModelInfer"
+Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 
 
 class GrpcServer:
-    def __init__(self, edge: OipGrpc, limits: Limits) -> None:
+    def __init__(self, edge: OipGrpc, limits: Limits, *further: Servicer) -> None:
+        """`further` answer for methods that the edge does not have."""
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
@@ -31,9 +33,8 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", limits.max_inflight_requests),
             ]
         )
-        methods = _Methods()
-        grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(edge, methods)
-        self._server.add_registered_method_handlers(SERVICE, methods.guarded())
+        methods = {name: handler for servicer in (*further, edge) for name, handler in _methods_of(servicer)}
+        self._server.add_registered_method_handlers(SERVICE, methods)
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE,), self._server, pool=POOL)
@@ -60,17 +61,22 @@ class _Methods:
     """Stands in for the server while the generated code registers an edge, to see to its methods first."""
 
     def __init__(self) -> None:
-        self._handlers: Mapping[str, Any] = {}
+        self.handlers: Mapping[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
         """The same methods once more, for servers that do not know the other call."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self._handlers = handlers
+        self.handlers = handlers
 
-    def guarded(self) -> dict[str, Any]:
-        """What the edge has; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
-        return {name: _guard(name, handler) for name, handler in self._handlers.items() if name in vars(OipGrpc)}
+
+def _methods_of(servicer: Servicer) -> Iterator[tuple[str, Any]]:
+    """What it has itself; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
+    methods = _Methods()
+    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, methods)
+    for name, handler in methods.handlers.items():
+        if getattr(type(servicer), name) is not getattr(Servicer, name):
+            yield name, _guard(name, handler)
 
 
 def _guard(name: str, handler: Any) -> Any:

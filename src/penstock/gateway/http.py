@@ -21,6 +21,10 @@ from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_rest import InferEndpoint, OipRest
 from penstock.gateway.openai_rest import OpenAiRest
 from penstock.gateway.openapi import describe, json_answer
+from penstock.gateway.routing_rest import RoutingRest
+from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.shared_memory_rest import SharedMemoryRest
+from penstock.gateway.websocket import websocket_routes
 from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
@@ -33,6 +37,7 @@ def build_http_app(
     limits: Limits,
     metrics_registry: Callable[[], CollectorRegistry],
     live: LiveStreams | None = None,
+    memory: SharedMemory | None = None,
 ) -> "HttpApp":
     """Where there are no live streams, there is no live view either."""
     routed = FastAPI(
@@ -46,6 +51,10 @@ def build_http_app(
     routed.include_router(OipRest(catalogue, limits).router())
     routed.include_router(OpenAiRest(serving, catalogue, limits).router())
     routed.include_router(AdminRest(catalogue, metrics_registry).router())
+    routed.include_router(RoutingRest(serving, catalogue, limits).router())
+    routed.include_router(websocket_routes(serving, catalogue, limits, memory))
+    if memory is not None:
+        routed.include_router(SharedMemoryRest(memory, limits).router())
     if live is not None:
         view = LiveRest(live, catalogue.server_version)
         routed.include_router(view.router())
@@ -55,7 +64,7 @@ def build_http_app(
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
     routed.add_exception_handler(Exception, _bug)
-    return HttpApp(InferEndpoint(serving, catalogue, limits), routed)
+    return HttpApp(InferEndpoint(serving, catalogue, limits, memory), routed)
 
 
 class HttpApp:

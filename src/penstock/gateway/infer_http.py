@@ -40,6 +40,8 @@ class InferProtocol(HttpToolsProtocol):
         self.headers.extend(headers)
         self.url, self.expect_100_continue = url, expect
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self.cycle = None  # type: ignore[assignment]  # not what was answered before on this connection
 
     def on_body(self, body: bytes) -> None:
         exchange: Any = self.cycle

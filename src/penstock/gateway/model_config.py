@@ -5,13 +5,14 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.models import ModelSettings, QueuePolicy
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
 
 MAX_COUNT = 2**64 - 1
-BACKENDS = {"onnxruntime_onnx": "onnxruntime", "openvino": "openvino"}
+BACKENDS = {"onnxruntime_onnx": "onnxruntime", "openvino": "openvino", "python": "python"}
 
 
 def metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:
@@ -44,9 +45,14 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
         default_model_filename=settings.file,
     )
     config.version_policy.latest.num_versions = 1
-    if block.max_batch_size:
-        config.dynamic_batching.preferred_batch_size.append(settings.batching.max_rows)
-        config.dynamic_batching.max_queue_delay_microseconds = int(settings.batching.max_delay_ms * 1000)
+    # Triton's config has either; a stateful model's requests are never joined.
+    if settings.sessions.is_stateful:
+        config.sequence_batching.direct.SetInParent()
+        config.sequence_batching.max_sequence_idle_microseconds = int(settings.sessions.idle_s * 1e6)
+    elif block.max_batch_size:
+        _put_batching(config.dynamic_batching, settings)
+    config.model_transaction_policy.decoupled = settings.python.is_decoupled
+    config.response_cache.enable = settings.cache.enabled
     for name, value in {
         "block_id": block.block_id,
         "task": settings.task,
@@ -56,6 +62,28 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
     }.items():
         config.parameters[name].string_value = value
     return config
+
+
+def _put_batching(batching: config_pb.ModelDynamicBatching, settings: ModelSettings) -> None:
+    batching.preferred_batch_size.append(settings.batching.max_rows)
+    batching.max_queue_delay_microseconds = int(settings.batching.max_delay_ms * 1000)
+    priorities = settings.priorities
+    if priorities.levels > 1:
+        batching.priority_levels, batching.default_priority_level = priorities.levels, priorities.default
+    if priorities.queue != QueuePolicy():
+        batching.default_queue_policy.CopyFrom(_queue_policy(priorities.queue))
+    for level, policy in priorities.by_level.items():
+        batching.priority_queue_policy[level].CopyFrom(_queue_policy(policy))
+
+
+def _queue_policy(policy: QueuePolicy) -> config_pb.ModelQueuePolicy:
+    kind = config_pb.ModelQueuePolicy
+    return kind(
+        timeout_action=kind.DELAY if policy.on_timeout == "delay" else kind.REJECT,
+        default_timeout_microseconds=int(policy.timeout_ms * 1000),
+        allow_timeout_override=policy.allow_override,
+        max_queue_size=policy.max_queue or 0,
+    )
 
 
 def _instance_group(block: BlockDescription) -> config_pb.ModelInstanceGroup:

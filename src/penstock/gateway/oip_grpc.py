@@ -2,25 +2,25 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import NoReturn, TypeAlias
 
 import grpc
-import structlog
 
 from penstock.core.blocks import BlockState
 from penstock.core.errors import InternalError, InvalidRequest, PenstockError
-from penstock.core.requests import InferRequest
+from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.codec import decode_request, encode_response
+from penstock.gateway.codec import decode_request, encode_response, find_targets
+from penstock.gateway.request_stream import FINAL, RequestStream
+from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.shared_region import NO_TARGETS, Targets
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving
 
-log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
-# Requests of one stream that are inside at once; beyond it the stream is not read further.
-STREAM_WINDOW = 256
 # A client that matches answers by id may ask for them as they come, out of order.
 UNORDERED = "penstock-unordered"
 # Stands for a message that could not be parsed: gRPC itself would answer UNKNOWN, and never end the stream.
@@ -28,81 +28,50 @@ UNREADABLE = pb.ModelInferRequest()
 
 
 class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, serving: Serving, catalogue: Catalogue) -> None:
+    def __init__(self, serving: Serving, catalogue: Catalogue, memory: SharedMemory | None = None) -> None:
         self._serving = serving
         self._catalogue = catalogue
+        self._memory = memory
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         try:
             if message is UNREADABLE:
                 raise InvalidRequest("the message is not an inference.ModelInferRequest")
-            request = self._decode(message, "grpc")
+            request, targets = self._decode(message, "grpc")
             request.timeout_s = context.time_remaining()
             self._join_trace(request, context)
-            return encode_response(await self._serving.serve(request), message)
+            return encode_response(await self._serving.serve(request), message, targets)
         except PenstockError as error:
             return await abort(context, error)
 
-    async def ModelStreamInfer(  # noqa: N802
-        self, messages: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:  # noqa: N802
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
-        answers: asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None] = asyncio.Queue(STREAM_WINDOW + 1)
-        window = asyncio.Semaphore(STREAM_WINDOW)
-        reader = asyncio.create_task(self._read_stream(messages, context, answers, window, is_ordered))
+        stream: RequestStream[pb.ModelInferRequest, pb.ModelStreamInferResponse] = RequestStream(
+            self._serving, partial(self._open_exchange, context), is_ordered, "grpc-stream"
+        )
         try:
-            while (answer := await answers.get()) is not None:
-                yield await answer
-                window.release()
-            await reader
-        finally:
-            reader.cancel()
+            await stream.run(aiter(messages), context.write)
+        except PenstockError as error:
+            await abort(context, error)
+        except grpc.aio.InternalError as error:  # an answer was on its way when the client left
+            raise asyncio.CancelledError from error
 
-    async def _read_stream(
-        self,
-        messages: AsyncIterator[pb.ModelInferRequest],
-        context: Context,
-        answers: "asyncio.Queue[asyncio.Task[pb.ModelStreamInferResponse] | None]",
-        window: asyncio.Semaphore,
-        is_ordered: bool,
-    ) -> None:
-        """Starts each request as it comes; `answers` gets them in the order in which they shall go out."""
-        running: set[asyncio.Task[pb.ModelStreamInferResponse]] = set()
-        try:
-            async for message in messages:
-                await window.acquire()
-                task = asyncio.create_task(self._infer_in_stream(message, context))
-                running.add(task)
-                task.add_done_callback(running.discard)
-                if is_ordered:
-                    answers.put_nowait(task)
-                else:
-                    task.add_done_callback(answers.put_nowait)
-            if running:
-                await asyncio.wait(running)
-        finally:
-            answers.put_nowait(None)
-            for task in running:
-                task.cancel()
-
-    async def _infer_in_stream(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelStreamInferResponse:
+    def _open_exchange(self, context: Context, message: pb.ModelInferRequest) -> "_Exchange":
         try:
             if message is UNREADABLE:
                 raise InvalidRequest("the message is not an inference.ModelInferRequest")
-            request = self._decode(message, "grpc-stream")
+            request, targets = self._decode(message, "grpc-stream")
             request.timeout_s = context.time_remaining()
             self._join_trace(request, context)
-            return pb.ModelStreamInferResponse(
-                infer_response=encode_response(await self._serving.serve(request), message)
-            )
         except PenstockError as error:
-            failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
-            failed.parameters["penstock-code"].string_param = error.code
-            return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed)
+            return _Exchange(message, error, NO_TARGETS, 0)
+        return _Exchange(message, request, targets, request.size_bytes)
 
-    def _decode(self, message: pb.ModelInferRequest, protocol: str) -> InferRequest:
+    def _decode(self, message: pb.ModelInferRequest, protocol: str) -> tuple[InferRequest, Targets]:
+        """The request, and where its outputs go that are not sent."""
         try:
-            return decode_request(message, protocol)
+            request = decode_request(message, protocol, self._memory)
+            return request, find_targets(message, self._memory) if message.outputs else NO_TARGETS
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
@@ -131,14 +100,14 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:  # noqa: N802
         try:
-            block = self._catalogue.block(message.name, message.version)
+            block = await self._catalogue.block(message.name, message.version)
             return model_config.metadata(block, self._catalogue.versions(message.name))
         except PenstockError as error:
             return await abort(context, error)
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:  # noqa: N802
         try:
-            block = self._catalogue.block(message.name, message.version)
+            block = await self._catalogue.block(message.name, message.version)
             return pb.ModelConfigResponse(config=model_config.model_config(block))
         except PenstockError as error:
             return await abort(context, error)
@@ -164,7 +133,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
                     reason=view.reason,
                 )
                 for view in self._catalogue.index()
-                if view.state is BlockState.READY or not message.ready
+                if INDEX_STATES[view.state] == READY or not message.ready
             ]
         )
 
@@ -189,11 +158,43 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.RepositoryModelUnloadResponse()
 
 
+class _Exchange:
+    """One request on a stream."""
+
+    __slots__ = ("_message", "_targets", "request", "size_bytes")
+
+    def __init__(
+        self,
+        message: pb.ModelInferRequest,
+        request: InferRequest | PenstockError,
+        targets: Targets,
+        size_bytes: int,
+    ) -> None:
+        self._message = message
+        self._targets = targets
+        self.request = request
+        self.size_bytes = size_bytes
+
+    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[pb.ModelStreamInferResponse, int]:
+        encoded = encode_response(response, self._message, self._targets)
+        encoded.parameters[FINAL].bool_param = response.is_final  # on every answer, as Triton does
+        size_bytes = sum([len(tensor.data) for tensor in response.outputs])
+        return pb.ModelStreamInferResponse(infer_response=encoded), size_bytes
+
+    def refuse(self, error: PenstockError) -> tuple[pb.ModelStreamInferResponse, int]:
+        failed = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
+        failed.parameters["penstock-code"].string_param = error.code
+        failed.parameters[FINAL].bool_param = True
+        return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
+
+
+READY = "READY"
 INDEX_STATES = {
-    BlockState.READY: "READY",
+    BlockState.READY: READY,
     BlockState.LOADING: "LOADING",
     BlockState.FAILED: "UNAVAILABLE",
     BlockState.UNLOADED: "UNAVAILABLE",
+    BlockState.DORMANT: READY,  # it answers: the first request waits for it
 }
 
 

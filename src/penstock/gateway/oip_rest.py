@@ -7,7 +7,6 @@ import structlog
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.core.blocks import BlockState
 from penstock.core.config import Limits
 from penstock.core.errors import InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest
@@ -15,9 +14,10 @@ from penstock.gateway import http_message, model_config, schemas, statuses
 from penstock.gateway.attendance import ClientLeft, serve_attended
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http_message import JSON, OCTETS, Headers, Receive, Scope, Send, parse_object, read_body
-from penstock.gateway.oip_grpc import INDEX_STATES
+from penstock.gateway.oip_grpc import INDEX_STATES, READY
 from penstock.gateway.openapi import Handler, Route, add_routes, json_answer, path_names
 from penstock.gateway.rest_codec import OutputForm, decode_infer, decode_parameters, decode_raw, encode_infer
+from penstock.gateway.shared_memory import SharedMemory
 from penstock.serving.serve import Serving
 
 log = structlog.get_logger()
@@ -39,10 +39,13 @@ class Answer:
 class InferEndpoint:
     """The hot path, before any routing: as plain ASGI, and for connections that spare themselves ASGI."""
 
-    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(
+        self, serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None = None
+    ) -> None:
         self._serving = serving
         self._catalogue = catalogue
         self._limits = limits
+        self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
@@ -88,7 +91,7 @@ class InferEndpoint:
     def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
         length = headers.get(HEADER_LENGTH)
         if length is None:
-            request, form = decode_infer(body, NOTHING)
+            request, form = decode_infer(body, NOTHING, self._memory)
         else:
             if not length.isdigit() or len(length) > 18 or int(length) > len(body):
                 raise InvalidRequest(
@@ -96,10 +99,10 @@ class InferEndpoint:
                 )
             end = int(length)
             if end == 0:
-                request, form = decode_raw(self._catalogue.block(model, version), body)
+                request, form = decode_raw(self._catalogue.described(model, version), body)
             else:
                 view = memoryview(body)
-                request, form = decode_infer(view[:end], view[end:])
+                request, form = decode_infer(view[:end], view[end:], self._memory)
         request.model, request.version, request.protocol = model, version, "rest"
         request.request_id = request.request_id or http_message.request_id(headers)
         request.timeout_s = http_message.timeout_s(headers)
@@ -195,11 +198,11 @@ class OipRest:
 
     async def model_metadata(self, request: Request) -> Response:
         model, version = path_names(request)
-        block = self._catalogue.block(model, version)
+        block = await self._catalogue.block(model, version)
         return json_answer(model_config.as_json(model_config.metadata(block, self._catalogue.versions(model))))
 
     async def model_config(self, request: Request) -> Response:
-        block = self._catalogue.block(*path_names(request))
+        block = await self._catalogue.block(*path_names(request))
         return json_answer(model_config.as_json(model_config.model_config(block)))
 
     async def statistics(self, request: Request) -> Response:
@@ -214,7 +217,7 @@ class OipRest:
             [
                 {"name": view.model, "version": view.version, "state": INDEX_STATES[view.state], "reason": view.reason}
                 for view in self._catalogue.index()
-                if view.state is BlockState.READY or not only_ready
+                if INDEX_STATES[view.state] == READY or not only_ready
             ]
         )
 

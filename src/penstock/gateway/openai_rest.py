@@ -79,10 +79,10 @@ class OpenAiRest:
 
     async def models(self, request: Request) -> Response:
         names = sorted({block.model for block in self._catalogue.blocks()})
-        return json_answer({"object": "list", "data": [_card(self._catalogue.block(name, "")) for name in names]})
+        return json_answer({"object": "list", "data": [_card(self._catalogue.known(name, "")) for name in names]})
 
     async def model(self, request: Request) -> Response:
-        return json_answer(_card(self._catalogue.block(request.path_params["model"], "")))
+        return json_answer(_card(self._catalogue.known(request.path_params["model"], "")))
 
     async def embeddings(self, request: Request) -> Response:
         call = await self._read(request)
@@ -91,7 +91,7 @@ class OpenAiRest:
         message = parse_object(call.body)
         _refuse_tokens(message.get("input"))
         body = _validate(schemas.EmbeddingsBody, message)
-        block = self._task_block(body.model, "embed")
+        block = await self._task_block(body.model, "embed")
         width = block.outputs[0].shape[-1]
         if body.dimensions not in (None, width):
             raise InvalidRequest(f"'dimensions' is {body.dimensions}; model '{body.model}' gives {width} and no other")
@@ -115,7 +115,7 @@ class OpenAiRest:
             image = call.body
         else:
             raise InvalidRequest(f"content-type '{kind[:80]}': send the image itself as image/*, or {FORM}")
-        block = self._task_block(model, "upscale")
+        block = await self._task_block(model, "upscale")
         tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
         response = await self._serve(call, InferRequest(block.model, [tensor]))
         return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
@@ -123,20 +123,20 @@ class OpenAiRest:
     async def infer(self, request: Request) -> Response:
         call = await self._read(request)
         if call.content_type == FORM:
-            message = self._from_form(parse_multipart(call.headers[b"content-type"], call.body))
+            message = await self._from_form(parse_multipart(call.headers[b"content-type"], call.body))
         elif call.content_type in ("", "application/json"):
             message = _validate(schemas.FriendlyBody, parse_object(call.body))
         else:
             raise InvalidRequest(f"content-type '{call.content_type[:80]}': send application/json or {FORM}")
-        block = self._catalogue.block(message.model, message.version)
+        block = await self._catalogue.block(message.model, message.version)
         decoded = friendly_codec.decode(message, block)
         response = await self._serve(call, decoded)
         is_map = isinstance(message.inputs, dict)
         return json_answer(friendly_codec.encode(response, is_map), headers=call.answer_headers)
 
-    def _from_form(self, parts: list[Part]) -> schemas.FriendlyBody:
+    async def _from_form(self, parts: list[Part]) -> schemas.FriendlyBody:
         options = {part.name: _text(part) for part in parts if part.name in OPTIONS and not part.is_file}
-        block = self._catalogue.block(options.get("model", ""), options.get("version", ""))
+        block = await self._catalogue.block(options.get("model", ""), options.get("version", ""))
         return _validate(
             schemas.FriendlyBody,
             {**options, "inputs": friendly_codec.form_inputs(block, [p for p in parts if p.name not in options])},
@@ -155,17 +155,17 @@ class OpenAiRest:
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
         return await serve_attended(self._serving, request, call.request.receive)
 
-    def _task_block(self, model: str, task: str) -> BlockDescription:
+    async def _task_block(self, model: str, task: str) -> BlockDescription:
         """The named model if it does the task; without a name, the only one that does."""
         if model:
-            block = self._catalogue.block(model, "")
+            block = await self._catalogue.block(model, "")
             if block.settings.task != task:
                 raise InvalidRequest(f"model '{model}' does '{block.settings.task}', not '{task}'")
             return block
         names = sorted({block.model for block in self._catalogue.blocks() if block.settings.task == task})
         if len(names) != 1:
             raise UnknownModel(f"'model' must name one of: {', '.join(names) or 'none is ready'}")
-        return self._catalogue.block(names[0], "")
+        return await self._catalogue.block(names[0], "")
 
 
 class _Call:

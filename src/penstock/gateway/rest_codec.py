@@ -14,6 +14,8 @@ from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, ITEM_SIZES, NUMPY_TYPES, Buffer, Tensor, check_tensor, pack_bytes, unpack_bytes
 from penstock.gateway.http_message import parse_object
+from penstock.gateway.shared_memory import SharedMemory, served
+from penstock.gateway.shared_region import REGION, Place, Target, Targets, place_of
 
 MAX_RANK = 64  # what numpy can hold
 MAX_DIMENSION = 2**63 - 1
@@ -29,21 +31,25 @@ KINDS: Mapping[str, frozenset[type]] = {
 
 @dataclass(slots=True)
 class OutputForm:
-    """Which outputs go behind the JSON as bytes."""
+    """Which outputs go behind the JSON as bytes, and which into shared memory."""
 
     is_binary: bool = False  # where `by_name` says nothing
     by_name: dict[str, bool] = field(default_factory=dict)
+    targets: Targets | None = None
 
 
-def decode_infer(header: Buffer, binary: memoryview) -> tuple[InferRequest, OutputForm]:
+def decode_infer(
+    header: Buffer, binary: memoryview, memory: SharedMemory | None = None
+) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     message = parse_object(header)
     inputs = message.get("inputs")
     if type(inputs) is not list:
         raise InvalidRequest("'inputs' must be a list of tensors")
-    tensors, offset = [], 0
+    tensors, offset, size_bytes = [], 0, 0
     for item in inputs:
-        tensor, offset = _decode_input(item, binary, offset)
+        tensor, offset = _decode_input(item, binary, offset, memory, size_bytes)
+        size_bytes += len(tensor.data)
         tensors.append(tensor)
     if offset != len(binary):
         raise InvalidRequest(
@@ -51,8 +57,7 @@ def decode_infer(header: Buffer, binary: memoryview) -> tuple[InferRequest, Outp
         )
     parameters = decode_parameters(message.get("parameters"))
     form = OutputForm(_take_flag(parameters, "binary_data_output"))
-    outputs = _decode_outputs(message.get("outputs"), form)
-    size_bytes = sum([len(tensor.data) for tensor in tensors])
+    outputs = _decode_outputs(message.get("outputs"), form, memory)
     request_id = message.get("id", "")
     if type(request_id) is not str:
         raise InvalidRequest("'id' must be a string")
@@ -88,7 +93,9 @@ def encode_infer(
     binary: list[Buffer] = []
     for tensor in response.outputs:
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
-        if form.by_name.get(tensor.name, form.is_binary):
+        if form.targets and tensor.name in form.targets:
+            output["parameters"] = form.targets[tensor.name].write(tensor)
+        elif form.by_name.get(tensor.name, form.is_binary):
             output["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:
@@ -183,7 +190,9 @@ def _json_data(tensor: Tensor) -> Any:
         ) from error
 
 
-def _decode_input(item: Any, binary: memoryview, offset: int) -> tuple[Tensor, int]:
+def _decode_input(
+    item: Any, binary: memoryview, offset: int, memory: SharedMemory | None, taken_bytes: int
+) -> tuple[Tensor, int]:
     """The tensor, and where the next one's bytes begin."""
     if type(item) is not dict:
         raise InvalidTensor("each of 'inputs' must be an object")
@@ -193,13 +202,13 @@ def _decode_input(item: Any, binary: memoryview, offset: int) -> tuple[Tensor, i
     if type(datatype) is not str or datatype not in KINDS:
         raise InvalidTensor(f"input '{name}' has unknown datatype {datatype!r:.40}; known are {', '.join(KINDS)}")
     shape = check_shape(name, item.get("shape"))
-    size = _binary_size(name, item.get("parameters"))
-    if size is None:
+    size, place = _elsewhere(name, item)
+    end = offset
+    if place is not None:
+        tensor = Tensor(name, datatype, shape, served(memory).read(name, place, taken_bytes))
+    elif size is None:
         tensor = Tensor(name, datatype, shape, _from_json(name, datatype, shape, item.get("data")))
-        end = offset
     else:
-        if "data" in item:
-            raise InvalidTensor(f"input '{name}' has both 'data' and binary_data_size")
         end = offset + size
         if end > len(binary):
             raise InvalidTensor(f"input '{name}' claims {size} bytes, but {len(binary) - offset} are left in the body")
@@ -208,17 +217,20 @@ def _decode_input(item: Any, binary: memoryview, offset: int) -> tuple[Tensor, i
     return tensor, end
 
 
-def _binary_size(name: str, parameters: Any) -> int | None:
+def _elsewhere(name: str, item: Mapping[str, Any]) -> tuple[int | None, Place | None]:
+    """How many of the bytes behind the JSON are the input's, or where it is in shared memory; neither: in the JSON."""
+    parameters = item.get("parameters")
     if parameters is None:
-        return None
+        return None, None
     if type(parameters) is not dict:
         raise InvalidTensor(f"'parameters' of input '{name}' must be an object")
-    if "shared_memory_region" in parameters:
-        raise InvalidTensor(f"input '{name}' is in shared memory, which is not supported: send its data")
     size = parameters.get("binary_data_size")
+    place = place_of(f"input '{name}'", parameters) if REGION in parameters else None
     if size is not None and (type(size) is not int or size < 0):
         raise InvalidTensor(f"binary_data_size of input '{name}' must be a number of bytes")
-    return size
+    if ("data" in item) + (size is not None) + (place is not None) > 1:
+        raise InvalidTensor(f"input '{name}' has more than one of 'data', binary_data_size and {REGION}")
+    return size, place
 
 
 def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes:
@@ -230,23 +242,27 @@ def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> b
     return pack_elements(name, datatype, flat)
 
 
-def _decode_outputs(found: Any, form: OutputForm) -> list[str]:
+def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -> list[str]:
     if found is None:
         return []
     if type(found) is not list:
         raise InvalidRequest("'outputs' must be a list")
     names: dict[str, None] = {}
+    targets: dict[str, Target] = {}
     for item in found:
         name = item.get("name") if type(item) is dict else None
         if type(name) is not str or not 0 < len(name) <= MAX_NAME or name in names:
             raise InvalidRequest("each of 'outputs' must be an object with a 'name' of its own")
         parameters = decode_parameters(item.get("parameters"))
-        for refused in ("classification", "shared_memory_region"):
-            if refused in parameters:
-                raise InvalidRequest(f"output '{name}' asks for {refused}, which is not supported")
+        if "classification" in parameters:
+            raise InvalidRequest(f"output '{name}' asks for classification, which is not supported")
         if "binary_data" in parameters:
             form.by_name[name] = _take_flag(parameters, "binary_data")
+        if REGION in parameters and (place := place_of(f"output '{name}'", parameters)) is not None:
+            targets[name] = served(memory).target(name, place)
         names[name] = None
+    if targets:
+        form.targets = targets
     return list(names)
 
 

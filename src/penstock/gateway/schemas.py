@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from penstock.core.models import Routing
 from penstock.telemetry import live_view
 
 Parameters = dict[str, bool | int | float | str]
@@ -149,6 +150,23 @@ class Index(RootModel[list[IndexEntry]]):
     pass
 
 
+class SharedMemoryBody(BaseModel):
+    key: str = Field(description="What shm_open got, like '/name'")
+    byte_size: Annotated[int, Field(ge=1)]
+    offset: Size = 0
+
+
+class SharedMemoryRegion(BaseModel):
+    name: str
+    key: str
+    offset: Size
+    byte_size: Size
+
+
+class SharedMemoryStatus(RootModel[list[SharedMemoryRegion]]):
+    pass
+
+
 class Model(BaseModel):
     id: str
     object: Literal["model"]
@@ -230,6 +248,30 @@ class Status(BaseModel):
     draining: bool
     workers: list[dict[str, Any]]
     blocks: list[dict[str, Any]]
+
+
+class RoutingBody(RootModel[Routing]):
+    """model.yaml's routing."""
+
+
+class ModelRouting(BaseModel):
+    model: str
+    routing: Routing
+    is_override: bool
+    blocks: list[dict[str, Any]]
+
+
+class CacheStatus(BaseModel):
+    """More fields than these."""
+
+    entries: int
+    bytes: int
+
+
+class Sessions(BaseModel):
+    """Of this gateway; more fields than these."""
+
+    open: int
 
 
 class Sample(BaseModel):

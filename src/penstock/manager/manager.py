@@ -5,11 +5,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
+from pydantic import ValidationError
 
 from penstock.core.blocks import BlockState
 from penstock.core.cluster import BlockView, Listener
-from penstock.core.errors import ModelNotReady, UnknownModel
-from penstock.core.models import NAME, ModelFolder, list_model_folders, read_model_folder
+from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.models import NAME, ModelFolder, Routing, list_model_folders, read_model_folder
 from penstock.manager.registry import Block, Registry
 from penstock.storage.metadata_sqlite import Metadata
 
@@ -24,6 +25,7 @@ class Manager:
         self._metadata = metadata
         self._registry = Registry()
         self._gateways: dict[str, str] = {}  # id to endpoint
+        self._routings: dict[str, str] = {}  # by model, as JSON, what stands before its model.yaml
         self._listeners: list[Listener] = []
         self._changed = asyncio.Condition()
         self._revision = 0  # of everything that an assignment or a view shows
@@ -34,6 +36,7 @@ class Manager:
             await asyncio.to_thread(read_model_folder, path)
             for path in await asyncio.to_thread(list_model_folders, self._repository)
         ]
+        self._routings = await self._read_routings()
         for folder in folders:
             await self._deploy(folder)
         await self._notify()
@@ -57,8 +60,26 @@ class Manager:
         await self._notify()
         await self._settle(model, timeout_s=30.0)
 
+    async def set_routing(self, model: str, routing_json: str) -> None:
+        if not self._registry.of_model(model):
+            raise UnknownModel(f"the repository has no model '{model}'")
+        if routing_json:
+            try:
+                routing_json = Routing.model_validate_json(routing_json).model_dump_json()
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"]) or "routing"
+                raise InvalidRequest(f"{where}: {first['msg']}; see docs/routing.md") from error
+        await self._metadata.set_routing(model, routing_json)
+        self._routings[model] = routing_json
+        log.info("routing", model=model, routing=routing_json or "as model.yaml says")
+        await self._notify()
+
     def view(self) -> list[BlockView]:
-        return [BlockView(b.block_id, b.model, b.version, *b.state()) for b in self._registry.blocks()]
+        return [
+            BlockView(b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""))
+            for b in self._registry.blocks()
+        ]
 
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
@@ -100,6 +121,15 @@ class Manager:
         blocks = [(version, await self._metadata.block_id(folder.name, version)) for version in folder.versions]
         self._registry.deploy(folder.name, str(folder.path.resolve()), blocks)
         log.info("deployed", model=folder.name, versions=list(folder.versions))
+
+    async def _read_routings(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for model, routing in (await self._metadata.routings()).items():
+            try:
+                found[model] = Routing.model_validate_json(routing).model_dump_json()
+            except ValidationError:  # of another version of Penstock
+                log.warning("routing_passed_over", model=model, routing=routing)
+        return found
 
     async def _settle(self, model: str, timeout_s: float) -> None:
         async with self._changed:

@@ -29,6 +29,8 @@ class Block:
         states = self.workers.values()
         if any(worker.state is BlockState.READY for worker in states):
             return BlockState.READY, ""
+        if any(worker.state is BlockState.DORMANT for worker in states):
+            return BlockState.DORMANT, ""
         failed = [worker for worker in states if worker.state is BlockState.FAILED]
         if failed and len(failed) == len(self.workers):
             return BlockState.FAILED, failed[0].reason

@@ -70,6 +70,15 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
         return pb.UnloadResponse()
 
+    async def SetRouting(  # noqa: N802
+        self, request: pb.SetRoutingRequest, context: grpc.aio.ServicerContext
+    ) -> pb.SetRoutingResponse:
+        try:
+            await self._manager.set_routing(request.model, request.routing)
+        except PenstockError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
+        return pb.SetRoutingResponse()
+
     async def _listen(self, reports: AsyncIterator[pb.WorkerReport]) -> None:
         async for report in reports:
             await self._take(report)
@@ -98,7 +107,14 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
     def _view(self) -> pb.ClusterView:
         return pb.ClusterView(
             blocks=[
-                pb.BlockView(block_id=b.block_id, model=b.model, version=b.version, state=b.state, reason=b.reason)
+                pb.BlockView(
+                    block_id=b.block_id,
+                    model=b.model,
+                    version=b.version,
+                    state=b.state,
+                    reason=b.reason,
+                    routing=b.routing,
+                )
                 for b in self._manager.view()
             ]
         )

@@ -1,85 +1,38 @@
 """The job table: which jobs wait, which run where, and what happens to them. Decides; never acts.
 
-A job is waiting (in its block's queue), running (on a worker that holds one of its credits) or gone.
+A job is waiting (in one of its block's lines), running (on a worker that holds one of its credits) or gone.
+A job with a key or a session belongs to one worker and waits for that one; any other takes the first that is free.
 Every method takes `now` and returns the actions that follow; same state and event, same actions.
 """
 
-import heapq
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from math import inf
 from random import Random
 
-from penstock.core.errors import DeadlineExceeded, PenstockError, QueueFull, WorkerLost
-from penstock.core.requests import InferRequest
-from penstock.router.policy import Candidates
+from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
+from penstock.core.requests import PLAIN
+from penstock.router.actions import Action, CancelOn, Ejected, Fail, Probe, Restored, Retry, Send
+from penstock.router.deadlines import Deadlines
+from penstock.router.ejections import Ejections
+from penstock.router.health import TIMEOUT
+from penstock.router.queues import BlockRules, Queue, homes
+from penstock.router.slots import Job, Offer, Slot, SlotStanding
 
-
-@dataclass(slots=True)
-class Job:
-    job_id: int
-    block_id: str
-    request: InferRequest
-    deadline: float
-    is_idempotent: bool = True
-    attempt: int = 0  # how often it was sent: a reply must name the newest
-    losses: int = 0  # how many workers died with it
-    slot: "Slot | None" = None  # where it runs
-    is_gone: bool = False
-    submitted: float = 0.0
-    sent: float = 0.0
-
-
-@dataclass(slots=True)
-class Slot:
-    """A block on a worker: how many jobs it may have, and those it has."""
-
-    worker: bytes
-    block_id: str
-    credits: int
-    jobs: dict[int, Job] = field(default_factory=dict)
-
-    @property
-    def in_flight(self) -> int:
-        return len(self.jobs)
-
-
-@dataclass(slots=True)
-class Queue:
-    max_queue: int
-    candidates: Candidates[Slot]
-    slots: dict[bytes, Slot] = field(default_factory=dict)
-    waiting: deque[Job] = field(default_factory=deque)
-    length: int = 0  # of `waiting`, less the jobs that are gone
-
-
-@dataclass(slots=True, frozen=True)
-class Send:
-    worker: bytes
-    job: Job
-
-
-@dataclass(slots=True, frozen=True)
-class Fail:
-    job: Job
-    error: PenstockError
-
-
-@dataclass(slots=True, frozen=True)
-class CancelOn:
-    worker: bytes
-    job_id: int
-
-
-@dataclass(slots=True, frozen=True)
-class Retry:
-    """For the counters: the job went back to its queue."""
-
-    job: Job
-    reason: str
-
-
-Action = Send | Fail | CancelOn | Retry
+__all__ = [
+    "Action",
+    "BlockRules",
+    "CancelOn",
+    "Ejected",
+    "Fail",
+    "Job",
+    "JobTable",
+    "Offer",
+    "Probe",
+    "Restored",
+    "Retry",
+    "Send",
+    "SlotStanding",
+]
 
 
 class JobTable:
@@ -88,10 +41,15 @@ class JobTable:
         self._rng = rng
         self._jobs: dict[int, Job] = {}
         self._queues: dict[str, Queue] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._ejections = Ejections()
+        self._deadlines = Deadlines(self._jobs, lambda job, when: True)
+        self._queue_deadlines = Deadlines(self._jobs, _may_time_out)
+        self._switched: dict[str, None] = {}  # blocks that have got other rules since the last tick
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    # --- what is asked
 
     def queue_length(self, block_id: str) -> int:
         queue = self._queues.get(block_id)
@@ -104,72 +62,128 @@ class JobTable:
     def blocks(self) -> list[str]:
         return list(self._queues)
 
-    def declare(self, block_id: str, max_queue: int) -> None:
-        """Makes the block's queue, so that jobs may wait for its first worker."""
+    def standing(self, block_id: str, now: float) -> list[SlotStanding]:
+        queue = self._queues.get(block_id)
+        return [slot.standing(now) for slot in queue.slots.values()] if queue else []
+
+    def owner(self, block_id: str, key: str) -> bytes | None:
+        """The worker that jobs with this key, or of this session, go to."""
+        queue = self._queues.get(block_id)
+        slot = queue.places.owner(key) if queue else None
+        return slot.worker if slot else None
+
+    def next_due(self) -> float | None:
+        """When the next tick has something to do."""
+        if self._switched:
+            return 0.0
+        due = min(self._deadlines.next(), self._queue_deadlines.next(), self._ejections.next())
+        return due if due < inf else None
+
+    # --- blocks
+
+    def declare(self, block_id: str, rules: BlockRules) -> None:
+        """Makes the block's queue, so that jobs may wait for its first worker, or gives it other rules from now on.
+
+        What other rules allow to be sent goes with the next tick.
+        """
         queue = self._queues.get(block_id)
         if queue is None:
-            self._queues[block_id] = Queue(max_queue, Candidates(self._rng))
-        else:
-            queue.max_queue = max_queue
+            self._queues[block_id] = Queue(rules, self._rng)
+        elif rules != queue.rules:
+            if queue.adopt(rules, self._rng):
+                queue.move(queue.drain_all())
+            self._switched[block_id] = None
 
     def retire(self, block_id: str, error: PenstockError) -> list[Action]:
         """The block will get no worker any more: fails what waits for one."""
         queue = self._queues.get(block_id)
-        if queue is None:
-            return []
-        waiting = [job for job in queue.waiting if not job.is_gone]
-        queue.waiting.clear()
-        queue.length = 0
+        waiting = queue.drain_all() if queue else []
         for job in waiting:
-            self._forget(job)
+            del self._jobs[job.job_id]
         return [Fail(job, error) for job in waiting]
 
-    def submit(self, job: Job, now: float) -> list[Action]:
-        """Raises QueueFull, and then knows nothing of the job."""
-        queue = self._queues[job.block_id]
-        if queue.length >= queue.max_queue:
-            raise QueueFull(f"{queue.length} requests wait for this block already (max_queue)", block=job.block_id)
-        job.submitted = now
-        self._jobs[job.job_id] = job
-        self._watch_deadline(job)
-        if queue.length == 0 and (slot := queue.candidates.choose()) is not None:
-            return [self._assign(queue, slot, job, now)]
-        queue.waiting.append(job)
-        queue.length += 1
-        return []
+    # --- jobs
 
-    def complete(self, worker: bytes, job_id: int, attempt: int, now: float) -> tuple[Job | None, list[Action]]:
-        """The job that the reply answers, or None for a late or unknown one."""
+    def submit(self, job: Job, now: float) -> list[Action]:
+        """Raises QueueFull, or InvalidRequest where a key is missing, and then knows nothing of the job."""
+        queue = self._queues[job.block_id]
+        if queue.is_hashed or job.request.controls is not PLAIN:
+            line, slot = queue.seek(job, now)
+        else:
+            line = queue.line
+            slot = None if line.length else queue.policy.choose(now)
+        job.submitted = now
+        actions: list[Action] = []
+        if slot is not None:
+            actions.append(queue.assign(slot, job, now))
+        else:
+            queue.check_room(job)
+            queue.wait(line, job)
+            if job.queue_deadline < inf:
+                self._queue_deadlines.watch(job.queue_deadline, job.job_id)
+        self._jobs[job.job_id] = job
+        self._deadlines.watch(job.deadline, job.job_id)
+        return actions
+
+    def complete(
+        self, worker: bytes, job_id: int, attempt: int, now: float, code: str = "", message: str = ""
+    ) -> tuple[Job | None, list[Action]]:
+        """The job that the reply answers, or None for a late or unknown one. `code` is that of a failure."""
         job = self._jobs.get(job_id)
-        if job is None or job.slot is None or job.slot.worker != worker or job.attempt != attempt:
+        if job is None or (slot := job.slot) is None or slot.worker != worker or job.attempt != attempt:
             return None, []
         queue = self._queues[job.block_id]
-        self._release(queue, job)
-        self._forget(job)
-        return job, self._refill(queue, now) if queue.length else []
+        del self._jobs[job_id]
+        queue.release(slot, job)
+        if code:
+            actions = self._ejections.judge(queue, slot, code, message, now)
+        else:
+            actions = []
+            slot.measure(now - job.sent, now)
+            if slot.condition is not None and not slot.is_ejected:
+                slot.condition = None
+        controls = job.request.controls
+        if controls is not PLAIN and controls.session is not None:
+            controls.session.home = worker
+        if queue.length:
+            actions += queue.hand_on(slot, now)
+        elif not slot.is_listed or queue.policy.is_counting:
+            queue.review(slot)
+        return job, actions
+
+    def partial(self, worker: bytes, job_id: int, attempt: int) -> Job | None:
+        """The job that one of several answers belongs to, or None for a late or unknown one."""
+        job = self._jobs.get(job_id)
+        if job is None or job.slot is None or job.slot.worker != worker or job.attempt != attempt:
+            return None
+        return job
 
     def cancel(self, job_id: int, now: float) -> list[Action]:
         """The caller left: the job leaves the queue, or its worker is told."""
         job = self._jobs.get(job_id)
-        return [] if job is None else self._drop(job, now)
+        slot = None if job is None else self._drop(job)
+        if slot is None:
+            return []
+        return [CancelOn(slot.worker, job_id), *self._queues[slot.block_id].hand_on(slot, now)]
 
-    def join(self, worker: bytes, offers: Iterable[tuple[str, int]], now: float) -> list[Action]:
+    # --- workers
+
+    def join(self, worker: bytes, offers: Iterable[Offer], now: float) -> list[Action]:
         """A worker said which blocks it holds, with how many credits; what it no longer offers takes no more."""
-        offered = dict(offers)
+        offered = {offer.block_id: offer for offer in offers}
         for block_id in offered:
             if block_id not in self._queues:
                 raise KeyError(block_id)
         actions: list[Action] = []
         for block_id, queue in self._queues.items():
-            slot = queue.slots.get(worker)
-            credits = offered.get(block_id, 0)
-            if slot is None:
-                if not credits:
-                    continue
-                slot = queue.slots[worker] = Slot(worker, block_id, credits)
-            slot.credits = credits
-            self._offer(queue, slot)
-            actions += self._refill(queue, now)
+            slot, offer = queue.slots.get(worker), offered.get(block_id)
+            if offer is not None and offer.credits:
+                if slot is None:
+                    slot = queue.slots[worker] = Slot(worker, block_id, 0, offer.name or worker.hex())
+                queue.grant(slot, offer)
+                actions += queue.hand_on(slot, now)
+            elif slot is not None and slot.credits:
+                actions += self._withdraw(queue, slot, (), now)
         return actions
 
     def leave(self, worker: bytes, now: float) -> list[Action]:
@@ -177,107 +191,105 @@ class JobTable:
         actions: list[Action] = []
         for queue in self._queues.values():
             slot = queue.slots.pop(worker, None)
-            if slot is None:
-                continue
-            queue.candidates.remove(slot)
-            actions += [self._lose(queue, job) for job in reversed(list(slot.jobs.values()))]
-            actions += self._refill(queue, now)
+            if slot is not None:
+                actions += self._withdraw(queue, slot, list(slot.jobs.values()), now)
         return actions
 
     def hand_back(self, worker: bytes, job_ids: Iterable[int], now: float) -> list[Action]:
         """A worker returns jobs that it did not start: they did not cost an attempt."""
         actions: list[Action] = []
-        touched: set[str] = set()
+        touched: dict[str, list[Slot]] = {}
         for job_id in reversed(list(job_ids)):
             job = self._jobs.get(job_id)
-            if job is None or job.slot is None or job.slot.worker != worker:
+            if job is None or (slot := job.slot) is None or slot.worker != worker:
                 continue
             queue = self._queues[job.block_id]
-            self._release(queue, job)
-            self._requeue(queue, job)
-            touched.add(job.block_id)
+            queue.release(slot, job)
+            queue.review(slot)
+            queue.put_back(job)
+            if job.queue_deadline < inf:
+                self._queue_deadlines.watch(job.queue_deadline, job.job_id)
+            touched.setdefault(job.block_id, []).extend([slot, *homes([job])])
             actions.append(Retry(job, "handed_back"))
-        for block_id in touched:
-            actions += self._refill(self._queues[block_id], now)
+        for block_id, slots in touched.items():
+            actions += self._queues[block_id].spread(slots, now)
         return actions
+
+    def probed(self, worker: bytes, block_id: str, problem: str, now: float) -> list[Action]:
+        """A worker answered a probe; an empty problem says that the block works."""
+        queue = self._queues.get(block_id)
+        return self._ejections.probed(queue, worker, problem, now) if queue else []
+
+    # --- time
 
     def tick(self, now: float) -> list[Action]:
-        """Fails what is past its deadline."""
+        """Fails what is past its deadline or waited too long, sends probes, and what other rules allow to be sent."""
         actions: list[Action] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, job_id = heapq.heappop(self._deadlines)
-            job = self._jobs.get(job_id)
-            if job is not None:
-                where = "running" if job.slot else "waiting"
-                actions += self._drop(job, now)
-                actions.append(Fail(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
-        return actions
+        freed: list[Slot] = []
+        while (job := self._deadlines.pop(now)) is not None:
+            where = "running" if job.slot else "waiting"
+            slot = self._drop(job)
+            if slot is not None:
+                slot.measure(now - job.sent, now)
+                freed.append(slot)
+                actions.append(CancelOn(slot.worker, job.job_id))
+            actions.append(Fail(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
+        while (job := self._queue_deadlines.pop(now)) is not None:
+            actions += self._time_out(job, now)
+        # Only now, so that nothing is sent that has just failed.
+        for slot in freed:
+            queue = self._queues[slot.block_id]
+            actions += self._ejections.judge(queue, slot, TIMEOUT, "", now)
+            actions += queue.hand_on(slot, now)
+        while self._switched:
+            queue = self._queues[self._switched.popitem()[0]]
+            actions += self._ejections.relieve(queue, now)
+            actions += queue.spread(queue.slots.values(), now)
+        return actions + self._ejections.tick(now)
 
-    def _assign(self, queue: Queue, slot: Slot, job: Job, now: float) -> Send:
-        job.slot, job.sent = slot, now
-        job.attempt += 1
-        slot.jobs[job.job_id] = job
-        if len(slot.jobs) >= slot.credits:
-            queue.candidates.remove(slot)
-        return Send(slot.worker, job)
+    def _time_out(self, job: Job, now: float) -> list[Action]:
+        queue = self._queues[job.block_id]
+        if queue.rules.priorities.policy(job.priority).on_timeout == "delay":
+            queue.delay(job)
+            return []
+        self._drop(job)
+        said = f"no worker was free for it in {now - job.submitted:.3f} s, and it may wait no longer (queue timeout)"
+        return [Fail(job, QueueTimeout(said, block=job.block_id))]
 
-    def _refill(self, queue: Queue, now: float) -> list[Action]:
-        actions: list[Action] = []
-        while queue.length and (slot := queue.candidates.choose()) is not None:
-            job = queue.waiting.popleft()
-            if job.is_gone:
-                continue
-            queue.length -= 1
-            actions.append(self._assign(queue, slot, job, now))
-        return actions
+    # --- what the above is made of
 
-    def _offer(self, queue: Queue, slot: Slot) -> None:
-        if len(slot.jobs) < slot.credits:
-            queue.candidates.add(slot)
-        else:
-            queue.candidates.remove(slot)
-
-    def _release(self, queue: Queue, job: Job) -> None:
+    def _drop(self, job: Job) -> Slot | None:
+        """The job is gone; returns the slot that ran it, whose credit has to be handed on."""
+        queue = self._queues[job.block_id]
         slot = job.slot
-        assert slot is not None, f"job {job.job_id} holds no credit"
-        job.slot = None
-        del slot.jobs[job.job_id]
-        self._offer(queue, slot)
+        del self._jobs[job.job_id]
+        if slot is None:
+            queue.take_out(job)
+        else:
+            queue.release(slot, job)
+        return slot
 
-    def _requeue(self, queue: Queue, job: Job) -> None:
-        queue.waiting.appendleft(job)
-        queue.length += 1
+    def _withdraw(self, queue: Queue, slot: Slot, lost: Sequence[Job], now: float) -> list[Action]:
+        """It takes no more jobs: what waits for it, and what was lost with it, goes elsewhere."""
+        waiting = queue.drain(slot.line)
+        queue.withdraw(slot)
+        actions = self._ejections.relieve(queue, now)
+        queue.move(waiting)
+        actions += [self._lose(queue, job) for job in reversed(lost)]
+        return actions + queue.spread(homes([*waiting, *lost]), now)
 
     def _lose(self, queue: Queue, job: Job) -> Action:
         job.slot = None
-        if not job.is_idempotent:
-            self._forget(job)
-            return Fail(job, WorkerLost("the worker died, and this model must not run a request twice"))
         job.losses += 1
-        if job.losses >= self._max_attempts:
-            self._forget(job)
-            return Fail(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
-        self._requeue(queue, job)
-        return Retry(job, "worker_lost")
-
-    def _drop(self, job: Job, now: float) -> list[Action]:
-        queue = self._queues[job.block_id]
-        self._forget(job)
-        if job.slot is None:
-            queue.length -= 1
-            if len(queue.waiting) > 2 * queue.length + 64:
-                queue.waiting = deque(job for job in queue.waiting if not job.is_gone)
-            return []
-        worker = job.slot.worker
-        self._release(queue, job)
-        return [CancelOn(worker, job.job_id), *self._refill(queue, now)]
-
-    def _watch_deadline(self, job: Job) -> None:
-        heapq.heappush(self._deadlines, (job.deadline, job.job_id))
-        if len(self._deadlines) > 4 * len(self._jobs) + 1000:
-            self._deadlines = [(job.deadline, job.job_id) for job in self._jobs.values()]
-            heapq.heapify(self._deadlines)
-
-    def _forget(self, job: Job) -> None:
-        job.is_gone = True
+        if job.is_idempotent and job.losses < self._max_attempts:
+            job.queue_deadline = inf  # it had left its queue in time
+            queue.put_back(job)
+            return Retry(job, "worker_lost")
         del self._jobs[job.job_id]
+        if not job.is_idempotent:
+            return Fail(job, WorkerLost("the worker died, and this model must not run a request twice"))
+        return Fail(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
+
+
+def _may_time_out(job: Job, when: float) -> bool:
+    return job.line is not None and not job.is_delayed and job.queue_deadline == when

@@ -1,50 +1,45 @@
-"""Which worker takes a job: the emptier of two chosen at random."""
+"""Which worker takes a job: the policies by their names."""
 
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
+
+from penstock.core.models import Routing
+from penstock.router.balance import AnyOfAll, LeastLatency, Locality, PowerOfTwo
+from penstock.router.ordered import LeastConnections, RoundRobin, Weighted
+from penstock.router.slots import Slot
 
 
-class Candidate(Protocol):
-    credits: int
+class Policy(Protocol):
+    """Chooses among the slots that were added: those that have a credit left and are fit.
 
-    @property
-    def in_flight(self) -> int: ...
+    Each call costs the same for ten slots and for a thousand, or grows as their logarithm.
+    """
+
+    is_counting: bool  # whether it wants to hear of changed()
+
+    def add(self, slot: Slot) -> None: ...
+
+    def remove(self, slot: Slot) -> None: ...
+
+    def changed(self, slot: Slot) -> None:
+        """Its in_flight is another."""
+
+    def choose(self, now: float) -> Slot | None:
+        """The slot that takes the next job; the caller gives it one."""
 
 
-C = TypeVar("C", bound=Candidate)
+POLICIES: Mapping[str, Callable[[Random], Policy]] = {
+    "power_of_two": PowerOfTwo,
+    "random": AnyOfAll,
+    "least_latency": LeastLatency,
+    "locality": Locality,
+    "round_robin": lambda rng: RoundRobin(),
+    "least_connections": LeastConnections,
+    "weighted": lambda rng: Weighted(),
+    "hash": PowerOfTwo,  # of the jobs without a key; the others are placed by it
+}
 
 
-class Candidates(Generic[C]):
-    """The workers of a block that have a credit left; add, remove and choose cost the same for any number."""
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-        self._items: list[C] = []
-        self._index: dict[int, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def add(self, item: C) -> None:
-        if id(item) not in self._index:
-            self._index[id(item)] = len(self._items)
-            self._items.append(item)
-
-    def remove(self, item: C) -> None:
-        position = self._index.pop(id(item), None)
-        if position is None:
-            return
-        last = self._items.pop()
-        if last is not item:
-            self._items[position] = last
-            self._index[id(last)] = position
-
-    def choose(self) -> C | None:
-        items = self._items
-        if len(items) <= 1:
-            return items[0] if items else None
-        first, second = (
-            items[int(self._rng.random() * len(items))],
-            items[int(self._rng.random() * len(items))],
-        )
-        return first if first.in_flight * second.credits <= second.in_flight * first.credits else second
+def make_policy(routing: Routing, rng: Random) -> Policy:
+    return POLICIES[routing.policy](rng)

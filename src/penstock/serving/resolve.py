@@ -6,6 +6,8 @@ from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
 
+SERVABLE = (BlockState.READY, BlockState.DORMANT)  # a dormant block is loaded by the worker that gets its request
+
 
 class Resolver:
     """Joins what the manager wants with what the workers hold.
@@ -29,10 +31,14 @@ class Resolver:
 
     def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
         self._held = set(held)
-        self._known.update(held)
+        for block_id, block in held.items():
+            # What is as it was stays the same object: others keep what they found out about it.
+            if self._known.get(block_id) != block:
+                self._known[block_id] = block
         return self._rebuild()
 
     def resolve(self, model: str, version: str) -> BlockDescription:
+        """A dormant block is resolved, too: its worker loads it. What was never loaded `is_described` not yet."""
         block = self._table.get((model, version))
         if block is None:
             raise self._unknown(model, version)
@@ -42,19 +48,24 @@ class Resolver:
         block = self._table.get((model, version))
         return block is not None and block.block_id in self._held
 
+    def is_described(self, model: str, version: str = "") -> bool:
+        """Whether its inputs and outputs are known: some worker has had it in memory."""
+        block = self._table.get((model, version))
+        return block is not None and block.is_described
+
     def is_server_ready(self) -> bool:
-        """Some block is ready, and none is on its way."""
+        """Some block takes requests, and none is on its way."""
         ready = [block for block in self._table.values() if block.block_id in self._held]
         waiting = any(
-            view.state is BlockState.LOADING or (view.state is BlockState.READY and view.block_id not in self._held)
+            view.state is BlockState.LOADING or (view.state in SERVABLE and view.block_id not in self._held)
             for view in self._views.values()
         )
         return bool(ready) and not waiting
 
     def has_caught_up(self) -> bool:
-        """The manager has spoken, and workers have come with all that it calls ready."""
+        """The manager has spoken, and workers have come with all that it calls ready or dormant."""
         return self._has_heard and all(
-            view.block_id in self._held for view in self._views.values() if view.state is BlockState.READY
+            view.block_id in self._held for view in self._views.values() if view.state in SERVABLE
         )
 
     def views(self) -> list[BlockView]:
@@ -75,9 +86,8 @@ class Resolver:
             if self._is_served(block_id, view):
                 continue
             del self._known[block_id]
-            gone[block_id] = ModelNotReady(
-                f"model '{block.model}' version {block.version} is {view.state if view else 'removed'}"
-            )
+            why = f"model '{block.model}' version {block.version} is {_standing(view)}"
+            gone[block_id] = ModelNotReady(why)
         self._table = {}
         for block in sorted(self._known.values(), key=lambda known: int(known.version)):
             self._table[block.model, block.version] = block
@@ -102,9 +112,14 @@ class Resolver:
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
         for view in views:
             if version in ("", view.version):
-                if view.state is BlockState.READY:
+                if view.state in SERVABLE:
                     return ModelNotReady(f"model '{model}' version {view.version} has no worker at this gateway yet")
-                why = f" ({view.reason})" if view.state is BlockState.FAILED else ""
-                return ModelNotReady(f"model '{model}' version {view.version} is {view.state}{why}")
+                return ModelNotReady(f"model '{model}' version {view.version} is {_standing(view)}")
         known = ", ".join(view.version for view in views)
         return UnknownModel(f"model '{model}' has no version '{version}'; it has {known}")
+
+
+def _standing(view: BlockView | None) -> str:
+    if view is None:
+        return "removed"
+    return f"{view.state} ({view.reason})" if view.state is BlockState.FAILED else str(view.state)

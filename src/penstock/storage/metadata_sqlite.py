@@ -1,4 +1,4 @@
-"""Cluster metadata in SQLite: which block a model's version is."""
+"""Cluster metadata in SQLite: which block a model's version is, and how its requests are routed."""
 
 import asyncio
 import secrets
@@ -16,7 +16,12 @@ CREATE TABLE IF NOT EXISTS blocks (
     version TEXT NOT NULL,
     created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
     UNIQUE (model, version)
-)
+);
+CREATE TABLE IF NOT EXISTS routing (
+    model TEXT PRIMARY KEY,
+    routing TEXT NOT NULL,
+    created_at TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now'))
+);
 """
 BUSY_TIMEOUT_S = 5.0
 
@@ -24,6 +29,14 @@ BUSY_TIMEOUT_S = 5.0
 class Metadata(Protocol):
     async def block_id(self, model: str, version: str) -> str:
         """The block of this version; made on first sight, and the same ever after."""
+        ...
+
+    async def routings(self) -> dict[str, str]:
+        """By model, as JSON, what stands before its model.yaml."""
+        ...
+
+    async def set_routing(self, model: str, routing: str) -> None:
+        """Empty: as its model.yaml says."""
         ...
 
     async def close(self) -> None: ...
@@ -40,7 +53,7 @@ class SqliteMetadata:
             file.parent.mkdir(parents=True, exist_ok=True)
             connection = await aiosqlite.connect(file, timeout=BUSY_TIMEOUT_S)
             await connection.execute("PRAGMA journal_mode=WAL")
-            await connection.execute(_SCHEMA)
+            await connection.executescript(_SCHEMA)
             await connection.commit()
         except (OSError, aiosqlite.Error) as error:
             if connection is not None:
@@ -60,6 +73,21 @@ class SqliteMetadata:
             row = await cursor.fetchone()
         assert row is not None, "inserted above"
         return str(row[0])
+
+    async def routings(self) -> dict[str, str]:
+        async with self._connection.execute("SELECT model, routing FROM routing") as cursor:
+            return {str(model): str(routing) async for model, routing in cursor}
+
+    async def set_routing(self, model: str, routing: str) -> None:
+        if routing:
+            await self._connection.execute(
+                "INSERT INTO routing (model, routing) VALUES (?, ?) "
+                "ON CONFLICT (model) DO UPDATE SET routing = excluded.routing",
+                (model, routing),
+            )
+        else:
+            await self._connection.execute("DELETE FROM routing WHERE model = ?", (model,))
+        await self._connection.commit()
 
     async def close(self) -> None:
         await asyncio.wait_for(self._connection.close(), BUSY_TIMEOUT_S)

@@ -90,6 +90,8 @@ class WorkerStanding:
     jobs: int
     memory_bytes: int
     blocks: list[str]
+    dormant: list[str]
+    zone: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,11 +115,59 @@ class RouterMetrics:
         self.late_replies = Counter("penstock_late_replies", "Replies that nobody waited for", registry=registry)
         self.wire_errors = Counter("penstock_wire_errors", "Frames that could not be understood", registry=registry)
         self.workers_lost = Counter("penstock_workers_lost", "Workers gone, by reason", ("reason",), registry=registry)
+        self.ejections = Counter(
+            "penstock_ejections",
+            "Workers that got no more of a block's requests, and those that do again",
+            ("event",),
+            registry=registry,
+        )
         self.workers = Gauge("penstock_workers", "Workers connected", multiprocess_mode="livemax", registry=registry)
         self.queue = Gauge(
             "penstock_queue_jobs",
             "Jobs in the gateways",
             ("block", "state"),
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+
+
+class CacheMetrics:
+    """The response cache of the gateways."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "penstock_cache_requests",
+            "Requests to blocks with a cache, by what came of it",
+            (*MODEL, "outcome"),
+            registry=registry,
+        )
+        self.saved_seconds = Counter(
+            "penstock_cache_saved_seconds", "Time of models that hits did not take", MODEL, registry=registry
+        )
+        self.bytes = Gauge("penstock_cache_bytes", "Bytes kept", multiprocess_mode="livesum", registry=registry)
+        self.entries = Gauge("penstock_cache_entries", "Answers kept", multiprocess_mode="livesum", registry=registry)
+        self.evictions = Counter(
+            "penstock_cache_evictions", "Answers let go of, by reason", ("reason",), registry=registry
+        )
+        self.errors = Counter(
+            "penstock_cache_errors", "Calls of the cache's store that failed or were late", registry=registry
+        )
+
+
+class SessionMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open = Gauge(
+            "penstock_sessions", "Sessions at the gateways", multiprocess_mode="livesum", registry=registry
+        )
+        self.waiting = Gauge(
+            "penstock_session_waiting",
+            "Requests that wait for an earlier one of their session",
+            multiprocess_mode="livesum",
+            registry=registry,
+        )
+        self.repeats = Gauge(
+            "penstock_session_repeats",
+            "Requests answered with what was recorded",
             multiprocess_mode="livesum",
             registry=registry,
         )

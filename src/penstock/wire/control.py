@@ -14,6 +14,7 @@ from penstock.pb.v1 import manager_pb2_grpc
 log = structlog.get_logger()
 RETRY_S = 0.5
 UNLOAD_TIMEOUT_S = 60.0
+ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
 
 
@@ -32,6 +33,10 @@ class RemoteControl:
 
     async def unload(self, model: str) -> None:
         await self._call(self._stub.Unload(pb.UnloadRequest(model=model), timeout=UNLOAD_TIMEOUT_S))
+
+    async def set_routing(self, model: str, routing_json: str) -> None:
+        request = pb.SetRoutingRequest(model=model, routing=routing_json)
+        await self._call(self._stub.SetRouting(request, timeout=ROUTING_TIMEOUT_S))
 
     async def close(self) -> None:
         self._watching.cancel()
@@ -53,7 +58,10 @@ class RemoteControl:
             try:
                 async for view in self._stub.Watch(self._request):
                     self._listener(
-                        [BlockView(b.block_id, b.model, b.version, BlockState(b.state), b.reason) for b in view.blocks]
+                        [
+                            BlockView(b.block_id, b.model, b.version, BlockState(b.state), b.reason, b.routing)
+                            for b in view.blocks
+                        ]
                     )
             except grpc.aio.AioRpcError as error:
                 log.warning("manager_away", error=error.details())

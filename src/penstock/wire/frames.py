@@ -1,12 +1,13 @@
 """Job frames: a protobuf header and one raw frame per tensor."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from penstock.core.errors import PenstockError, WireError, from_code
-from penstock.core.requests import InferRequest, Parameter, Timing
+from penstock.core.requests import PLAIN, Controls, InferRequest, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 
@@ -21,7 +22,15 @@ def encode(frame: pb.Frame) -> Frames:
 # On the hot path messages are filled in place: a constructor with keywords takes three times as long.
 
 
-def encode_job(job_id: int, attempt: int, block_id: str, timeout_s: float, request: InferRequest) -> Frames:
+def encode_job(
+    job_id: int,
+    attempt: int,
+    block_id: str,
+    timeout_s: float,
+    request: InferRequest,
+    queue_timeout_s: float = inf,
+    response_credits: int = 0,
+) -> Frames:
     frame = pb.Frame()
     job = frame.job
     job.job_id = job_id
@@ -36,6 +45,10 @@ def encode_job(job_id: int, attempt: int, block_id: str, timeout_s: float, reque
         job.traceparent = request.traceparent
     if request.parameters:
         _put_parameters(job.parameters, request.parameters)
+    if request.controls is not PLAIN:
+        _put_controls(job, request.controls, queue_timeout_s)
+    if response_credits:
+        job.response_credits = response_credits
     return _with_tensors(frame, job.inputs, request.inputs)
 
 
@@ -45,6 +58,7 @@ def encode_result(
     outputs: Sequence[Tensor],
     timing: Timing,
     parameters: Mapping[str, Parameter] | None = None,
+    is_partial: bool = False,
 ) -> Frames:
     frame = pb.Frame()
     result = frame.result
@@ -57,6 +71,8 @@ def encode_result(
     result.batch_rows = timing.batch_rows
     if parameters:
         _put_parameters(result.parameters, parameters)
+    if is_partial:
+        result.is_partial = True
     return _with_tensors(frame, result.outputs, outputs)
 
 
@@ -107,12 +123,31 @@ def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
     return found
 
 
+def session(job: pb.Job) -> SessionStep | None:
+    if not job.HasField("session"):
+        return None
+    found = job.session
+    return SessionStep(found.session_id, found.seq_no or None, found.is_start, found.is_end)
+
+
 def timing(result: pb.Result) -> Timing:
     return Timing(result.queue_ns, result.batch_ns, result.compute_ns, result.finish_ns, result.batch_rows)
 
 
 def failure(result: pb.Result) -> PenstockError:
     return from_code(result.failure.code, result.failure.message, dict(result.failure.fields))
+
+
+def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:
+    job.priority = controls.priority
+    if queue_timeout_s < inf:
+        job.queue_timeout_us = max(1, int(queue_timeout_s * 1e6))
+    step = controls.session
+    if step is not None:
+        job.session.session_id = step.session_id
+        job.session.seq_no = step.seq_no or 0
+        job.session.is_start = step.is_start
+        job.session.is_end = step.is_end
 
 
 def _with_tensors(frame: pb.Frame, descriptors: Any, found: Iterable[Tensor]) -> Frames:

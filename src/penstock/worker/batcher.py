@@ -1,17 +1,25 @@
 """Which waiting pieces go into the next batch. Decides; never acts.
 
-The oldest piece anchors the batch, so nobody starves; the pieces nearest to it in length fill it up,
-so little is padded. Only pieces near the front of the line may fill: each that is taken from further back
-makes the others wait longer. A batch closes at its row or token budget, where padding would pass its bound,
-or because nothing more that fits is waiting. It is work-conserving: only `max_delay_s` makes it wait.
+The oldest piece of the highest level that waits anchors the batch; the pieces nearest to it in length fill it up,
+so little is padded: first those of its level, then those of the levels below. Only pieces near the front of the line
+may fill: each that is taken from further back makes the others wait longer. A batch closes at its row or token
+budget, where padding would pass its bound, or because nothing more that fits is waiting. It is work-conserving:
+only `max_delay_s` makes it wait.
+
+Within a level nobody starves: its oldest piece is in the level's next batch. A lower level has what the higher ones
+leave, and waits for as long as they leave nothing: its queue timeout is what bounds that. A piece past its queue
+deadline is taken out; or it is delayed, where its level says so, and served when nothing else waits.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Generator, Hashable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from operator import attrgetter
 from typing import Any
+
+from penstock.worker.budget import Budget
 
 
 class Closed(StrEnum):
@@ -32,8 +40,11 @@ class Entry:
     length: int
     key: Hashable
     deadline: float
+    priority: int = 1  # its level; 1 is the highest
+    queue_deadline: float = inf
     arrived: float = 0.0
     sequence: int = 0
+    level: Any = None  # the _Level that it waits in
 
 
 @dataclass(slots=True)
@@ -42,56 +53,48 @@ class Batch:
     closed: Closed
     rows: int
     length: int  # of the longest
+    real_tokens: int
 
     @property
     def padded_tokens(self) -> int:
         return self.rows * self.length
 
 
-@dataclass(slots=True)
-class _Lane:
-    """The waiting pieces of one key, sorted by length and then by age."""
+class _Level:
+    """What waits of one level, delayed or not: by sequence, oldest first; by key, sorted by length and then by age."""
 
-    entries: list[Entry] = field(default_factory=list)
+    __slots__ = ("lanes", "line")
+
+    def __init__(self) -> None:
+        self.line: dict[int, Entry] = {}
+        self.lanes: dict[Hashable, list[Entry]] = {}
+
+    def tokens(self) -> int:
+        return sum(entry.rows * entry.length for entry in self.line.values())
 
 
 _position = attrgetter("length", "sequence")
 
-# A batch's budget of tokens never shrinks below this part of it.
-LEAST_PART = 4
+# Added to the rank of what is delayed. No level is lower, so all that is not delayed comes first, as in the gateways.
+DELAYED = 1000
 
 # Yields the entry to try next, and is sent whether it was taken.
 Line = Generator[Entry, bool, None]
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    max_rows: int
-    max_tokens: int | None = None
-    max_padding: float = 0.05
-    free_padding: int = 0
-    max_delay_s: float = 0.0
-    by_length: bool = True
-    reach_tokens: int | None = None  # how far down the line a batch looks for its like; None: to its end
-    share: float = 1.0  # of the waiting tokens that one batch takes at most, while they are few
-
-    def tokens_now(self, waiting: int) -> int | None:
-        """What waits is shared out, so that the next instance finds work, too; but batches stay worth their cost."""
-        if self.max_tokens is None:
-            return None
-        return min(self.max_tokens, max(self.max_tokens // LEAST_PART, int(waiting * self.share)))
-
-
 class Batcher:
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, delaying: Collection[int] = ()) -> None:
+        """`delaying`: the levels whose pieces are delayed, not taken out, when their queue deadline passes."""
         self._budget = budget
-        self._line: dict[int, Entry] = {}  # by sequence: oldest first
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._delaying = frozenset(delaying)
+        self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
+        self._order: list[_Level] = []  # the same, the first to be served first
         self._sequence = 0
         self._tokens = 0  # of all that waits
+        self._due = inf
 
     def __len__(self) -> int:
-        return len(self._line)
+        return sum(len(level.line) for level in self._order)
 
     @property
     def tokens(self) -> int:
@@ -100,42 +103,71 @@ class Batcher:
 
     def append(self, entries: Iterable[Entry], now: float) -> None:
         for entry in entries:
-            self._sequence += 1
-            entry.sequence, entry.arrived = self._sequence, now
-            self._line[entry.sequence] = entry
-            self._tokens += entry.rows * entry.length
-            lane = self._lanes.setdefault(entry.key, _Lane())
-            insort(lane.entries, entry, key=_position)
+            entry.arrived = now
+            self._put(entry, entry.priority)
+            due = entry.deadline if entry.deadline < entry.queue_deadline else entry.queue_deadline
+            if due < self._due:
+                self._due = due
 
     def remove(self, owner: object) -> int:
         """The owner left: its pieces leave the line. Returns how many did."""
-        leaving = [entry for entry in self._line.values() if entry.owner is owner]
+        leaving = [entry for entry in self._waiting() if entry.owner is owner]
         for entry in leaving:
             self._take(entry)
         return len(leaving)
 
+    def excuse(self, owner: object) -> None:
+        """The owner has begun to run: what its other pieces wait is no time in the queue any more."""
+        for entry in self._waiting():
+            if entry.owner is owner:
+                entry.queue_deadline = inf
+
+    def next_due(self) -> float:
+        """Until then `expire` has nothing to do. It may be early: what was due then has left, perhaps."""
+        return self._due
+
     def expire(self, now: float) -> list[Entry]:
-        """Takes out what is past its deadline."""
-        expired = [entry for entry in self._line.values() if entry.deadline <= now]
+        """Takes out what is past its deadline, or past its queue deadline; delays the latter where its level does."""
+        expired: list[Entry] = []
+        delayed: list[Entry] = []
+        self._due = inf
+        for entry in self._waiting():
+            if entry.deadline <= now:
+                expired.append(entry)
+            elif entry.queue_deadline > now:
+                self._due = min(self._due, entry.deadline, entry.queue_deadline)
+            elif entry.priority in self._delaying:
+                delayed.append(entry)
+            else:
+                expired.append(entry)
         for entry in expired:
             self._take(entry)
+        for entry in delayed:
+            self._take(entry)
+            entry.queue_deadline = inf
+            self._put(entry, entry.priority + DELAYED)
+            self._due = min(self._due, entry.deadline)
         return expired
 
     def clear(self) -> list[Entry]:
-        entries = list(self._line.values())
-        self._line.clear()
-        self._lanes.clear()
+        entries = list(self._waiting())
+        self._levels.clear()
+        self._order.clear()
         self._tokens = 0
+        self._due = inf
         return entries
 
     def next_batch(self, now: float) -> Batch | None:
         """The batch that an idle instance should run now; None: nothing waits, or it is worth waiting for more."""
-        if not self._line:
+        for level in self._order:
+            if level.line:
+                break
+        else:
             return None
-        anchor = next(iter(self._line.values()))
-        batch = self._fill(anchor)
+        batch = self._fill(next(iter(level.line.values())))
         if batch.closed is Closed.EMPTY and self._budget.max_delay_s > 0:
-            if now < anchor.arrived + self._budget.max_delay_s:
+            wake_at = self.wake_at()
+            if wake_at is not None and now < wake_at:
                 return None
             batch.closed = Closed.DELAY
         for entry in batch.entries:
@@ -144,41 +176,77 @@ class Batcher:
 
     def wake_at(self) -> float | None:
         """When to ask again although nothing has arrived; None: no need."""
-        if not self._line or self._budget.max_delay_s <= 0:
+        if self._budget.max_delay_s <= 0:
             return None
-        return next(iter(self._line.values())).arrived + self._budget.max_delay_s
+        arrivals = [next(iter(level.line.values())).arrived for level in self._order if level.line]
+        return min(arrivals) + self._budget.max_delay_s if arrivals else None
+
+    def _waiting(self) -> Iterator[Entry]:
+        for level in self._order:
+            yield from level.line.values()
+
+    def _put(self, entry: Entry, rank: int) -> None:
+        level = self._levels.get(rank)
+        if level is None:
+            level = self._levels[rank] = _Level()
+            self._order = [self._levels[known] for known in sorted(self._levels)]
+        self._sequence += 1
+        entry.sequence, entry.level = self._sequence, level
+        level.line[entry.sequence] = entry
+        self._tokens += entry.rows * entry.length
+        lane = level.lanes.get(entry.key)
+        if lane is None:
+            level.lanes[entry.key] = [entry]
+        else:
+            insort(lane, entry, key=_position)
 
     def _take(self, entry: Entry) -> None:
-        del self._line[entry.sequence]
+        level: _Level = entry.level
+        del level.line[entry.sequence]
         self._tokens -= entry.rows * entry.length
-        entries = self._lanes[entry.key].entries
-        del entries[bisect_left(entries, _position(entry), key=_position)]
-        if not entries:
-            del self._lanes[entry.key]
+        lane = level.lanes[entry.key]
+        del lane[bisect_left(lane, _position(entry), key=_position)]
+        if not lane:
+            del level.lanes[entry.key]
 
     def _fill(self, anchor: Entry) -> Batch:
-        batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length)
-        real_tokens = anchor.rows * anchor.length
-        max_tokens = self._budget.tokens_now(self._tokens)
-        line = self._nearest(anchor) if self._budget.by_length else self._arrivals(anchor)
+        budget = self._budget
+        batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, anchor.rows * anchor.length)
+        max_tokens = budget.tokens_now(self._tokens)
+        reach = budget.reach_tokens
+        if reach is not None and reach >= self._tokens:
+            reach = None
+        for level in self._order:
+            if batch.rows >= budget.max_rows or (reach is not None and reach <= 0):
+                break
+            if level.line:
+                line = _nearest(level, anchor, reach) if budget.by_length else _arrivals(level, anchor)
+                self._join(batch, line, max_tokens)
+                if reach is not None and level is not self._order[-1]:
+                    reach -= level.tokens()
+        if batch.rows >= budget.max_rows:
+            batch.closed = Closed.ROWS
+        return batch
+
+    def _join(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
+        """Takes from the line what the budget allows."""
+        rows, length, real_tokens = batch.rows, batch.length, batch.real_tokens
         entry = next(line, None)
         while entry is not None:
-            rows = batch.rows + entry.rows
-            length = max(batch.length, entry.length)
-            tokens = real_tokens + entry.rows * entry.length
-            refusal = self._refuses(rows, length, tokens, max_tokens)
+            with_rows = rows + entry.rows
+            with_length = max(length, entry.length)
+            with_tokens = real_tokens + entry.rows * entry.length
+            refusal = self._refuses(with_rows, with_length, with_tokens, max_tokens)
             if refusal is None:
                 batch.entries.append(entry)
-                batch.rows, batch.length, real_tokens = rows, length, tokens
+                rows, length, real_tokens = with_rows, with_length, with_tokens
             else:
                 batch.closed = refusal
             try:
                 entry = line.send(refusal is None)
             except StopIteration:
                 break
-        if batch.rows >= self._budget.max_rows:
-            batch.closed = Closed.ROWS
-        return batch
+        batch.rows, batch.length, batch.real_tokens = rows, length, real_tokens
 
     def _refuses(self, rows: int, length: int, real_tokens: int, max_tokens: int | None) -> Closed | None:
         budget = self._budget
@@ -192,35 +260,42 @@ class Batcher:
                 return Closed.PADDING
         return None
 
-    def _arrivals(self, anchor: Entry) -> Line:
-        """The others of the anchor's key in order of arrival, up to the first that is refused."""
-        for entry in self._line.values():
-            if entry.key == anchor.key and entry is not anchor and not (yield entry):
-                return
 
-    def _nearest(self, anchor: Entry) -> Line:
-        """The others of the anchor's key, nearest in length first; a refusal ends its direction."""
-        entries, last = self._lanes[anchor.key].entries, self._last_in_reach()
-        above = bisect_left(entries, _position(anchor), key=_position) + 1
-        below, end = above - 2, len(entries)
-        while below >= 0 or above < end:
-            go_down = above >= end or (
-                below >= 0 and anchor.length - entries[below].length < entries[above].length - anchor.length
-            )
-            entry = entries[below if go_down else above]
-            is_welcome = entry.sequence > last or (yield entry)
-            if go_down:
-                below = below - 1 if is_welcome else -1
-            else:
-                above = above + 1 if is_welcome else end
+def _arrivals(level: _Level, anchor: Entry) -> Line:
+    """The others of the anchor's key in order of arrival, up to the first that is refused."""
+    for entry in level.line.values():
+        if entry.key == anchor.key and entry is not anchor and not (yield entry):
+            return
 
-    def _last_in_reach(self) -> int:
-        """The sequence of the last piece that may fill a batch."""
-        reach = self._budget.reach_tokens
-        if reach is None or self._tokens <= reach:
-            return self._sequence
-        for entry in self._line.values():
-            reach -= entry.rows * entry.length
-            if reach <= 0:
-                return entry.sequence
-        return self._sequence
+
+def _nearest(level: _Level, anchor: Entry, reach: int | None) -> Line:
+    """The others of the anchor's key, nearest in length first; a refusal ends its direction."""
+    entries = level.lanes.get(anchor.key)
+    if entries is None:
+        return
+    last = _last_in_reach(level, reach)
+    above = bisect_left(entries, (anchor.length, 0), key=_position)  # of its own length the oldest are taken first
+    below, end = above - 1, len(entries)
+    if above < end and entries[above] is anchor:
+        above += 1
+    while below >= 0 or above < end:
+        go_down = above >= end or (
+            below >= 0 and anchor.length - entries[below].length < entries[above].length - anchor.length
+        )
+        entry = entries[below if go_down else above]
+        is_welcome = entry.sequence > last or (yield entry)
+        if go_down:
+            below = below - 1 if is_welcome else -1
+        else:
+            above = above + 1 if is_welcome else end
+
+
+def _last_in_reach(level: _Level, reach: int | None) -> float:
+    """The sequence of the last piece that may fill a batch."""
+    if reach is None:
+        return inf
+    for entry in level.line.values():
+        reach -= entry.rows * entry.length
+        if reach <= 0:
+            return entry.sequence
+    return inf

@@ -1,20 +1,27 @@
-"""What a block counts while it runs, tallied until it is time to add it to the shared metrics."""
+"""What a block counts while it runs: its statistics, and metrics tallied until they are added to the shared ones."""
+
+import time
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.errors import PenstockError
+from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
-from penstock.worker.batcher import Batch, Closed
+from penstock.worker.batcher import Closed
+from penstock.worker.execution import Outcome
+from penstock.worker.job import WorkerJob
 
 
 class BlockCounts:
     """The worker's metrics with this block's labels bound once."""
 
     def __init__(self, metrics: WorkerMetrics, block: BlockDescription) -> None:
+        self.statistics = BlockStatistics(block.block_id, block.model, block.version)
         labels = (block.model, block.version)
         self._all, self._labels = metrics, labels
-        self.tallies = tallies = Tallies()
-        self.queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
-        self.cancelled = tallies.counter(metrics.cancelled.labels(*labels))
+        self._tallies = tallies = Tallies()
+        self._queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
+        self._cancelled = tallies.counter(metrics.cancelled.labels(*labels))
         self._batch_seconds = tallies.histogram(metrics.batch_seconds.labels(*labels))
         self._compute_seconds = tallies.histogram(metrics.compute_seconds.labels(*labels))
         self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
@@ -22,13 +29,39 @@ class BlockCounts:
         self._padded = tallies.counter(metrics.tokens.labels(*labels, "padded"))
         self._closed = {closed: tallies.counter(metrics.batches.labels(*labels, closed)) for closed in Closed}
 
-    def failure(self, code: str) -> None:
-        self._all.failures.labels(*self._labels, code).inc()
+    def flush(self) -> None:
+        self._tallies.flush()
 
-    def batch(self, batch: Batch, batch_s: float, compute_s: float) -> None:
-        self._batch_seconds.observe(batch_s)
-        self._compute_seconds.observe(compute_s)
+    def cancelled(self) -> None:
+        self._cancelled.inc()
+
+    def failed(self, job: WorkerJob, error: PenstockError, now: float) -> None:
+        self.statistics.fail.add(int((now - job.arrived) * 1e9))
+        self._all.failures.labels(*self._labels, error.code).inc()
+
+    def succeeded(self, job: WorkerJob, now: float) -> None:
+        statistics, timing = self.statistics, job.timing
+        statistics.success.add(int((now - job.arrived) * 1e9))
+        statistics.queue.add(timing.queue_ns)
+        # Per request, as the protocol counts: every job of a batch took the whole batch's time.
+        statistics.compute_input.add(timing.batch_ns)
+        statistics.compute_infer.add(timing.compute_ns)
+        statistics.compute_output.add(timing.finish_ns)
+        self._queue_seconds.observe(timing.queue_ns / 1e9)
+
+    def ran(self, outcome: Outcome) -> None:
+        batch, statistics = outcome.batch, self.statistics
+        statistics.last_inference_ms = int(time.time() * 1000)
+        statistics.inference_count += batch.rows
+        statistics.execution_count += 1
+        statistics.closed[batch.closed] = statistics.closed.get(batch.closed, 0) + 1
+        by_rows = statistics.batches.setdefault(batch.rows, BatchStatistics())
+        by_rows.compute_input.add(outcome.input_ns)
+        by_rows.compute_infer.add(outcome.infer_ns)
+        by_rows.compute_output.add(outcome.output_ns)
+        self._batch_seconds.observe(outcome.input_ns / 1e9)
+        self._compute_seconds.observe(outcome.infer_ns / 1e9)
         self._rows.observe(batch.rows)
         self._closed[batch.closed].inc()
-        self._real.inc(sum(entry.rows * entry.length for entry in batch.entries))
+        self._real.inc(batch.real_tokens)
         self._padded.inc(batch.padded_tokens)

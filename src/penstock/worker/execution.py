@@ -22,18 +22,29 @@ class Outcome:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    ended: str = ""  # the session that it ended; empty: none
 
 
 class Execution:
-    def __init__(self, task: Task, engine: Engine) -> None:
+    def __init__(self, task: Task, engine: Engine, is_warmed_up: bool) -> None:
         self._task = task
         self._engine = engine
+        self._is_warmed_up = is_warmed_up
 
     def run(self, instance: int, batch: Batch) -> Outcome:
         outcome = Outcome(instance, batch, [], time.monotonic())
         pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
         outcome.results = self._run_batch(outcome, pieces)
         return outcome
+
+    def probe(self, instance: int) -> str:
+        """Whether the model still works. Empty, or what is wrong.
+
+        A model that is not warmed up may not take the inputs for it: that its instance answers must do.
+        """
+        if self._is_warmed_up:
+            self._engine.infer(instance, self._task.warm_up_inputs()[0], self._task.engine_outputs)
+        return ""
 
     def _run_batch(self, outcome: Outcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
         try:
@@ -49,12 +60,12 @@ class Execution:
             return results
         except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
             if len(pieces) == 1:
-                return [_as_engine_failure(error)]
+                return [as_engine_failure(error)]
             # One of them is at fault: alone, each gets its own answer.
             return [self._run_batch(outcome, [piece])[0] for piece in pieces]
 
 
-def _as_engine_failure(error: Exception) -> PenstockError:
+def as_engine_failure(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")

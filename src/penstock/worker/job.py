@@ -1,14 +1,24 @@
-"""A job as the worker holds it, and the way its answer goes."""
+"""A job as the worker holds it, and the way its answers go."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
+from typing import Protocol
 
 from penstock.core.errors import PenstockError
-from penstock.core.requests import Timing
+from penstock.core.requests import SessionStep, Timing
 from penstock.core.tensors import Array, Tensor
+from penstock.engines.base import CallContext
 from penstock.tasks.base import Prepared, TaskRequest
+from penstock.worker.answers import Answers
 
-Reply = Callable[["WorkerJob", "list[Tensor] | PenstockError"], None]
+
+class Reply(Protocol):
+    """Called on the event loop. `is_partial`: a decoupled model has more to say; the last answer is never partial."""
+
+    def __call__(
+        self, job: "WorkerJob", outcome: list[Tensor] | PenstockError, is_partial: bool = False, /
+    ) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -29,3 +39,22 @@ class WorkerJob:
     is_gone: bool = False
     has_started: bool = False
     timing: Timing = field(default_factory=Timing)
+    priority: int = 1  # 1 is the highest
+    queue_deadline: float = inf  # past it the block's queue policy decides
+    session: SessionStep | None = None
+    response_credits: int = 0  # answers of a decoupled model that may be sent; 0: the job has one answer
+    answers: Answers | None = None  # of a decoupled model
+    context: CallContext | None = None  # for a model's own code, as the job starts
+    is_anew: bool = False  # its session was known to the model, and begins again
+
+
+class Holder(Protocol):
+    """Where a block's jobs go on a worker: its runner, or what waits for it to be loaded."""
+
+    def accept(self, job: WorkerJob) -> None: ...
+
+    def cancel(self, job: WorkerJob) -> None: ...
+
+    def allow(self, job: WorkerJob, credits: int) -> None:
+        """So many more answers of this job may be sent."""
+        ...

@@ -14,8 +14,7 @@ from penstock.tasks.base import TaskRequest
 from penstock.wire import frames
 from penstock.wire.sockets import DealerSocket
 from penstock.wire.statistics import encode_statistics
-from penstock.worker.job import WorkerJob
-from penstock.worker.runner import BlockRunner
+from penstock.worker.job import Holder, WorkerJob
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -27,15 +26,17 @@ STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep s
 class LinkOwner:
     """What a link asks of its worker."""
 
-    runner: Callable[[str], BlockRunner | None]
+    holder: Callable[[str], Holder | None]  # of a block's jobs; None: they go back
     hello: Callable[[], pb.Hello]
     statistics: Callable[[], Iterable[BlockStatistics]]
+    probe: Callable[[str, Callable[[str], None]], None]  # of a block; told is what is wrong, or nothing
+    wake: Callable[[str], None]  # a dormant block
 
 
 @dataclass(slots=True)
 class _Running:
     job: WorkerJob
-    runner: BlockRunner
+    holder: Holder
 
 
 @dataclass(slots=True)
@@ -52,10 +53,14 @@ class GatewayLink:
         self._owner = owner
         self._clock = _Clock()
         self._jobs: dict[int, _Running] = {}
+        self._is_closed = False
         self._handlers = {
             "welcome": self._on_welcome,
             "job": self._on_job,
             "cancel": self._on_cancel,
+            "more": self._on_more,
+            "probe": self._on_probe,
+            "wake": self._on_wake,
             "statistics_query": self._on_query,
             "refused": self._on_refused,
             "bye": self._on_bye,
@@ -93,8 +98,11 @@ class GatewayLink:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=mine)))
 
     def close(self, reason: str) -> None:
+        if self._is_closed:
+            return
         self._send(pb.Frame(bye=pb.Bye(reason=reason)))
         self._abandon()
+        self._is_closed = True
         self._socket.close(linger_ms=500)
 
     def _on_message(self, message: list[Buffer]) -> None:
@@ -111,44 +119,89 @@ class GatewayLink:
     def _on_welcome(self, frame: pb.Frame, message: list[Buffer]) -> None:
         self._clock.unanswered_hellos = max(0, self._clock.unanswered_hellos - 1)
 
+    # --- jobs
+
     def _on_job(self, frame: pb.Frame, message: list[Buffer]) -> None:
         sent = frame.job
-        runner = self._owner.runner(sent.block_id)
-        if runner is None or sent.job_id in self._jobs:
+        holder = self._owner.holder(sent.block_id)
+        if holder is None or sent.job_id in self._jobs:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
             return
+        job = self._job(sent, message)
+        self._jobs[job.job_id] = _Running(job, holder)
+        holder.accept(job)
+
+    def _job(self, sent: pb.Job, message: list[Buffer]) -> WorkerJob:
         request = TaskRequest(
             frames.tensors(sent.inputs, message),
             list(sent.outputs),
             frames.parameters(sent.parameters) if sent.parameters else {},
         )
+        at = now()
         job = WorkerJob(
             sent.job_id,
             sent.attempt,
             request,
-            now() + sent.timeout_us / 1e6,
+            at + sent.timeout_us / 1e6,
             self._reply,
             sent.request_id,
             sent.traceparent,
         )
-        self._jobs[job.job_id] = _Running(job, runner)
-        runner.accept(job)
+        # What most jobs do not have; 0 stands for none.
+        if sent.priority:
+            job.priority = sent.priority
+        if sent.queue_timeout_us:
+            job.queue_deadline = at + sent.queue_timeout_us / 1e6
+        if sent.response_credits:
+            job.response_credits = sent.response_credits
+        job.session = frames.session(sent)
+        return job
 
-    def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
-        if self._jobs.pop(job.job_id, None) is None:
+    def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
+        if is_partial:
+            if job.job_id not in self._jobs:
+                return
+        elif self._jobs.pop(job.job_id, None) is None:
             return
         if isinstance(outcome, PenstockError):
             message = frames.encode_failure(job.job_id, job.attempt, outcome)
         else:
             parameters = job.prepared.parameters if job.prepared else {}
-            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters)
+            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
         self._socket.send(message)
 
     def _on_cancel(self, frame: pb.Frame, message: list[Buffer]) -> None:
         for job_id in frame.cancel.job_ids:
             running = self._jobs.pop(job_id, None)
             if running is not None:
-                running.runner.cancel(running.job)
+                running.holder.cancel(running.job)
+
+    def _on_more(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        running = self._jobs.get(frame.more.job_id)
+        if running is not None and frame.more.credits:
+            running.holder.allow(running.job, frame.more.credits)
+
+    def _abandon(self) -> None:
+        """Nobody waits for these any more."""
+        abandoned = list(self._jobs.values())
+        self._jobs.clear()
+        for running in abandoned:
+            running.holder.cancel(running.job)
+
+    # --- blocks
+
+    def _on_probe(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        probe_id, block_id = frame.probe.probe_id, frame.probe.block_id
+
+        def done(problem: str) -> None:
+            if not self._is_closed:
+                result = pb.ProbeResult(probe_id=probe_id, block_id=block_id, problem=problem)
+                self._send(pb.Frame(probe_result=result))
+
+        self._owner.probe(block_id, done)
+
+    def _on_wake(self, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._owner.wake(frame.wake.block_id)
 
     def _on_query(self, frame: pb.Frame, message: list[Buffer]) -> None:
         self._send(encode_statistics(frame.statistics_query.query_id, self._owner.statistics()))
@@ -162,13 +215,6 @@ class GatewayLink:
 
     def _on_bye(self, frame: pb.Frame, message: list[Buffer]) -> None:
         self._abandon()
-
-    def _abandon(self) -> None:
-        """Nobody waits for these any more."""
-        running = list(self._jobs.values())
-        self._jobs.clear()
-        for entry in running:
-            entry.runner.cancel(entry.job)
 
     def _send(self, frame: pb.Frame) -> None:
         self._socket.send(frames.encode(frame))

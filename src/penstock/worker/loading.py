@@ -6,11 +6,12 @@ from pathlib import Path
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.errors import ConfigError
-from penstock.core.models import ModelFolder, ModelSettings, read_model_folder
-from penstock.core.signature import Signature
+from penstock.core.models import ModelSettings
 from penstock.engines.base import Engine, EngineSpec
 from penstock.tasks.base import Task
+from penstock.tasks.building import TaskSpec, build_task
+from penstock.worker.memory import family_bytes, trim
+from penstock.worker.survey import fingerprint_of, instance_count, model_files, read_version, size_bytes
 
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
 
@@ -21,20 +22,31 @@ class LoadedBlock:
     task: Task
     engine: Engine
     has_steady_cost: bool
+    size_bytes: int = 0  # what it added to the worker's memory, at least its files' size
+    task_spec: TaskSpec | None = None  # what its task was made of
 
 
 def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> LoadedBlock:
     """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
-    model = read_model_folder(folder)
-    if version not in model.versions:
-        raise ConfigError(f"{folder}: version {version} is not there any more")
+    model = read_version(folder, version)
     settings = model.settings
-    engine = _ENGINES[settings.engine](_engine_spec(model.file(version), settings))
-    signature = engine.load()
-    task = _TASKS[settings.task](model, version, signature, limits)
-    if settings.warm_up:
-        for inputs in task.warm_up_inputs():
-            engine.warm_up(inputs)
+    files = model_files(model, version)
+    fingerprint = fingerprint_of(model.path, files)
+    engine = _ENGINES[settings.engine](_engine_spec(model.file(version), settings), settings)
+    trim()  # what others have freed must not hide what this one takes
+    before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
+    try:
+        signature = engine.load()
+        task_spec = TaskSpec(model.path / version, settings, signature, limits)
+        task = build_task(task_spec)
+        if settings.warm_up:
+            for inputs in task.warm_up_inputs():
+                engine.warm_up(inputs)
+    except BaseException:
+        engine.close()
+        raise
+    trim()
+    added_bytes = family_bytes() - before_bytes
     description = BlockDescription(
         block_id=block_id,
         model=model.name,
@@ -44,19 +56,24 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         inputs=task.signature.inputs,
         outputs=task.signature.outputs,
         max_batch_size=task.signature.max_batch_size,
-        instances=settings.instances.resolved_count(signature.device),
+        instances=instance_count(settings, signature.device),
         settings=settings,
         device=signature.device,
+        fingerprint=fingerprint,
     )
-    # A GPU is shared: how long a batch takes there depends on what else runs.
-    is_steady = signature.device == "cpu" and has_steady_cost(model.file(version))
-    return LoadedBlock(description, task, engine, is_steady)
+    is_steady = _is_steady(settings, signature.device, model.file(version))
+    return LoadedBlock(description, task, engine, is_steady, max(added_bytes, size_bytes(files)), task_spec)
 
 
 def _engine_spec(file: Path, settings: ModelSettings) -> EngineSpec:
     """Its instances are the processor's: on a GPU all of them share one session, however many they are."""
     instances = settings.instances
-    return EngineSpec(file, settings.precision, instances.threads, instances.resolved_count(), instances.device)
+    return EngineSpec(file, settings.precision, instances.threads, instance_count(settings), instances.device)
+
+
+def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
+    """A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known."""
+    return device == "cpu" and settings.engine != "python" and has_steady_cost(file)
 
 
 def has_steady_cost(file: Path) -> bool:
@@ -78,41 +95,27 @@ def credits(settings: ModelSettings, instances: int) -> int:
 # Each imports its runtime only when a model asks for it.
 
 
-def _onnx(spec: EngineSpec) -> Engine:
+def _onnx(spec: EngineSpec, settings: ModelSettings) -> Engine:
     from penstock.engines.onnx import OnnxEngine
 
     return OnnxEngine(spec)
 
 
-def _openvino(spec: EngineSpec) -> Engine:
+def _openvino(spec: EngineSpec, settings: ModelSettings) -> Engine:
     from penstock.engines.openvino import OpenVinoEngine
 
     return OpenVinoEngine(spec)
 
 
-def _tensor(model: ModelFolder, version: str, signature: Signature, limits: Limits) -> Task:
-    from penstock.tasks.tensor import TensorTask
+def _python(spec: EngineSpec, settings: ModelSettings) -> Engine:
+    from penstock.engines.python import PythonEngine
 
-    is_batched = None if model.settings.is_batched == "auto" else model.settings.is_batched
-    return TensorTask(signature, model.settings.batching.max_rows, is_batched)
-
-
-def _embed(model: ModelFolder, version: str, signature: Signature, limits: Limits) -> Task:
-    from penstock.tasks.embed import EmbedTask
-
-    settings = model.settings
-    return EmbedTask(model.path / version, settings.embed, settings.batching.max_rows, signature, limits.max_tokens)
+    timeouts = settings.timeouts
+    return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
 
 
-def _upscale(model: ModelFolder, version: str, signature: Signature, limits: Limits) -> Task:
-    from penstock.tasks.upscale import UpscaleTask
-
-    return UpscaleTask(model.settings.upscale, signature, model.settings.batching.max_rows)
-
-
-_ENGINES: dict[str, Callable[[EngineSpec], Engine]] = {"onnx": _onnx, "openvino": _openvino}
-_TASKS: dict[str, Callable[[ModelFolder, str, Signature, Limits], Task]] = {
-    "tensor": _tensor,
-    "embed": _embed,
-    "upscale": _upscale,
+_ENGINES: dict[str, Callable[[EngineSpec, ModelSettings], Engine]] = {
+    "onnx": _onnx,
+    "openvino": _openvino,
+    "python": _python,
 }

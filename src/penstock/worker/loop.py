@@ -5,31 +5,28 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import grpc
-import psutil
 import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
-from penstock.core.errors import PenstockError
-from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.descriptions import encode_description
 from penstock.wire.sockets import host_identity
+from penstock.worker.blocks import Blocks, BlocksOwner
+from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
-from penstock.worker.loading import LoadedBlock, credits, load_block
-from penstock.worker.residency import Assigned, Load, Residency, Unload
-from penstock.worker.runner import BlockRunner
+from penstock.worker.loading import credits
+from penstock.worker.memory import resident_bytes
+from penstock.worker.steps import Assigned
 
 log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5
-EXPIRY_S = 0.05
+TICK_S = 0.05
 FLUSH_S = 0.25  # counts to the shared metrics
 FAREWELL_S = 1.0  # what gateways get to answer the last hello
 
@@ -40,22 +37,20 @@ class Worker:
         self._manager = manager
         self._config = config
         self._metrics = metrics
-        self._traces = traces
         # A new life is a new identity: what the gateways had with the old one must not reach this one.
         self._identity = f"{worker_id}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._host = host_identity()
-        self._residency = Residency()
-        self._runners: dict[str, BlockRunner] = {}
-        self._past: dict[str, BlockStatistics] = {}  # of blocks that were let go
+        self._zone = config.worker.zones.get(worker_id, config.worker.zone)
+        self._weight = config.worker.weights.get(worker_id, 1.0)
         self._links: dict[str, GatewayLink] = {}
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._report = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        owner = BlocksOwner(self._spawn, self._announce, self._report.set, self._hand_back)
+        self._blocks = Blocks(config, metrics, traces, owner)
 
     async def run(self, stop: asyncio.Event) -> None:
-        for coroutine in (self._attend_manager(), self._beat_forever(), self._expire_forever()):
+        for coroutine in (self._attend_manager(), self._beat_forever(), self._tick_forever()):
             self._spawn(coroutine)
         await stop.wait()
         await self._drain()
@@ -94,7 +89,7 @@ class Worker:
                     manager_pb2.BlockState(
                         block_id=block_id, state=held.state, reason=held.reason, revision=held.block.revision
                     )
-                    for block_id, held in self._residency.held.items()
+                    for block_id, held in self._blocks.held()
                 ],
             )
             try:
@@ -106,96 +101,23 @@ class Worker:
         if self._is_draining:
             return
         self._meet(assignment.gateways)
-        blocks = [Assigned(b.block_id, b.model, b.version, b.folder, b.revision) for b in assignment.blocks]
-        self._perform(self._residency.assign(blocks))
-        self._report.set()
+        self._blocks.assign([Assigned(b.block_id, b.model, b.version, b.folder, b.revision) for b in assignment.blocks])
 
-    def _perform(self, actions: Iterable[Load | Unload]) -> None:
-        for action in actions:
-            if isinstance(action, Load):
-                self._spawn(self._load(action.block))
-            else:
-                self._let_go(action.block_id, "unloaded")
+    # --- the gateways
 
     def _meet(self, endpoints: Iterable[str]) -> None:
         wanted = set(endpoints)
+        if wanted == set(self._links):
+            return
         for endpoint in [known for known in self._links if known not in wanted]:
             self._links.pop(endpoint).close("no longer a gateway of this cluster")
+        blocks = self._blocks
         for endpoint in wanted - set(self._links):
-            owner = LinkOwner(self._runner_for, self._hello, self._statistics)
+            owner = LinkOwner(blocks.holder, self._hello, blocks.statistics, blocks.probe, blocks.wake)
             self._links[endpoint] = GatewayLink(endpoint, self._identity, owner)
-        self._announce()
+        self._announce()  # each gateway's share of the credits is another now
 
-    # --- blocks
-
-    def _runner_for(self, block_id: str) -> BlockRunner | None:
-        """None: jobs of this block go back, as those do that were sent before the gateway knew that we leave."""
-        return None if self._is_draining else self._runners.get(block_id)
-
-    async def _load(self, block: Assigned) -> None:
-        started = time.monotonic()
-        loop = asyncio.get_running_loop()
-        labels = (block.model, block.version)
-        try:
-            loaded = await loop.run_in_executor(
-                self._loader,
-                load_block,
-                block.block_id,
-                Path(block.folder),
-                block.version,
-                self._config.limits,
-            )
-        except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
-            reason = error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-            log.error("load_failed", model=block.model, version=block.version, reason=reason)
-            self._metrics.loads.labels(*labels, "failed").inc()
-            self._perform(self._residency.failed(block, reason))
-        else:
-            is_wanted, actions = self._residency.loaded(block)
-            if is_wanted and not self._is_draining:
-                self._take_up(loaded)
-                seconds = round(time.monotonic() - started, 3)
-                log.info("loaded", model=block.model, version=block.version, seconds=seconds)
-                self._metrics.loads.labels(*labels, "loaded").inc()
-            else:
-                loaded.engine.close()
-            self._perform(actions)
-        self._report.set()
-
-    def _take_up(self, loaded: LoadedBlock) -> None:
-        block_id = loaded.description.block_id
-        old = self._runners.get(block_id)
-        self._runners[block_id] = BlockRunner(loaded, self._pool, self._metrics, self._traces)
-        self._announce()
-        if old is not None:
-            self._spawn(self._retire(old))
-
-    def _let_go(self, block_id: str, event: str) -> None:
-        runner = self._runners.pop(block_id, None)
-        if runner is None:
-            return
-        description = runner.description
-        log.info(event, model=description.model, version=description.version)
-        self._metrics.loads.labels(description.model, description.version, event).inc()
-        self._announce()
-        self._hand_back(runner)
-        self._spawn(self._retire(runner))
-
-    async def _retire(self, runner: BlockRunner) -> None:
-        """Lets what runs end, keeps the counts, and frees the model."""
-        try:
-            await asyncio.wait_for(runner.drain(), self._config.data_plane.drain_s)
-        except TimeoutError:
-            log.warning("drain_timeout", model=runner.description.model, jobs=len(runner))
-        kept = self._past.setdefault(
-            runner.description.block_id,
-            BlockStatistics(runner.description.block_id, runner.description.model, runner.description.version),
-        )
-        kept.merge(runner.statistics)
-        runner.close()
-
-    def _hand_back(self, runner: BlockRunner) -> None:
-        jobs = runner.hand_back()
+    def _hand_back(self, jobs: list[WorkerJob]) -> None:
         for link in self._links.values():
             link.hand_back(jobs)
 
@@ -204,16 +126,16 @@ class Worker:
             link.say_hello()
 
     def _hello(self) -> job_pb2.Hello:
-        runners = {} if self._is_draining else self._runners
         return job_pb2.Hello(
             protocol=frames.PROTOCOL,
             worker_id=self._worker_id,
             host=self._host,
             pid=os.getpid(),
-            blocks=[self._offer(runner.description) for runner in runners.values()],
+            blocks=[self._offer(block, is_dormant) for block, is_dormant in self._blocks.offers()],
+            zone=self._zone,
         )
 
-    def _offer(self, block: BlockDescription) -> job_pb2.BlockOffer:
+    def _offer(self, block: BlockDescription, is_dormant: bool) -> job_pb2.BlockOffer:
         share = max(1, credits(block.settings, block.instances) // max(1, len(self._links)))
         return job_pb2.BlockOffer(
             block_id=block.block_id,
@@ -221,68 +143,45 @@ class Worker:
             version=block.version,
             credits=share,
             description=encode_description(block),
+            weight=self._weight * block.instances,
+            is_dormant=is_dormant,
         )
-
-    def _statistics(self) -> list[BlockStatistics]:
-        total: dict[str, BlockStatistics] = {}
-        for statistics in (*self._past.values(), *(runner.statistics for runner in self._runners.values())):
-            known = total.setdefault(
-                statistics.block_id,
-                BlockStatistics(statistics.block_id, statistics.model, statistics.version),
-            )
-            known.merge(statistics)
-        return list(total.values())
 
     # --- time
 
     async def _beat_forever(self) -> None:
-        process = psutil.Process()
         while True:
-            memory_bytes = process.memory_info().rss
+            memory_bytes = resident_bytes()
             self._metrics.memory_bytes.labels(self._worker_id).set(memory_bytes)
-            for runner in self._runners.values():
-                labels = (runner.description.model, runner.description.version)
-                self._metrics.waiting.labels(*labels).set(runner.waiting)
-                self._metrics.instances.labels(*labels, "idle").set(runner.idle)
-                self._metrics.instances.labels(*labels, "busy").set(runner.description.instances - runner.idle)
             for link in self._links.values():
                 link.beat(self._config.data_plane.silence_s, memory_bytes)
             await asyncio.sleep(self._config.data_plane.beat_s)
 
-    async def _expire_forever(self) -> None:
+    async def _tick_forever(self) -> None:
         next_flush = 0.0
         while True:
-            await asyncio.sleep(EXPIRY_S)
-            at = time.monotonic()
-            is_flush_due = at >= next_flush
-            if is_flush_due:
-                next_flush = at + FLUSH_S
-            for runner in self._runners.values():
-                if runner.waiting:
-                    runner.expire(at)
-                if is_flush_due:
-                    runner.flush_metrics()
+            await asyncio.sleep(TICK_S)
+            self._blocks.tick()
+            if time.monotonic() >= next_flush:
+                next_flush = time.monotonic() + FLUSH_S
+                self._blocks.flush()
 
     async def _drain(self) -> None:
         """Takes no more, hands back what waits, ends what runs, says goodbye."""
         self._is_draining = True
-        log.info("draining", jobs=sum(len(runner) for runner in self._runners.values()))
+        log.info("draining", jobs=len(self._blocks))
+        self._blocks.leave()
         self._announce()
-        runners = list(self._runners.values())
-        for runner in runners:
-            self._hand_back(runner)
-        drains = asyncio.gather(*(runner.drain() for runner in runners))
         try:
-            await asyncio.wait_for(drains, self._config.data_plane.drain_s)
+            await asyncio.wait_for(self._blocks.drain(), self._config.data_plane.drain_s)
         except TimeoutError:
-            log.warning("drain_timeout", jobs=sum(len(runner) for runner in runners))
+            log.warning("drain_timeout", jobs=len(self._blocks))
         await self._farewell()
         for link in self._links.values():
             link.close("the worker stops")
         for task in list(self._tasks):
             task.cancel()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._loader.shutdown(wait=False, cancel_futures=True)
+        await self._blocks.close()
 
     async def _farewell(self) -> None:
         """Waits until every gateway knows that we take no more, so that no job is on its way to a closed door."""

@@ -1,84 +1,288 @@
-"""Which blocks a worker must load or let go of, given what it is assigned and what it holds. Decides; never acts."""
+"""Which blocks a worker has in memory: what is loaded next, what goes, and who makes room. Decides; never acts.
+
+A block that is not in memory may be dormant: its jobs are taken, and the first of them has it loaded. One block is
+loaded at a time. Under a budget, blocks that nobody uses make room, the least recently used first; where that does not
+suffice, a load waits until another block falls idle. A reload of a block that serves needs no room: for the moment
+both its revisions are in memory, whatever the budget.
+"""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import inf
 
 from penstock.core.blocks import BlockState
-
-
-@dataclass(frozen=True, slots=True)
-class Assigned:
-    block_id: str
-    model: str
-    version: str
-    folder: str
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    block: Assigned
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
-    block_id: str
+from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
 
 
 @dataclass(slots=True)
 class Held:
-    block: Assigned  # the newest assignment; what serves may be an older revision while it loads
-    state: BlockState
+    block: Assigned  # the newest assignment; what serves may be an older revision
+    state: BlockState = BlockState.LOADING
     reason: str = ""
+    outlook: Outlook | None = None
+    is_surveyed: bool = False  # the outlook is that of the newest assignment
+    size_bytes: int = 0  # in memory, as measured when it was last loaded; before that its files'
+    is_resident: bool = False
+    resident_bytes: int = 0
+    last_used: float = 0.0
 
 
 @dataclass(slots=True)
-class Residency:
-    held: dict[str, Held] = field(default_factory=dict)
-    _loading: dict[str, int] = field(default_factory=dict)  # block to the revision on its way
-    _serving: set[str] = field(default_factory=set)
+class _Want:
+    why: Why
+    may_evict: bool
+    until: float = inf
 
-    def assign(self, blocks: Iterable[Assigned]) -> list[Load | Unload]:
+
+@dataclass(slots=True)
+class _Loading:
+    block: Assigned
+    want: _Want
+    room_bytes: int  # kept free for it; 0 for a reload
+    is_orphan: bool = False  # withdrawn meanwhile: should it be wanted again, that is another load
+
+
+class Residency:
+    def __init__(self, budget_bytes: int = 0) -> None:
+        """A budget of 0 is none."""
+        self.held: dict[str, Held] = {}
+        self._budget: float = budget_bytes or inf
+        self._line: dict[str, _Want] = {}  # blocks to load, oldest first
+        self._loading: _Loading | None = None
+        self._leaving_bytes = 0  # let go of, but not yet out of memory
+        self._busy: set[str] = set()
+
+    @property
+    def occupied_bytes(self) -> int:
+        """In memory, on its way in, or on its way out."""
+        return self._settled_bytes() + self._leaving_bytes
+
+    def why_waiting(self, block_id: str) -> str:
+        if self._loading is None:
+            return "the models in use leave no room in worker.memory_budget_bytes"
+        return "it is being loaded" if self._loading.block.block_id == block_id else "others are loaded before it"
+
+    # --- what happens
+
+    def look(self, busy: Iterable[str], used: Iterable[str], now: float) -> None:
+        """Which blocks in memory have jobs at this moment, and which ran some since the last look.
+
+        The shell looks before everything that may evict, so that nothing decides on yesterday's idleness.
+        """
+        self._busy = set(busy)
+        for block_id in (*self._busy, *used):
+            if (held := self.held.get(block_id)) is not None:
+                held.last_used = now
+
+    def assign(self, blocks: Iterable[Assigned], now: float) -> list[Action]:
+        """These are wanted, at these revisions, and no others."""
         wanted = {block.block_id: block for block in blocks}
-        actions: list[Load | Unload] = []
-        for block_id in [held for held in self.held if held not in wanted]:
-            del self.held[block_id]
-            self._loading.pop(block_id, None)
-            if block_id in self._serving:
-                self._serving.discard(block_id)
-                actions.append(Unload(block_id))
+        actions: list[Action] = [self._withdraw(known) for known in list(self.held) if known not in wanted]
+        fresh: list[Assigned] = []
         for block_id, block in wanted.items():
             held = self.held.get(block_id)
-            if held is None or held.block.revision < block.revision:
-                self.held[block_id] = Held(block, BlockState.LOADING)
-                if block_id not in self._loading:
-                    self._loading[block_id] = block.revision
-                    actions.append(Load(block))
+            if held is None:
+                self.held[block_id] = Held(block)
+            elif held.block.revision < block.revision:
+                held.block, held.state, held.reason, held.is_surveyed = block, BlockState.LOADING, "", False
+            else:
+                continue
+            fresh.append(block)
+        if fresh:
+            actions.append(Survey(tuple(fresh)))
+        return actions + self._advance(now)
+
+    def surveyed(self, block: Assigned, outlook: Outlook, now: float) -> list[Action]:
+        held = self.held.get(block.block_id)
+        if held is None or held.block != block:
+            return []  # what is wanted now has a survey of its own
+        is_first = held.outlook is None
+        if held.outlook is None or held.outlook.files_bytes != outlook.files_bytes:
+            held.size_bytes = outlook.files_bytes
+        held.outlook, held.is_surveyed = outlook, True
+        actions: list[Action] = []
+        if held.size_bytes > self._budget:
+            actions.append(self._fail(held, self._too_large(held.size_bytes)))
+        elif held.is_resident:
+            self._line[block.block_id] = _Want(Why.RELOAD, may_evict=False)
+        elif block.block_id not in self._line and not self._is_loading(block.block_id):
+            if outlook.is_lazy:
+                actions.append(self._rest(held))
+            else:
+                # At the start the blocks are loaded while they fit. One that somebody loads anew may have its room.
+                until = inf if is_first else now + outlook.max_waiting_s
+                self._line[block.block_id] = _Want(Why.START, not is_first, until)
+        return actions + self._advance(now)
+
+    def demand(self, block_id: str, now: float) -> list[Action]:
+        """Somebody waits for the block."""
+        held = self.held.get(block_id)
+        if held is None or held.outlook is None or held.is_resident or held.state is BlockState.FAILED:
+            return []
+        until = now + held.outlook.max_waiting_s
+        want = self._line.get(block_id)
+        if want is None and self._loading is not None and self._is_loading(block_id):
+            want = self._loading.want
+        if want is None:
+            self._line[block_id] = _Want(Why.DEMAND, may_evict=True, until=until)
+        else:
+            want.why, want.may_evict, want.until = Why.DEMAND, True, max(want.until, until)
+        return self._advance(now)
+
+    def loaded(self, block: Assigned, size_bytes: int, now: float) -> tuple[bool, list[Action]]:
+        """Whether what was loaded is to be taken up, and what to do next. `released` must tell when it is gone."""
+        assert self._loading is not None, "nothing was being loaded"
+        loading, self._loading = self._loading, None
+        held = self.held.get(block.block_id)
+        if held is None or held.block != block:
+            self._leaving_bytes += size_bytes
+            self._queue_again(loading)
+            return False, self._advance(now)
+        if size_bytes > self._budget:
+            self._leaving_bytes += size_bytes
+            return False, [self._fail(held, self._too_large(size_bytes)), *self._advance(now)]
+        if held.is_resident:
+            self._leaving_bytes += held.resident_bytes
+        held.is_resident, held.resident_bytes, held.size_bytes = True, size_bytes, size_bytes
+        held.state, held.reason, held.last_used = BlockState.READY, "", now
+        if loading.want.why is Why.DEMAND:
+            self._busy.add(block.block_id)  # those who wait for it come next
+        return True, self._advance(now)
+
+    def failed(self, block: Assigned, reason: str, now: float) -> list[Action]:
+        """It could not be loaded, or its folder not be read."""
+        held = self.held.get(block.block_id)
+        is_current = held is not None and held.block == block
+        if self._loading is not None and self._loading.block == block:
+            loading, self._loading = self._loading, None
+            if not is_current:
+                self._queue_again(loading)
+        actions: list[Action] = [self._fail(held, reason)] if held is not None and is_current else []
+        return actions + self._advance(now)
+
+    def released(self, size_bytes: int, now: float) -> list[Action]:
+        """What was let go of, or replaced, or not taken up, is out of memory now."""
+        self._leaving_bytes -= size_bytes
+        return self._advance(now)
+
+    def tick(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        for held in self.held.values():
+            idle_s = held.outlook.idle_unload_s if held.outlook is not None else 0.0
+            if idle_s and now - held.last_used >= idle_s and self._may_go(held, now):
+                actions += self._send_to_rest(held, "idle")
+        for block_id in [waiting for waiting, want in self._line.items() if want.until <= now]:
+            if not self.held[block_id].is_surveyed:
+                continue
+            del self._line[block_id]
+            if self.held[block_id].state is not BlockState.DORMANT:
+                actions.append(self._rest(self.held[block_id]))
+        return actions + self._advance(now)
+
+    # --- how it follows
+
+    def _advance(self, now: float) -> list[Action]:
+        """Starts the first load in line that can have its room, or makes room for it."""
+        actions = self._trim(now)
+        if self._loading is not None:
+            return actions
+        # What is only loaded ahead waits for those that somebody asked for.
+        for block_id, want in sorted(self._line.items(), key=lambda item: item[1].why is Why.START):
+            held = self.held[block_id]
+            if not held.is_surveyed:
+                continue
+            short = self.occupied_bytes + held.size_bytes - self._budget
+            if held.is_resident or short <= 0:
+                return [*actions, self._start(held, want)]
+            if short <= self._leaving_bytes:
+                return actions  # its room is on the way; nobody may take it meanwhile
+            if not want.may_evict:
+                del self._line[block_id]
+                actions.append(self._rest(held))
+            elif victims := self._victims(short - self._leaving_bytes, now):
+                for victim in victims:
+                    actions += self._send_to_rest(victim, "evicted")
+                return actions
+            # Everything else is in use; a smaller one further down the line may fit.
         return actions
 
-    def loaded(self, block: Assigned) -> tuple[bool, list[Load | Unload]]:
-        """Whether what was loaded is still wanted, and what to do next."""
-        self._loading.pop(block.block_id, None)
-        held = self.held.get(block.block_id)
-        if held is None:
-            return False, []
-        if held.block.revision > block.revision:
-            return False, self._load_again(held.block)
-        held.state, held.reason = BlockState.READY, ""
-        self._serving.add(block.block_id)
-        return True, []
+    def _trim(self, now: float) -> list[Action]:
+        """A block may turn out larger than its files: then others go as soon as they may."""
+        actions: list[Action] = []
+        over = self._settled_bytes() - self._budget
+        for held in self._idle(now) if over > 0 else ():
+            if over > 0:
+                over -= held.resident_bytes
+                actions += self._send_to_rest(held, "evicted")
+        return actions
 
-    def failed(self, block: Assigned, reason: str) -> list[Load | Unload]:
-        """An earlier revision of the block goes on serving."""
-        self._loading.pop(block.block_id, None)
-        held = self.held.get(block.block_id)
-        if held is None:
-            return []
-        if held.block.revision > block.revision:
-            return self._load_again(held.block)
+    def _start(self, held: Held, want: _Want) -> Load:
+        del self._line[held.block.block_id]
+        if held.is_resident:
+            want.why = Why.RELOAD
+        self._loading = _Loading(held.block, want, 0 if held.is_resident else held.size_bytes)
+        return Load(held.block, want.why)
+
+    def _victims(self, needed_bytes: float, now: float) -> list[Held]:
+        """The least recently used that make so much room together; none where all of them would not."""
+        victims: list[Held] = []
+        for held in self._idle(now):
+            if needed_bytes <= 0:
+                break
+            victims.append(held)
+            needed_bytes -= held.resident_bytes
+        return victims if needed_bytes <= 0 else []
+
+    def _idle(self, now: float) -> list[Held]:
+        """What may be evicted, the least recently used first."""
+        return sorted((held for held in self.held.values() if self._may_go(held, now)), key=lambda held: held.last_used)
+
+    def _may_go(self, held: Held, now: float) -> bool:
+        """Not what has jobs, is being reloaded, or could not be loaded again because its newest revision is broken."""
+        if not held.is_resident or held.state is not BlockState.READY or held.block.block_id in self._busy:
+            return False
+        return held.outlook is None or now - held.last_used >= held.outlook.keep_s
+
+    def _send_to_rest(self, held: Held, event: str) -> list[Action]:
+        held.is_resident = False
+        self._leaving_bytes += held.resident_bytes
+        return [Unload(held.block.block_id, event), self._rest(held)]
+
+    def _rest(self, held: Held) -> Rest:
+        held.state, held.reason = BlockState.DORMANT, ""
+        return Rest(held.block.block_id)
+
+    def _fail(self, held: Held, reason: str) -> Fail:
         held.state, held.reason = BlockState.FAILED, reason
-        return []
+        self._line.pop(held.block.block_id, None)
+        return Fail(held.block, reason)
 
-    def _load_again(self, block: Assigned) -> list[Load | Unload]:
-        self._loading[block.block_id] = block.revision
-        return [Load(block)]
+    def _withdraw(self, block_id: str) -> Action:
+        held = self.held.pop(block_id)
+        self._line.pop(block_id, None)
+        if self._loading is not None and self._loading.block.block_id == block_id:
+            self._loading.is_orphan = True
+        if not held.is_resident:
+            return Forget(block_id)
+        self._leaving_bytes += held.resident_bytes
+        return Unload(block_id, "unloaded")
+
+    def _queue_again(self, loading: _Loading) -> None:
+        """What was being loaded is outdated: those who wait for it wait for the newer revision."""
+        held = self.held.get(loading.block.block_id)
+        if held is not None and held.state is not BlockState.FAILED and not loading.is_orphan:
+            self._line.setdefault(held.block.block_id, loading.want)
+
+    def _is_loading(self, block_id: str) -> bool:
+        loading = self._loading
+        return loading is not None and loading.block.block_id == block_id and not loading.is_orphan
+
+    def _settled_bytes(self) -> int:
+        resident = sum(held.resident_bytes for held in self.held.values() if held.is_resident)
+        return resident + (self._loading.room_bytes if self._loading is not None else 0)
+
+    def _too_large(self, size_bytes: int) -> str:
+        return (
+            f"it takes {size_bytes} bytes of memory, more than worker.memory_budget_bytes ({self._budget:.0f}): "
+            "raise the budget, or serve the model from a worker that has it to itself"
+        )

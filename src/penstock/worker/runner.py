@@ -1,32 +1,36 @@
-"""One block on a worker: its task, its engine, its batcher and a thread per instance.
+"""One block on a worker: its task, its engine, its batcher and its instances.
 
 All state is owned by the event loop. Threads only compute: they get a batch or a request
 and hand the outcome back to the loop.
 """
 
 import asyncio
-import os
-import queue
-import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Executor
+from math import inf
 
-import structlog
-
-from penstock.core.errors import DeadlineExceeded, InternalError, PenstockError
-from penstock.core.statistics import BatchStatistics, BlockStatistics
-from penstock.core.tensors import Array, Tensor
+from penstock.core.errors import DeadlineExceeded, Draining, InvalidRequest, PenstockError, QueueTimeout
+from penstock.core.tensors import Tensor
+from penstock.engines.base import ContextEngine
 from penstock.tasks.base import Prepared
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.batcher import Batch, Batcher, Budget, Entry
+from penstock.worker.alarm import Alarm
+from penstock.worker.batcher import Batch, Batcher, Entry
+from penstock.worker.budget import ALONE, budget_of, delaying_levels
+from penstock.worker.calls import CallExecution
+from penstock.worker.contexts import Contexts
 from penstock.worker.counts import BlockCounts
 from penstock.worker.execution import Execution, Outcome
+from penstock.worker.instances import InstanceThreads
 from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
+from penstock.worker.pool_preparation import PoolPreparation
+from penstock.worker.preparation import Preparation
+from penstock.worker.task_pool import TaskPool
 
-log = structlog.get_logger()
 now = time.monotonic
 
 # A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.
@@ -39,6 +43,13 @@ SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
 # whatever the loop does. Earlier it would only fix what is not yet known to be the best choice.
 AHEAD_FROM = 1
 
+# Deadlines that pass within this time are seen to together: each look goes over all that waits.
+EXPIRY_S = 0.001
+
+MAX_PROBES = 64  # that wait for one answer; the oldest beyond are not told
+
+CLOSE_S = 5.0  # what a model with its own code has to end what it does, and its sessions
+
 
 class BlockRunner:
     def __init__(
@@ -47,49 +58,46 @@ class BlockRunner:
         pool: Executor,
         metrics: WorkerMetrics,
         traces: Traces,
+        tasks: TaskPool | None = None,
     ) -> None:
+        """`tasks` prepare and finish in place of the pool's threads; they are this runner's to close."""
         self.description = description = loaded.description
-        self.statistics = BlockStatistics(description.block_id, description.model, description.version)
-        self._task = loaded.task
-        self._engine = loaded.engine
-        self._execution = Execution(loaded.task, loaded.engine)
-        self._may_run_inline = loaded.has_steady_cost
-        self._pool = pool
+        settings, task, engine = description.settings, loaded.task, loaded.engine
+        self._engine = engine
         self._traces = traces
-        self._metrics = BlockCounts(metrics, description)
-        batching = description.settings.batching
-        self._batcher = Batcher(
-            Budget(
-                max_rows=batching.max_rows,
-                max_tokens=batching.max_tokens,
-                max_padding=batching.max_padding,
-                free_padding=batching.free_padding,
-                max_delay_s=batching.max_delay_ms / 1000,
-                by_length=batching.order == "length",
-                reach_tokens=batching.reach_tokens,
-                share=1 / (2 * description.instances),
-            )
-        )
+        self._counts = BlockCounts(metrics, description)
+        self.statistics = self._counts.statistics
         self._loop = asyncio.get_running_loop()
+        self._tasks = tasks
+        self._preparation = (
+            Preparation(task, pool, self._prepared, self._finished)
+            if tasks is None
+            else PoolPreparation(task, pool, tasks, self._prepared, self._finished)
+        )
+        calls: CallExecution | None = None
+        if isinstance(engine, ContextEngine):
+            calls = CallExecution(task, engine, settings.python.is_decoupled, self._answer_soon)
+        self._execution: Execution | CallExecution = (
+            Execution(task, engine, settings.warm_up) if calls is None else calls
+        )
+        self._instances = InstanceThreads(description.model, description.instances, self._execution.run, self._ran)
+        self._contexts = None if calls is None else Contexts(settings, calls, self._instances, self._late)
+        self._may_run_inline = loaded.has_steady_cost and calls is None
+        self._batcher = Batcher(
+            budget_of(settings, description.instances) if calls is None else ALONE,
+            delaying_levels(settings.priorities),
+        )
         self._jobs: dict[WorkerJob, None] = {}
         self._running = 0  # batches handed out
-        self._plenty_tokens = AHEAD_FROM * description.instances * (batching.max_tokens or 0)
-        # One for all instances, so that what is handed out ahead goes to whichever is idle first. It holds at most
-        # one batch more than there are instances.
-        self._inbox: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run_instance, args=(i,), name=f"{description.model}-{i}", daemon=True)
-            for i in range(description.instances)
-        ]
+        max_tokens = settings.batching.max_tokens if calls is None else None
+        self._plenty_tokens = AHEAD_FROM * description.instances * (max_tokens or 0)
         self._timer: asyncio.TimerHandle | None = None
+        self._expiry = Alarm(self._expire_due, EXPIRY_S)
+        self._probes: deque[Callable[[str], None]] = deque(maxlen=MAX_PROBES)
         self._is_pump_due = False
-        self._arrivals: list[WorkerJob] = []
-        self._cores = len(os.sched_getaffinity(0))
         self._slowest_ns = 0.0  # of late
         self._drained = asyncio.Event()
         self._drained.set()
-        for thread in self._threads:
-            thread.start()
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -102,38 +110,30 @@ class BlockRunner:
     def idle(self) -> int:
         return max(0, self.description.instances - self._running)
 
-    # --- on the event loop
+    # --- jobs come and go
 
     def accept(self, job: WorkerJob) -> None:
         job.arrived = now()
         self._jobs[job] = None
         self._drained.clear()
-        if self._task.is_prepare_cheap:
-            self._prepared(job, self._prepare(job))
-        else:
-            if not self._arrivals:
-                self._loop.call_soon(self._prepare_arrivals)
-            self._arrivals.append(job)
-
-    def _prepare_arrivals(self) -> None:
-        """What arrived together goes to the pool together, shared out over its threads."""
-        jobs, self._arrivals = self._arrivals, []
-        shares = min(len(jobs), self._cores)
-        for share in range(shares):
-            group = jobs[share::shares]
-            future = self._loop.run_in_executor(self._pool, self._prepare_group, group)
-            future.add_done_callback(self._group_prepared)
-
-    def _group_prepared(self, future: "asyncio.Future[list[tuple[WorkerJob, Prepared | PenstockError]]]") -> None:
-        for job, outcome in future.result():
-            self._prepared(job, outcome)
+        if self._contexts is not None:
+            try:
+                self._contexts.enter(job)
+            except InvalidRequest as error:
+                self._fail(job, error)
+                return
+        self._preparation.prepare(job)
 
     def cancel(self, job: WorkerJob) -> None:
         """Its answer is not wanted any more: out of the queue, or unheard when it comes."""
         if not job.is_gone:
-            self._metrics.cancelled.inc()
+            self._counts.cancelled()
             self._batcher.remove(job)
             self._forget(job)
+
+    def allow(self, job: WorkerJob, credits: int) -> None:
+        if job.answers is not None:
+            job.answers.allow(credits)
 
     def hand_back(self) -> list[WorkerJob]:
         """Takes out and returns the jobs of which nothing has run."""
@@ -143,30 +143,50 @@ class BlockRunner:
             self._forget(job)
         return jobs
 
-    def flush_metrics(self) -> None:
-        self._metrics.tallies.flush()
+    def probe(self, done: Callable[[str], None]) -> None:
+        """Tells, in its turn, whether the model still works: an empty text, or the problem. A hung one never tells."""
+        self._probes.append(done)
+        if len(self._probes) == 1:
+            self._instances.ask(self._execution.probe, self._probed)
 
-    def expire(self, at: float) -> None:
-        for entry in self._batcher.expire(at):
-            self._fail(entry.owner, DeadlineExceeded("the deadline passed while the request waited on the worker"))
+    def _probed(self, problem: str) -> None:
+        waiting, self._probes = self._probes, deque(maxlen=MAX_PROBES)
+        for done in waiting:
+            done(problem)
+
+    def flush_metrics(self) -> None:
+        self._counts.flush()
 
     async def drain(self) -> None:
-        """Returns when nothing is left to run."""
+        """Returns when nothing is left to run, and the model knows that its sessions are over."""
         await self._drained.wait()
+        if self._contexts is not None:
+            await self._contexts.end_all()
 
-    def close(self) -> None:
-        """After `drain`, or to abandon what runs. The engine closes when its threads have left it."""
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        """After `drain`, or to abandon what runs. The engine closes when its threads have left; then comes `then`."""
         self.flush_metrics()
+        self._expiry.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        for _ in self._threads:
-            self._inbox.put(None)
-        threading.Thread(target=self._close_engine, name="closing", daemon=True).start()
+        if self._tasks is not None:
+            self._tasks.close()
+        if self._contexts is not None:
+            for job in [job for job in self._jobs if job.answers is not None]:
+                self._fail(job, Draining("the model was unloaded before it had given all its answers; ask again"))
+            self._contexts.close()
+        # Native code must not lose its session while it runs; a process of its own may be ended at any time.
+        patience_s = None if self._contexts is None else CLOSE_S
+        self._instances.close(lambda: self._close_engine(then), patience_s)
 
-    def _close_engine(self) -> None:
-        for thread in self._threads:
-            thread.join()
-        self._engine.close()
+    def _close_engine(self, then: Callable[[], None]) -> None:
+        """In a thread of its own."""
+        try:
+            self._engine.close()
+        finally:
+            then()
+
+    # --- from the queue to the instances
 
     def _prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
         if job.is_gone:
@@ -178,12 +198,17 @@ class BlockRunner:
         job.missing = len(outcome.pieces)
         job.results = [None] * job.missing
         if not outcome.pieces:
-            self._finish(job)
+            self._preparation.finish(job)
             return
         self._batcher.append(
-            (Entry(job, i, p.rows, p.length, p.key, job.deadline) for i, p in enumerate(outcome.pieces)),
+            (
+                Entry(job, i, p.rows, p.length, p.key, job.deadline, job.priority, job.queue_deadline)
+                for i, p in enumerate(outcome.pieces)
+            ),
             now(),
         )
+        if self._batcher.next_due() < self._expiry.at:
+            self._expiry.set(self._batcher.next_due())
         self._pump_soon()
 
     def _pump_soon(self) -> None:
@@ -196,23 +221,17 @@ class BlockRunner:
         """Gives every idle instance what it should run now."""
         self._is_pump_due = False
         at = now()
+        self.expire(at)
         while self._may_hand_out():
             batch = self._batcher.next_batch(at)
             if batch is None:
                 break
-            entries = [entry for entry in batch.entries if entry.deadline > at]
-            if len(entries) < len(batch.entries):
-                self._fail_expired(batch, at)
-                batch.entries = entries
-                if not entries:
-                    continue
-            for entry in entries:
-                entry.owner.has_started = True
+            self._start(batch)
             if self._is_quick(batch):
                 self._settle(self._execution.run(self.description.instances, batch))
             else:
                 self._running += 1
-                self._inbox.put(batch)
+                self._instances.run(batch)
         self._set_timer()
 
     def _may_hand_out(self) -> bool:
@@ -220,6 +239,17 @@ class BlockRunner:
         if self._running < instances:
             return True
         return self._running == instances and 0 < self._plenty_tokens <= self._batcher.tokens
+
+    def _start(self, batch: Batch) -> None:
+        for entry in batch.entries:
+            job: WorkerJob = entry.owner
+            if job.has_started:
+                continue
+            job.has_started = True
+            if job.missing > 1 and job.queue_deadline < inf:
+                self._batcher.excuse(job)
+            if self._contexts is not None:
+                self._contexts.start(job)
 
     def _is_quick(self, batch: Batch) -> bool:
         if self._running >= self.description.instances:
@@ -233,14 +263,6 @@ class BlockRunner:
         )
         return size_bytes <= INLINE_BYTES
 
-    def _fail_expired(self, batch: Batch, at: float) -> None:
-        for entry in batch.entries:
-            if entry.deadline <= at:
-                self._fail(
-                    entry.owner,
-                    DeadlineExceeded("the deadline passed while the request waited on the worker"),
-                )
-
     def _set_timer(self) -> None:
         wake_at = self._batcher.wake_at() if self.idle else None
         if self._timer is not None:
@@ -249,14 +271,44 @@ class BlockRunner:
         if wake_at is not None:
             self._timer = self._loop.call_later(max(0.0, wake_at - now()), self._pump)
 
+    # --- time
+
+    def expire(self, at: float) -> None:
+        """Fails what waits past its deadline, or longer than its queue policy allows."""
+        if self._batcher.next_due() > at:
+            return
+        for entry in self._batcher.expire(at):
+            error: PenstockError
+            if entry.deadline <= at:
+                error = DeadlineExceeded("the deadline passed while the request waited on the worker")
+            else:
+                level = entry.priority
+                error = QueueTimeout(f"it waited longer than the queue policy of level {level} allows; try again later")
+            self._fail(entry.owner, error)
+
+    def _expire_due(self) -> None:
+        self.expire(now())
+        self._expiry.set(self._batcher.next_due())
+
+    def _late(self, job: WorkerJob) -> None:
+        """Of a decoupled model, whose deadline counts while it answers, too."""
+        self._batcher.remove(job)
+        self._fail(job, DeadlineExceeded("the deadline passed before the model had given all its answers"))
+
+    # --- from the instances to the answers
+
     def _ran(self, outcome: Outcome) -> None:
         self._running -= 1
+        if outcome.ended and self._contexts is not None:
+            self._contexts.ended(outcome.ended)
         self._pump()  # first, so that the instance does not idle while answers are written
         self._settle(outcome)
 
     def _settle(self, outcome: Outcome) -> None:
         """Counts the batch and answers the jobs that it completes."""
-        self._count(outcome)
+        took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
+        self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
+        self._counts.ran(outcome)
         rows = outcome.batch.rows
         for entry, result in zip(outcome.batch.entries, outcome.results, strict=True):
             job: WorkerJob = entry.owner
@@ -274,14 +326,18 @@ class BlockRunner:
             job.results[entry.index] = result
             job.missing -= 1
             if job.missing == 0:
-                self._finish(job)
+                if job.answers is None:
+                    self._preparation.finish(job)
+                else:
+                    self._finished(job, [])  # its answers have gone already; this only ends them
 
-    def _finish(self, job: WorkerJob) -> None:
-        if self._task.is_finish_cheap:
-            self._finished(job, self._run_finish(job))
-        else:
-            future = self._loop.run_in_executor(self._pool, self._run_finish, job)
-            future.add_done_callback(lambda done: self._finished(job, done.result()))
+    def _answer_soon(self, job: WorkerJob, tensors: list[Tensor]) -> None:
+        """In an instance's thread: one answer of several."""
+        self._loop.call_soon_threadsafe(self._answer, job, tensors)
+
+    def _answer(self, job: WorkerJob, tensors: list[Tensor]) -> None:
+        if not job.is_gone:
+            job.reply(job, tensors, True)
 
     def _finished(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
         if job.is_gone:
@@ -289,18 +345,28 @@ class BlockRunner:
         if isinstance(outcome, PenstockError):
             self._fail(job, outcome)
             return
-        statistics = self.statistics
-        statistics.success.add(int((now() - job.arrived) * 1e9))
-        statistics.queue.add(job.timing.queue_ns)
-        # Per request, as the protocol counts: every job of a batch took the whole batch's time.
-        statistics.compute_input.add(job.timing.batch_ns)
-        statistics.compute_infer.add(job.timing.compute_ns)
-        statistics.compute_output.add(job.timing.finish_ns)
-        self._metrics.queue_seconds.observe(job.timing.queue_ns / 1e9)
+        self._counts.succeeded(job, now())
         self._forget(job)
         if self._traces.is_on:
             self._trace(job)  # before the reply: a span ends within its parent
         job.reply(job, outcome)
+
+    def _fail(self, job: WorkerJob, error: PenstockError) -> None:
+        if job.is_gone:
+            return
+        self._counts.failed(job, error, now())
+        self._forget(job)
+        if self._traces.is_on:
+            self._trace(job, error)
+        job.reply(job, error)
+
+    def _forget(self, job: WorkerJob) -> None:
+        job.is_gone = True
+        del self._jobs[job]
+        if self._contexts is not None:
+            self._contexts.leave(job)
+        if not self._jobs:
+            self._drained.set()
 
     def _trace(self, job: WorkerJob, error: PenstockError | None = None) -> None:
         start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
@@ -316,69 +382,3 @@ class BlockRunner:
             batch_rows=timing.batch_rows,
         )
         span.end(error)
-
-    def _fail(self, job: WorkerJob, error: PenstockError) -> None:
-        if job.is_gone:
-            return
-        self.statistics.fail.add(int((now() - job.arrived) * 1e9))
-        self._metrics.failure(error.code)
-        self._forget(job)
-        if self._traces.is_on:
-            self._trace(job, error)
-        job.reply(job, error)
-
-    def _forget(self, job: WorkerJob) -> None:
-        job.is_gone = True
-        del self._jobs[job]
-        if not self._jobs:
-            self._drained.set()
-
-    def _count(self, outcome: Outcome) -> None:
-        batch, statistics = outcome.batch, self.statistics
-        took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
-        self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
-        statistics.last_inference_ms = int(time.time() * 1000)
-        statistics.inference_count += batch.rows
-        statistics.execution_count += 1
-        statistics.closed[batch.closed] = statistics.closed.get(batch.closed, 0) + 1
-        by_rows = statistics.batches.setdefault(batch.rows, BatchStatistics())
-        by_rows.compute_input.add(outcome.input_ns)
-        by_rows.compute_infer.add(outcome.infer_ns)
-        by_rows.compute_output.add(outcome.output_ns)
-        self._metrics.batch(batch, outcome.input_ns / 1e9, outcome.infer_ns / 1e9)
-
-    # --- in threads
-
-    def _prepare_group(self, jobs: list[WorkerJob]) -> list[tuple[WorkerJob, Prepared | PenstockError]]:
-        return [(job, self._prepare(job)) for job in jobs]
-
-    def _prepare(self, job: WorkerJob) -> Prepared | PenstockError:
-        try:
-            return self._task.prepare(job.request)
-        except PenstockError as error:
-            return error
-        except Exception as error:
-            log.exception("prepare_failed", request_id=job.request_id)
-            return InternalError(f"preparing the request failed: {type(error).__name__}")
-
-    def _run_finish(self, job: WorkerJob) -> list[Tensor] | PenstockError:
-        start = time.perf_counter_ns()
-        assert job.prepared is not None
-        try:
-            results: list[Sequence[Array]] = [result for result in job.results if result is not None]
-            return self._task.finish(job.request, job.prepared, results)
-        except PenstockError as error:
-            return error
-        except Exception as error:
-            log.exception("finish_failed", request_id=job.request_id)
-            return InternalError(f"finishing the request failed: {type(error).__name__}")
-        finally:
-            job.timing.finish_ns = time.perf_counter_ns() - start
-
-    def _run_instance(self, instance: int) -> None:
-        while (batch := self._inbox.get()) is not None:
-            outcome = self._execution.run(instance, batch)
-            try:
-                self._loop.call_soon_threadsafe(self._ran, outcome)
-            except RuntimeError:  # the loop has closed: the process is leaving
-                return

@@ -20,7 +20,8 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "")
             for i in range(blocks)
         ],
         workers=[
-            WorkerStanding(f"worker-{i}", 7, 3, 10**9, [f"blk-{j}" for j in range(blocks)]) for i in range(workers)
+            WorkerStanding(f"worker-{i}", 7, 3, 10**9, [f"blk-{j}" for j in range(blocks)], [], "")
+            for i in range(workers)
         ],
     )
     last = f"[red]a-model-with-a-long-name-{blocks - 1}"

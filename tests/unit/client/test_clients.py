@@ -29,11 +29,12 @@ Stream = AsyncIterator[pb.ModelInferRequest]
 
 @dataclass
 class Server(rpc.GRPCInferenceServiceServicer):
-    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign or hangup."""
+    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign, hangup, many or many_and_silence."""
 
     address: str = ""
     streams: int = 0
     unary: int = 0
+    left: int = 0  # streams that were cancelled
     metadata: dict[str, str] = field(default_factory=dict)
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
 
@@ -74,6 +75,13 @@ class Server(rpc.GRPCInferenceServiceServicer):
                 return
             if message.model_name == "slow":
                 kept.append(message)
+            elif message.model_name.startswith("many"):
+                for number in range(3):
+                    answer = pb.ModelStreamInferResponse(infer_response=echo(message))
+                    answer.infer_response.parameters["triton_final_response"].bool_param = number == 2
+                    yield answer
+                if message.model_name == "many_and_silence":
+                    await self._wait_for_the_client_to_leave()
             elif message.model_name == "refuse":
                 failed = pb.ModelInferResponse(id=message.id)
                 failed.parameters["penstock-code"].string_param = "invalid_tensor"
@@ -82,6 +90,13 @@ class Server(rpc.GRPCInferenceServiceServicer):
                 for answered in (message, *kept):
                     yield pb.ModelStreamInferResponse(infer_response=echo(answered))
                 kept.clear()
+
+    async def _wait_for_the_client_to_leave(self) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
 
 
 def echo(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -227,3 +242,81 @@ async def test_the_async_client_advises_about_a_server_that_is_not_there() -> No
         assert not await client.is_ready()
         with pytest.raises(Unavailable, match="penstock serve"):
             await client.embed(["x"])
+
+
+# --- many answers
+
+
+def ask_many(client: Client, model: str) -> list[dict[str, Array]]:
+    return list(client.infer_stream(model, numbers(1, 2), timeout_s=10))
+
+
+async def test_one_request_may_have_many_answers(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        found = [answer["x"].tolist() async for answer in client.infer_stream("many", numbers(1, 2))]
+    assert found == [[1, 2]] * 3
+    with Client(server.address) as blocking:
+        assert [answer["x"].tolist() for answer in await asyncio.to_thread(ask_many, blocking, "many")] == [[1, 2]] * 3
+
+
+async def test_many_answers_of_a_model_that_gives_one(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        assert len([answer async for answer in client.infer_stream("m", numbers(1))]) == 1
+    with Client(server.address) as blocking:
+        assert len(await asyncio.to_thread(ask_many, blocking, "m")) == 1
+
+
+async def test_an_error_among_many_answers(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(InvalidTensor):
+            await anext(client.infer_stream("refuse", numbers(1)))
+        with pytest.raises(DeadlineExceeded):
+            async for _ in client.infer_stream("many_and_silence", numbers(1), timeout_s=0.3):
+                pass
+    with Client(server.address) as blocking, pytest.raises(InvalidTensor):
+        await asyncio.to_thread(ask_many, blocking, "refuse")
+    with Client(NOBODY) as nowhere, pytest.raises(Unavailable, match="penstock serve"):
+        await asyncio.to_thread(ask_many, nowhere, "m")
+
+
+async def test_leaving_many_answers_cancels_the_rest(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        answers = client.infer_stream("many_and_silence", numbers(1))
+        await anext(answers)
+        await answers.aclose()
+        async with asyncio.timeout(10):
+            while not server.left:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_asking_for_one_answer_of_many_is_refused(server: Server) -> None:
+    async with AsyncClient(server.address) as client:
+        with pytest.raises(InvalidRequest, match="infer_stream"):
+            await client.infer("many", numbers(1))
+
+
+async def test_what_a_call_asks_of_the_server_travels_as_parameters(server: Server) -> None:
+    controls = {"priority": 2, "session_id": "s1", "seq_no": 7, "start": True, "end": False}
+    async with AsyncClient(server.address) as client:
+        await client.infer("m", numbers(1), parameters={"own": "x"}, **controls)
+    with Client(server.address) as blocking:
+        await asyncio.to_thread(lambda: blocking.infer("m", numbers(1), parameters={"own": "x"}, **controls))
+        with pytest.raises(TypeError, match="timout_s"):
+            blocking.infer("m", numbers(1), timout_s=1)
+    for request in server.requests:
+        found = request.parameters
+        assert found["own"].string_param == "x"
+        assert (found["priority"].int64_param, found["seq_no"].int64_param) == (2, 7)
+        assert found["session_id"].string_param == "s1"
+        assert found["sequence_start"].bool_param is True
+        assert found["sequence_end"].WhichOneof("parameter_choice") == "bool_param"
+
+
+async def test_upscaled_images_keep_their_order(server: Server) -> None:
+    async def images() -> AsyncIterator[bytes]:
+        for number in range(20):
+            yield str(number).encode()
+
+    async with AsyncClient(server.address) as client:
+        found = [image async for image in client.upscale_stream(images(), "m", window=3)]
+    assert found == [str(number).encode() for number in range(20)]

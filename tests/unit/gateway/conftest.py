@@ -116,6 +116,9 @@ class FakeControl:
     async def unload(self, model: str) -> None:
         self.calls.append(("unload", model))
 
+    async def set_routing(self, model: str, routing_json: str) -> None:
+        self.calls.append(("set_routing", routing_json))
+
 
 class Served:
     """Everything behind the application, for tests to look at and to set."""

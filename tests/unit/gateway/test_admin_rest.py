@@ -75,6 +75,9 @@ async def test_the_document_has_every_route(client):
         "/metrics",
         "/metrics.json",
         "/healthz",
+        "/v1/models/{model}/routing",
+        "/v1/cache",
+        "/v1/sessions",
     } == set(document["paths"])
 
 

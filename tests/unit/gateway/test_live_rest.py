@@ -99,6 +99,7 @@ class Stream:
 def catalogue(served) -> Catalogue:
     class Workers:
         worker_id, pid, jobs, memory_bytes, blocks = "worker-0", 5, 2, 99, {"blk-echo-1": None}
+        dormant, zone = set(), ""
 
     class Dispatcher:
         def workers(self) -> list[Any]:

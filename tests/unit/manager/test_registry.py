@@ -59,3 +59,17 @@ def test_versions_that_are_gone_are_no_longer_wanted() -> None:
     registry.deploy("m", "/m", [("1", "blk-1"), ("2", "blk-2")])
     registry.deploy("m", "/m", [("2", "blk-2"), ("3", "blk-3")])
     assert [block.version for block in registry.wanted()] == ["2", "3"]
+
+
+def test_a_dormant_block_is_settled_and_counts_until_some_worker_has_it() -> None:
+    registry = Registry()
+    registry.deploy("m", "/m", [("1", "blk-1")])
+    (block,) = registry.blocks()
+    registry.worker_reported("w1", [("blk-1", BlockState.DORMANT, "", 1)])
+    assert block.state() == (BlockState.DORMANT, "")
+    assert registry.is_settled("m")
+    assert registry.failure("m") == ""
+    registry.worker_reported("w2", [("blk-1", FAILED, "no", 1)])
+    assert block.state() == (BlockState.DORMANT, ""), "the other worker can still load it"
+    registry.worker_reported("w1", [("blk-1", READY, "", 1)])
+    assert block.state() == (READY, "")

@@ -1,5 +1,7 @@
 """From names to blocks, through the lives of workers."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.core.blocks import BlockDescription, BlockState
@@ -103,3 +105,49 @@ def test_one_failed_model_does_not_make_the_server_unready() -> None:
     resolver.cluster_changed([view(), broken])
     resolver.workers_changed(held(block()))
     assert resolver.is_server_ready()
+
+
+def test_a_dormant_block_resolves_and_is_ready() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view(state=BlockState.DORMANT)])
+    assert not resolver.is_server_ready()
+    assert not resolver.has_caught_up()
+    with pytest.raises(ModelNotReady, match="has no worker at this gateway yet"):
+        resolver.resolve("m", "")
+    unknown_yet = replace(block(), is_described=False)
+    resolver.workers_changed(held(unknown_yet))
+    assert resolver.resolve("m", "") is unknown_yet
+    assert resolver.is_ready("m")
+    assert resolver.is_server_ready()
+    assert resolver.has_caught_up()
+
+
+def test_whether_a_block_is_described_is_told() -> None:
+    resolver = Resolver()
+    assert not resolver.is_described("m")
+    resolver.cluster_changed([view(state=BlockState.DORMANT)])
+    resolver.workers_changed(held(replace(block(), is_described=False)))
+    assert not resolver.is_described("m", "1")
+    resolver.workers_changed(held(block()))
+    assert resolver.is_described("m", "1")
+    assert resolver.is_described("m")
+
+
+def test_a_block_that_stays_as_it_is_stays_the_same_object() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    resolver.workers_changed(held(block()))
+    first = resolver.resolve("m", "")
+    resolver.workers_changed(held(block()))
+    assert resolver.resolve("m", "") is first
+    resolver.workers_changed(held(replace(block(), fingerprint="other files")))
+    assert resolver.resolve("m", "").fingerprint == "other files"
+
+
+def test_those_who_wait_for_a_block_that_fails_are_told_why() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view(state=BlockState.DORMANT)])
+    resolver.workers_changed(held(block()))
+    resolver.workers_changed({})
+    gone = resolver.cluster_changed([view(state=BlockState.FAILED, reason="no such file")])
+    assert gone["blk-m1"].message == "model 'm' version 1 is failed (no such file)"

@@ -25,3 +25,29 @@ async def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
     file.write_bytes(b"x" * 5000)
     with pytest.raises(ConfigError, match="cannot be opened"):
         await SqliteMetadata.open(file)
+
+
+async def test_routing_is_kept_replaced_and_forgotten(tmp_path: Path) -> None:
+    store = await SqliteMetadata.open(tmp_path / "metadata.db")
+    assert await store.routings() == {}
+    await store.set_routing("m", "first")
+    await store.set_routing("n", "other")
+    await store.set_routing("m", "second")
+    await store.close()
+    again = await SqliteMetadata.open(tmp_path / "metadata.db")
+    assert await again.routings() == {"m": "second", "n": "other"}
+    await again.set_routing("m", "")
+    await again.set_routing("nobody", "")
+    assert await again.routings() == {"n": "other"}
+    await again.close()
+
+
+async def test_a_store_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path) -> None:
+    store = await SqliteMetadata.open(tmp_path / "metadata.db")
+    block = await store.block_id("m", "1")
+    await store._connection.execute("DROP TABLE routing")
+    await store.close()
+    again = await SqliteMetadata.open(tmp_path / "metadata.db")
+    assert await again.routings() == {}
+    assert await again.block_id("m", "1") == block
+    await again.close()

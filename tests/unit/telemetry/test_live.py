@@ -22,7 +22,10 @@ STANDING = Standing(
         BlockStanding("blk-m", "minilm", "1", "ready", "", 32),
         BlockStanding("blk-s", "srcnn", "2", "failed", "no file"),
     ],
-    workers=[WorkerStanding("worker-0", 7, 3, 2**20, ["blk-m"]), WorkerStanding("worker-2", 8, 0, 5, [])],
+    workers=[
+        WorkerStanding("worker-0", 7, 3, 2**20, ["blk-m"], [], ""),
+        WorkerStanding("worker-2", 8, 0, 5, [], [], ""),
+    ],
 )
 
 

@@ -1,12 +1,26 @@
 """The batcher: scripts of events with a fake clock."""
 
 import random
+from math import inf
 
-from penstock.worker.batcher import Batch, Batcher, Budget, Closed, Entry
+from penstock.worker.batcher import Batch, Batcher, Closed, Entry
+from penstock.worker.budget import Budget
 
 
-def entry(owner: object, length: int = 1, rows: int = 1, key: object = "a", deadline: float = 1e9) -> Entry:
-    return Entry(owner, 0, rows, length, key, deadline)
+def entry(
+    owner: object,
+    length: int = 1,
+    rows: int = 1,
+    key: object = "a",
+    deadline: float = 1e9,
+    level: int = 1,
+    queue_deadline: float = inf,
+) -> Entry:
+    return Entry(owner, 0, rows, length, key, deadline, level, queue_deadline)
+
+
+def owners(batch: Batch | None) -> list[object]:
+    return [] if batch is None else [found.owner for found in batch.entries]
 
 
 def lengths(batch: Batch | None) -> list[int]:
@@ -211,3 +225,141 @@ def test_the_tokens_that_wait_are_counted() -> None:
     batcher.append([entry("d", 9)], 0.0)
     batcher.clear()
     assert batcher.tokens == 0
+
+
+def test_a_higher_level_overtakes_and_lower_ones_fill_what_it_leaves() -> None:
+    batcher = Batcher(Budget(4))
+    batcher.append([entry(f"low{n}", level=3) for n in range(3)], 0.0)
+    batcher.append([entry(f"middle{n}", level=2) for n in range(2)], 1.0)
+    batcher.append([entry("high", level=1)], 2.0)
+    assert owners(batcher.next_batch(2.0)) == ["high", "middle0", "middle1", "low0"]
+    assert owners(batcher.next_batch(2.0)) == ["low1", "low2"]
+    assert len(batcher) == batcher.tokens == 0
+
+
+def test_lower_levels_fill_only_with_their_like() -> None:
+    batcher = Batcher(Budget(8, max_padding=0.05))
+    batcher.append([entry("far", 90, level=2), entry("near", 51, level=2), entry("other", 50, key="b", level=2)], 0.0)
+    batcher.append([entry("high", 50)], 0.0)
+    assert owners(batcher.next_batch(0.0)) == ["high", "near"]
+    assert owners(batcher.next_batch(0.0)) == ["far"]
+    assert owners(batcher.next_batch(0.0)) == ["other"]
+
+
+def test_lower_levels_fill_in_order_of_arrival_too() -> None:
+    batcher = Batcher(Budget(3, by_length=False))
+    batcher.append([entry("low", level=2), entry("lower", level=3)], 0.0)
+    batcher.append([entry("high")], 0.0)
+    assert owners(batcher.next_batch(0.0)) == ["high", "low", "lower"]
+
+
+def test_the_reach_goes_from_the_highest_level_down() -> None:
+    batcher = Batcher(Budget(8, max_padding=1.0, reach_tokens=25))
+    batcher.append([entry(f"low{n}", 10, level=2) for n in range(4)], 0.0)
+    batcher.append([entry("high", 10)], 0.0)
+    assert owners(batcher.next_batch(0.0)) == ["high", "low0", "low1"]
+
+
+def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_only_what_is_left() -> None:
+    """The rule: no starvation within a level, none promised across levels."""
+    batcher = Batcher(Budget(2))
+    batcher.append([entry("low", level=2)], 0.0)
+    for step in range(50):
+        batcher.append([entry((step, 0)), entry((step, 1))], float(step))
+        assert owners(batcher.next_batch(float(step))) == [(step, 0), (step, 1)]
+    batcher.append([entry("last")], 50.0)
+    assert owners(batcher.next_batch(50.0)) == ["last", "low"]
+
+
+def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
+    rng = random.Random(3)
+    plain, other = (Batcher(Budget(8, max_tokens=512, reach_tokens=900, share=0.25)) for _ in range(2))
+    for number in range(500):
+        length, key = rng.randint(3, 250), rng.choice("ab")
+        plain.append([entry(number, length, key=key)], float(number))
+        other.append([entry(number, length, key=key, level=7)], float(number))
+        if rng.random() < 0.3:
+            batch, same = plain.next_batch(float(number)), other.next_batch(float(number))
+            assert batch is not None
+            assert same is not None
+            assert owners(batch) == owners(same)
+            assert (batch.closed, batch.rows, batch.real_tokens) == (same.closed, same.rows, same.real_tokens)
+            assert batch.real_tokens == sum(found.length for found in batch.entries)
+
+
+def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
+    batcher = Batcher(Budget(8))
+    batcher.append([entry("patient", queue_deadline=5.0), entry("hasty", queue_deadline=1.0), entry("any")], 0.0)
+    assert batcher.next_due() == 1.0
+    assert batcher.expire(0.9) == []
+    assert [found.owner for found in batcher.expire(1.0)] == ["hasty"]
+    assert batcher.next_due() == 5.0
+    assert owners(batcher.next_batch(2.0)) == ["patient", "any"]
+
+
+def test_a_delaying_level_serves_the_delayed_when_its_others_are_gone() -> None:
+    batcher = Batcher(Budget(1), delaying=[2])
+    batcher.append([entry("first", level=2, queue_deadline=1.0), entry("second", level=2, queue_deadline=1.0)], 0.0)
+    assert batcher.expire(1.0) == []
+    batcher.append([entry("young", level=2, queue_deadline=9.0)], 1.0)
+    batcher.append([entry("high", level=1, queue_deadline=9.0)], 1.0)
+    assert [owners(batcher.next_batch(2.0)) for _ in range(4)] == [["high"], ["young"], ["first"], ["second"]]
+
+
+def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> None:
+    batcher = Batcher(Budget(2), delaying=[1])
+    batcher.append([entry("slow", queue_deadline=1.0, deadline=3.0), entry("late", queue_deadline=1.0)], 0.0)
+    batcher.expire(1.0)
+    assert batcher.next_due() == 3.0
+    batcher.append([entry("young")], 1.0)
+    assert batcher.expire(2.0) == []
+    assert [found.owner for found in batcher.expire(3.0)] == ["slow"]
+    batch = batcher.next_batch(3.0)
+    assert owners(batch) == ["young", "late"]
+    assert batch is not None
+    assert [found.arrived for found in batch.entries] == [1.0, 0.0]  # delaying is no new arrival
+
+
+def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
+    batcher = Batcher(Budget(1))
+    batcher.append(
+        [entry("a", queue_deadline=1.0), entry("a", queue_deadline=1.0), entry("b", queue_deadline=1.0)], 0.0
+    )
+    batcher.next_batch(0.0)
+    batcher.excuse("a")
+    assert [found.owner for found in batcher.expire(2.0)] == ["b"]
+    assert owners(batcher.next_batch(2.0)) == ["a"]
+
+
+def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
+    batcher = Batcher(Budget(1))
+    assert batcher.next_due() == inf
+    batcher.append([entry("soon", deadline=1.0), entry("later", deadline=2.0)], 0.0)
+    batcher.next_batch(0.0)
+    assert batcher.next_due() == 1.0
+    assert batcher.expire(1.0) == []
+    assert batcher.next_due() == 2.0
+    batcher.append([entry("sooner", deadline=1.5)], 1.0)
+    assert batcher.next_due() == 1.5
+    batcher.clear()
+    assert batcher.next_due() == inf
+
+
+def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_company_again() -> None:
+    batcher = Batcher(Budget(4, max_delay_s=0.010))
+    batcher.append([entry("low", key="b", level=2)], 1.000)
+    batcher.append([entry("high")], 1.009)
+    assert batcher.wake_at() == 1.010
+    assert batcher.next_batch(1.009) is None
+    batch = batcher.next_batch(1.010)
+    assert batch is not None
+    assert (owners(batch), batch.closed) == (["high"], Closed.DELAY)
+    assert owners(batcher.next_batch(1.010)) == ["low"]
+
+
+def test_the_delayed_come_behind_every_level_and_by_level_among_themselves() -> None:
+    batcher = Batcher(Budget(1), delaying=[1, 2])
+    batcher.append([entry("slow2", level=2, queue_deadline=1.0), entry("slow1", level=1, queue_deadline=1.0)], 0.0)
+    batcher.expire(1.0)
+    batcher.append([entry("low", level=1000), entry("high", level=1)], 1.0)
+    assert [owners(batcher.next_batch(2.0)) for _ in range(4)] == [["high"], ["low"], ["slow1"], ["slow2"]]

@@ -1,101 +1,24 @@
-"""A block's runner with real threads and an engine that does as it is told."""
+"""A block's runner: jobs in, batches, answers out."""
 
 import asyncio
-import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
-from prometheus_client import CollectorRegistry
 
-from penstock.core.blocks import BlockDescription
-from penstock.core.config import Telemetry
-from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor, PenstockError
+from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor
 from penstock.core.models import Batching, ModelSettings
-from penstock.core.signature import Signature
-from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.tensor import TensorTask
-from penstock.telemetry.metrics import WorkerMetrics
-from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
-from penstock.worker.loading import LoadedBlock
-from penstock.worker.runner import BlockRunner, now
-
-MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
-
-
-class Doubler:
-    """Doubles its input; fails on negative numbers; waits while the gate is shut."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.batches: list[int] = []
-        self.threads: set[str] = set()
-        self.is_closed = False
-
-    def load(self) -> Signature:
-        return MODEL
-
-    def warm_up(self, inputs: Mapping[str, Array]) -> None: ...
-
-    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        self.gate.wait(10)
-        self.batches.append(len(inputs["x"]))
-        self.threads.add(threading.current_thread().name)
-        if (inputs["x"] < 0).any():
-            raise EngineFailed("negative")
-        return [inputs["x"] * 2]
-
-    def close(self) -> None:
-        self.is_closed = True
-
-
-class Bed:
-    def __init__(self, settings: ModelSettings, instances: int = 1, is_steady: bool = True) -> None:
-        self.engine = Doubler()
-        description = BlockDescription(
-            "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings
-        )
-        task = TensorTask(MODEL, settings.batching.max_rows, None)
-        pool = ThreadPoolExecutor(1)
-        metrics = WorkerMetrics(CollectorRegistry())
-        loaded = LoadedBlock(description, task, self.engine, has_steady_cost=is_steady)
-        self.runner = BlockRunner(loaded, pool, metrics, Traces(Telemetry(), "test"))
-        self.answers: dict[int, list[Tensor] | PenstockError] = {}
-        self.changed = asyncio.Event()
-
-    def send(self, job_id: int, value: float, timeout_s: float = 30.0) -> WorkerJob:
-        request = TaskRequest([from_array("x", np.array([[value]], np.float32))], [])
-        job = WorkerJob(job_id, 1, request, now() + timeout_s, self._answered)
-        self.runner.accept(job)
-        return job
-
-    def _answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
-        assert job.job_id not in self.answers, "answered twice"
-        self.answers[job.job_id] = outcome
-        self.changed.set()
-
-    async def wait(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.answers) < count:
-                self.changed.clear()
-                await self.changed.wait()
-
-    def value(self, job_id: int) -> float:
-        outcome = self.answers[job_id]
-        assert isinstance(outcome, list), outcome
-        return float(to_array(outcome[0])[0, 0])
+from penstock.worker.runner import now
+from tests.worker_bed import Bed
 
 
 @pytest.fixture
 async def bed() -> AsyncIterator[Bed]:
     made = Bed(ModelSettings(batching=Batching(max_rows=8)))
     yield made
-    made.engine.gate.set()
-    made.runner.close()
+    made.close()
 
 
 async def test_each_job_gets_its_own_answer(bed: Bed) -> None:
@@ -138,7 +61,7 @@ async def test_one_requests_error_does_not_fail_its_neighbours(bed: Bed) -> None
 
 
 async def test_a_bad_request_is_answered_at_once(bed: Bed) -> None:
-    job = WorkerJob(1, 1, TaskRequest([Tensor("q", "FP32", (1, 1), b"1234")], []), now() + 9, bed._answered)
+    job = WorkerJob(1, 1, TaskRequest([Tensor("q", "FP32", (1, 1), b"1234")], []), now() + 9, bed.answered)
     bed.runner.accept(job)
     await bed.wait(1)
     assert isinstance(bed.answers[1], InvalidTensor)

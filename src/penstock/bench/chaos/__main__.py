@@ -11,7 +11,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from penstock.bench.chaos import drain, hand_back, kill, malformed, overload, stop
+from penstock.bench.chaos import drain, hand_back, kill, malformed, overload, reload, sessions, slow_reader, stop
 from penstock.bench.chaos.report import Plan, Result, Scenario, machine, print_table
 
 SCENARIOS: Mapping[str, Scenario] = {
@@ -21,6 +21,9 @@ SCENARIOS: Mapping[str, Scenario] = {
     "drain": drain.run,
     "overload": overload.run,
     "malformed": malformed.run,
+    "sessions": sessions.run,
+    "reload": reload.run,
+    "slow_reader": slow_reader.run,
 }
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome")
+    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,10 @@ class Frame(_message.Message):
     STATISTICS_QUERY_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_RESULT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    WAKE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: Beat
     job: Job
@@ -30,21 +34,27 @@ class Frame(_message.Message):
     statistics_query: StatisticsQuery
     statistics: Statistics
     welcome: Welcome
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ...) -> None: ...
+    probe: Probe
+    probe_result: ProbeResult
+    more: More
+    wake: Wake
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "worker_id", "host", "pid", "blocks")
+    __slots__ = ("protocol", "worker_id", "host", "pid", "blocks", "zone")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     host: str
     pid: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockOffer]
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockOffer, _Mapping]]] = ...) -> None: ...
+    zone: str
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockOffer, _Mapping]]] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("gateway_id", "beat_s")
@@ -55,18 +65,22 @@ class Welcome(_message.Message):
     def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
-    __slots__ = ("block_id", "model", "version", "credits", "description")
+    __slots__ = ("block_id", "model", "version", "credits", "description", "weight", "is_dormant")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    IS_DORMANT_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
     credits: int
     description: bytes
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., credits: _Optional[int] = ..., description: _Optional[bytes] = ...) -> None: ...
+    weight: float
+    is_dormant: bool
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., credits: _Optional[int] = ..., description: _Optional[bytes] = ..., weight: _Optional[float] = ..., is_dormant: _Optional[bool] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("sent_ns", "jobs", "memory_bytes")
@@ -101,7 +115,7 @@ class Parameter(_message.Message):
     def __init__(self, bool_value: _Optional[bool] = ..., int64_value: _Optional[int] = ..., double_value: _Optional[float] = ..., string_value: _Optional[str] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "attempt", "block_id", "timeout_us", "inputs", "outputs", "request_id", "traceparent", "parameters")
+    __slots__ = ("job_id", "attempt", "block_id", "timeout_us", "inputs", "outputs", "request_id", "traceparent", "parameters", "priority", "queue_timeout_us", "session", "response_credits")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +132,10 @@ class Job(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_CREDITS_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     attempt: int
     block_id: str
@@ -127,10 +145,26 @@ class Job(_message.Message):
     request_id: str
     traceparent: str
     parameters: _containers.MessageMap[str, Parameter]
-    def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., block_id: _Optional[str] = ..., timeout_us: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., outputs: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ...) -> None: ...
+    priority: int
+    queue_timeout_us: int
+    session: Session
+    response_credits: int
+    def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., block_id: _Optional[str] = ..., timeout_us: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., outputs: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ..., priority: _Optional[int] = ..., queue_timeout_us: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., response_credits: _Optional[int] = ...) -> None: ...
+
+class Session(_message.Message):
+    __slots__ = ("session_id", "seq_no", "is_start", "is_end")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQ_NO_FIELD_NUMBER: _ClassVar[int]
+    IS_START_FIELD_NUMBER: _ClassVar[int]
+    IS_END_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    seq_no: int
+    is_start: bool
+    is_end: bool
+    def __init__(self, session_id: _Optional[str] = ..., seq_no: _Optional[int] = ..., is_start: _Optional[bool] = ..., is_end: _Optional[bool] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("job_id", "attempt", "failure", "outputs", "queue_ns", "batch_ns", "compute_ns", "finish_ns", "batch_rows", "parameters")
+    __slots__ = ("job_id", "attempt", "failure", "outputs", "queue_ns", "batch_ns", "compute_ns", "finish_ns", "batch_rows", "parameters", "is_partial")
     class ParametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +182,7 @@ class Result(_message.Message):
     FINISH_NS_FIELD_NUMBER: _ClassVar[int]
     BATCH_ROWS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    IS_PARTIAL_FIELD_NUMBER: _ClassVar[int]
     job_id: int
     attempt: int
     failure: Failure
@@ -158,7 +193,8 @@ class Result(_message.Message):
     finish_ns: int
     batch_rows: int
     parameters: _containers.MessageMap[str, Parameter]
-    def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., batch_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., finish_ns: _Optional[int] = ..., batch_rows: _Optional[int] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ...) -> None: ...
+    is_partial: bool
+    def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., batch_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., finish_ns: _Optional[int] = ..., batch_rows: _Optional[int] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ..., is_partial: _Optional[bool] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "fields")
@@ -176,6 +212,38 @@ class Failure(_message.Message):
     message: str
     fields: _containers.ScalarMap[str, str]
     def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., fields: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Probe(_message.Message):
+    __slots__ = ("probe_id", "block_id")
+    PROBE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    probe_id: int
+    block_id: str
+    def __init__(self, probe_id: _Optional[int] = ..., block_id: _Optional[str] = ...) -> None: ...
+
+class ProbeResult(_message.Message):
+    __slots__ = ("probe_id", "block_id", "problem")
+    PROBE_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    probe_id: int
+    block_id: str
+    problem: str
+    def __init__(self, probe_id: _Optional[int] = ..., block_id: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
+
+class More(_message.Message):
+    __slots__ = ("job_id", "credits")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
+    job_id: int
+    credits: int
+    def __init__(self, job_id: _Optional[int] = ..., credits: _Optional[int] = ...) -> None: ...
+
+class Wake(_message.Message):
+    __slots__ = ("block_id",)
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    def __init__(self, block_id: _Optional[str] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("job_ids",)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x10v1/manager.proto\x12\x0bpenstock.v1\"W\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.BlockState\"O\n\nBlockState\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\"L\n\nAssignment\x12\x10\n\x08gateways\x18\x01 \x03(\t\x12,\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1c.penstock.v1.BlockAssignment\"e\n\x0f\x42lockAssignment\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\"4\n\x0cWatchRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"5\n\x0b\x43lusterView\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.penstock.v1.BlockView\"\\\n\tBlockView\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x0e\n\x0cLoadResponse\"\x1e\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x10\n\x0eUnloadResponse2\x8b\x02\n\x07Manager\x12@\n\x06\x41ttach\x12\x19.penstock.v1.WorkerReport\x1a\x17.penstock.v1.Assignment(\x01\x30\x01\x12>\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x18.penstock.v1.ClusterView0\x01\x12;\n\x04Load\x12\x18.penstock.v1.LoadRequest\x1a\x19.penstock.v1.LoadResponse\x12\x41\n\x06Unload\x12\x1a.penstock.v1.UnloadRequest\x1a\x1b.penstock.v1.UnloadResponseb\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x10v1/manager.proto\x12\x0bpenstock.v1\"W\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.BlockState\"O\n\nBlockState\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\"L\n\nAssignment\x12\x10\n\x08gateways\x18\x01 \x03(\t\x12,\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1c.penstock.v1.BlockAssignment\"e\n\x0f\x42lockAssignment\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\"4\n\x0cWatchRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"5\n\x0b\x43lusterView\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.penstock.v1.BlockView\"m\n\tBlockView\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07routing\x18\x06 \x01(\t\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x0e\n\x0cLoadResponse\"\x1e\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x10\n\x0eUnloadResponse\"3\n\x11SetRoutingRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07routing\x18\x02 \x01(\t\"\x14\n\x12SetRoutingResponse2\xda\x02\n\x07Manager\x12@\n\x06\x41ttach\x12\x19.penstock.v1.WorkerReport\x1a\x17.penstock.v1.Assignment(\x01\x30\x01\x12>\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x18.penstock.v1.ClusterView0\x01\x12;\n\x04Load\x12\x18.penstock.v1.LoadRequest\x1a\x19.penstock.v1.LoadResponse\x12\x41\n\x06Unload\x12\x1a.penstock.v1.UnloadRequest\x1a\x1b.penstock.v1.UnloadResponse\x12M\n\nSetRouting\x12\x1e.penstock.v1.SetRoutingRequest\x1a\x1f.penstock.v1.SetRoutingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,15 +44,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLUSTERVIEW']._serialized_start=438
   _globals['_CLUSTERVIEW']._serialized_end=491
   _globals['_BLOCKVIEW']._serialized_start=493
-  _globals['_BLOCKVIEW']._serialized_end=585
-  _globals['_LOADREQUEST']._serialized_start=587
-  _globals['_LOADREQUEST']._serialized_end=615
-  _globals['_LOADRESPONSE']._serialized_start=617
-  _globals['_LOADRESPONSE']._serialized_end=631
-  _globals['_UNLOADREQUEST']._serialized_start=633
-  _globals['_UNLOADREQUEST']._serialized_end=663
-  _globals['_UNLOADRESPONSE']._serialized_start=665
-  _globals['_UNLOADRESPONSE']._serialized_end=681
-  _globals['_MANAGER']._serialized_start=684
-  _globals['_MANAGER']._serialized_end=951
+  _globals['_BLOCKVIEW']._serialized_end=602
+  _globals['_LOADREQUEST']._serialized_start=604
+  _globals['_LOADREQUEST']._serialized_end=632
+  _globals['_LOADRESPONSE']._serialized_start=634
+  _globals['_LOADRESPONSE']._serialized_end=648
+  _globals['_UNLOADREQUEST']._serialized_start=650
+  _globals['_UNLOADREQUEST']._serialized_end=680
+  _globals['_UNLOADRESPONSE']._serialized_start=682
+  _globals['_UNLOADRESPONSE']._serialized_end=698
+  _globals['_SETROUTINGREQUEST']._serialized_start=700
+  _globals['_SETROUTINGREQUEST']._serialized_end=751
+  _globals['_SETROUTINGRESPONSE']._serialized_start=753
+  _globals['_SETROUTINGRESPONSE']._serialized_end=773
+  _globals['_MANAGER']._serialized_start=776
+  _globals['_MANAGER']._serialized_end=1122
 # @@protoc_insertion_point(module_scope)

@@ -65,18 +65,20 @@ class ClusterView(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ...) -> None: ...
 
 class BlockView(_message.Message):
-    __slots__ = ("block_id", "model", "version", "state", "reason")
+    __slots__ = ("block_id", "model", "version", "state", "reason", "routing")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
     state: str
     reason: str
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    routing: str
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model",)
@@ -95,5 +97,17 @@ class UnloadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class UnloadResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class SetRoutingRequest(_message.Message):
+    __slots__ = ("model", "routing")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    routing: str
+    def __init__(self, model: _Optional[str] = ..., routing: _Optional[str] = ...) -> None: ...
+
+class SetRoutingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -54,6 +54,11 @@ class ManagerStub:
                 request_serializer=v1_dot_manager__pb2.UnloadRequest.SerializeToString,
                 response_deserializer=v1_dot_manager__pb2.UnloadResponse.FromString,
                 _registered_method=True)
+        self.SetRouting = channel.unary_unary(
+                '/penstock.v1.Manager/SetRouting',
+                request_serializer=v1_dot_manager__pb2.SetRoutingRequest.SerializeToString,
+                response_deserializer=v1_dot_manager__pb2.SetRoutingResponse.FromString,
+                _registered_method=True)
 
 
 class ManagerServicer:
@@ -86,6 +91,13 @@ class ManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRouting(self, request, context):
+        """How a model's requests find their worker, from now on; kept over restarts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ManagerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_ManagerServicer_to_server(servicer, server):
                     servicer.Unload,
                     request_deserializer=v1_dot_manager__pb2.UnloadRequest.FromString,
                     response_serializer=v1_dot_manager__pb2.UnloadResponse.SerializeToString,
+            ),
+            'SetRouting': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRouting,
+                    request_deserializer=v1_dot_manager__pb2.SetRoutingRequest.FromString,
+                    response_serializer=v1_dot_manager__pb2.SetRoutingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -218,6 +235,33 @@ class Manager:
             '/penstock.v1.Manager/Unload',
             v1_dot_manager__pb2.UnloadRequest.SerializeToString,
             v1_dot_manager__pb2.UnloadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRouting(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Manager/SetRouting',
+            v1_dot_manager__pb2.SetRoutingRequest.SerializeToString,
+            v1_dot_manager__pb2.SetRoutingResponse.FromString,
             options,
             channel_credentials,
             insecure,

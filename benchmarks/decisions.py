@@ -1,0 +1,96 @@
+"""What it costs the router to place a job and take its answer, with ten workers and with a thousand.
+
+`python -m benchmarks.decisions` prints it as JSON: policy to rounds of microseconds with few and with many workers.
+"""
+
+import gc
+import json
+import time
+from collections import deque
+from random import Random
+from statistics import median
+from typing import get_args
+
+from penstock.core.models import Policy, Routing
+from penstock.core.requests import InferRequest
+from penstock.router.jobs import BlockRules, Job, JobTable, Offer, Send
+
+FEW, MANY = 10, 1000
+IN_FLIGHT = 32  # the same traffic, whatever the number of workers
+CREDITS = 16
+KEYS = 10_000
+JOBS = 5000  # in a round
+BLOCK = "blk-decisions"
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+
+class _Traffic:
+    """A steady stream of jobs through one table: each that comes ends the oldest that runs."""
+
+    def __init__(self, policy: Policy, workers: int) -> None:
+        self._table = JobTable(3, Random(workers))
+        self._table.declare(BLOCK, BlockRules(max_queue=100_000, routing=Routing(policy=policy)))
+        for n in range(workers):
+            name = f"worker-{n}"
+            self._table.join(name.encode(), [Offer(BLOCK, CREDITS, name, 1.0 + n % 3, n % 3)], 0.0)
+        self._request = InferRequest("m", [])
+        self._running: deque[Job] = deque()
+        self._made = 0
+        self.run(JOBS)
+
+    def run(self, jobs: int) -> float:
+        """Microseconds of processor time a job; making the jobs is not counted."""
+        first = self._made
+        self._made += jobs
+        made = [
+            Job(number, BLOCK, self._request, number + 1e6, key=f"key-{number % KEYS}")
+            for number in range(first, self._made)
+        ]
+        table, running = self._table, self._running
+        start = time.process_time()
+        for job in made:
+            now = job.job_id * 1e-4
+            for action in table.submit(job, now):
+                if isinstance(action, Send):
+                    running.append(action.job)
+            while len(table) > IN_FLIGHT:
+                oldest = running.popleft()
+                assert oldest.slot is not None
+                _, actions = table.complete(oldest.slot.worker, oldest.job_id, oldest.attempt, now)
+                running.extend(action.job for action in actions if isinstance(action, Send))
+        return (time.process_time() - start) / jobs * 1e6
+
+
+def decision_rounds(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
+    """Policy to the microseconds of a job with ten and with a thousand workers, each round; in turns, so that what
+    disturbs the machine disturbs both."""
+    traffic = {policy: (_Traffic(policy, FEW), _Traffic(policy, MANY)) for policy in POLICIES}
+    found: dict[str, list[tuple[float, float]]] = {policy: [] for policy in POLICIES}
+    was_collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()  # a collection takes as long as everything else in the process is large
+    try:
+        for _ in range(rounds):
+            for policy, (few, many) in traffic.items():
+                found[policy].append((few.run(JOBS), many.run(JOBS)))
+    finally:
+        if was_collecting:
+            gc.enable()
+    return found
+
+
+def decision_costs(rounds: int = 7) -> dict[str, tuple[float, float]]:
+    """Policy to the median microseconds of a job with ten and with a thousand workers."""
+    return {
+        policy: (median(few for few, _ in costs), median(many for _, many in costs))
+        for policy, costs in decision_rounds(rounds).items()
+    }
+
+
+def worst_ratio(costs: dict[str, tuple[float, float]]) -> float:
+    """Of the policy that a thousand workers cost the most, beside ten."""
+    return max(many / few for few, many in costs.values())
+
+
+if __name__ == "__main__":
+    print(json.dumps(decision_rounds()))

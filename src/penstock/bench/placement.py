@@ -1,0 +1,85 @@
+"""Where requests are prepared and finished: the same models served with each placement, in turns in one run."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import yaml
+from onnx import TensorProto, helper
+
+from penstock.bench.figures import Figure, ratio
+from penstock.bench.measure import Bench, Contender, Row
+from penstock.bench.processes import EchoRun, ServerRun
+
+INLINE = "inline"
+COPY = "copy"  # upscales by a graph that does nothing: all of its time is preparing and finishing
+# Name, model, kind of payload, callers.
+LOADS = (
+    ("photos", "srcnn", "photos", 8),
+    ("photos-copy", COPY, "photos", 8),
+    ("texts", "minilm", "mixed", 64),
+    ("queries", "minilm", "queries", 64),
+)
+
+
+def placement_ratios(
+    models: Path,
+    placements: Sequence[str] = ("pool",),
+    rounds: int = 5,
+    window_s: float = 4.0,
+    warm_up_s: float = 1.5,
+    flags: Sequence[str] = (),
+) -> tuple[list[Figure], dict[str, Row]]:
+    """Served requests a second of each placement over those of `inline`; `models` is the repository that ships."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        repository = _build_repository(models, folder, (INLINE, *placements))
+        with ServerRun(repository, folder, *flags) as server, EchoRun() as echo:
+            bench = Bench(server, echo.target, folder, warm_up_s, window_s)
+            for load, model, kind, callers in LOADS:
+                bench.rounds(
+                    [
+                        Contender(f"{load} {placement}", "grpc", kind, f"{model}-{placement}", callers)
+                        for placement in (INLINE, *placements)
+                    ],
+                    rounds,
+                )
+    rows = bench.rows
+    figures = [
+        ratio(f"{load}_{placement}_over_inline", rows[f"{load} {placement}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
+        for load, *_ in LOADS
+        for placement in placements
+    ]
+    return figures, rows
+
+
+def _build_repository(models: Path, folder: Path, placements: Sequence[str]) -> Path:
+    """Weights are linked, not copied."""
+    _write_copy(folder / COPY)
+    repository = folder / "models"
+    for model in dict.fromkeys(model for _, model, *_ in LOADS):
+        source = folder / COPY if model == COPY else models / model
+        settings = yaml.safe_load((source / "model.yaml").read_text())
+        for placement in placements:
+            variant = repository / f"{model}-{placement}"
+            variant.mkdir(parents=True)
+            (variant / "1").symlink_to((source / "1").resolve())
+            (variant / "model.yaml").write_text(yaml.safe_dump({**settings, "placement": placement}))
+    return repository
+
+
+def _write_copy(folder: Path) -> None:
+    shape: list[str | int | None] = ["n", 1, "height", "width"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        COPY,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    (folder / "1").mkdir(parents=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "model.yaml").write_text(
+        yaml.safe_dump({"task": "upscale", "batching": {"max_rows": 8, "max_tokens": 1}})
+    )

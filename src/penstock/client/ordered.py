@@ -1,0 +1,51 @@
+"""Work on several items at once, with the results in the items' order."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from penstock.core.errors import InvalidRequest
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+async def in_order(
+    items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
+) -> AsyncGenerator[R, None]:
+    """No item is asked for while `window` of them are worked on, or done and not taken. The first failure ends it."""
+    if window < 1:
+        raise InvalidRequest(f"window is {window}: at least one item must be on its way")
+    started: deque[asyncio.Task[R]] = deque()
+    room = asyncio.Semaphore(window)
+    changed = asyncio.Event()  # a task was started, or no more will be
+
+    async def start_all() -> None:
+        iterator = aiter(items)
+        while True:
+            await room.acquire()
+            try:
+                item = await anext(iterator)
+            except StopAsyncIteration:
+                return
+            started.append(asyncio.create_task(work(item)))
+            changed.set()
+
+    reader = asyncio.create_task(start_all())
+    reader.add_done_callback(lambda _: changed.set())
+    try:
+        while started or not reader.done():
+            if started:
+                result = await started[0]
+                started.popleft()
+                yield result
+                room.release()
+            else:
+                changed.clear()
+                await changed.wait()
+        await reader
+    finally:
+        for task in (reader, *started):
+            task.cancel()
+        await asyncio.gather(reader, *started, return_exceptions=True)

@@ -1,0 +1,127 @@
+"""Raw messages over one WebSocket: each is one input, each answer one output, in order. For the frames of a video."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import aclosing
+from urllib.parse import quote, urlencode
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI
+
+from penstock.client import faults
+from penstock.client.messages import DEFAULT_TIMEOUT_S
+from penstock.core.errors import BY_CODE, InvalidRequest, PenstockError, RequestTooLarge, Unavailable, from_code
+
+DEFAULT_HTTP = "http://127.0.0.1:8080"
+CLOSE_S = 2.0
+TOO_BIG = 1009
+
+
+async def stream_raw(
+    frames: AsyncIterable[bytes],
+    model: str,
+    http: str = DEFAULT_HTTP,
+    names: tuple[str, str] = ("image", "image"),
+    window: int = 8,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> AsyncGenerator[bytes | PenstockError, None]:
+    """`names` are of the input and the output. What went wrong with one frame comes in its place.
+
+    At most `window` frames are on their way, or answered and not taken.
+    """
+    if window < 1:
+        raise InvalidRequest(f"window is {window}: at least one frame must be on its way")
+    try:
+        connection = await _connect(http, model, names, timeout_s)
+        try:
+            async with aclosing(_exchange(connection, frames, window, timeout_s)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            await _close(connection)
+    except InvalidStatus as error:
+        raise _refusal(error) from error
+    except ConnectionClosed as error:
+        raise _closed(error) from error
+    except InvalidURI as error:
+        raise InvalidRequest(f"{http} is not the HTTP address of a server: {error}") from error
+    except (OSError, InvalidHandshake) as error:
+        raise faults.unreachable(http, str(error)) from error
+
+
+def _connect(http: str, model: str, names: tuple[str, str], timeout_s: float) -> connect:
+    base = (http if "://" in http else f"http://{http}").rstrip("/")
+    query = urlencode({"input": names[0], "output": names[1]})
+    return connect(
+        f"ws{base.removeprefix('http')}/v2/models/{quote(model, safe='')}/stream?{query}",
+        additional_headers={"x-request-timeout-ms": str(max(1, int(timeout_s * 1000)))},
+        compression=None,
+        max_size=None,  # answers are bounded by what was asked
+        ping_interval=None,  # a server whose window is full reads no ping: every answer has a deadline instead
+        close_timeout=CLOSE_S,
+    )
+
+
+async def _close(connection: ClientConnection) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await connection.close()
+    except TimeoutError:
+        connection.transport.abort()  # a server whose window is full does not even read a good-bye
+
+
+async def _exchange(
+    connection: ClientConnection, frames: AsyncIterable[bytes], window: int, timeout_s: float
+) -> AsyncGenerator[bytes | PenstockError, None]:
+    room = asyncio.Semaphore(window)
+    due: asyncio.Queue[bool] = asyncio.Queue(window + 1)  # True for each answer that will come, then False
+
+    async def send_all() -> None:
+        iterator = aiter(frames)
+        try:
+            while True:
+                await room.acquire()
+                try:
+                    frame = await anext(iterator)
+                except StopAsyncIteration:
+                    return
+                due.put_nowait(True)
+                await connection.send(frame)
+        finally:
+            due.put_nowait(False)
+
+    sender = asyncio.create_task(send_all())
+    try:
+        while await due.get():
+            async with asyncio.timeout(timeout_s):
+                answer = await connection.recv()
+            yield _problem(answer) if isinstance(answer, str) else answer
+            room.release()
+        await sender
+    except TimeoutError:
+        raise faults.late() from None
+    finally:
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+
+
+def _problem(text: str) -> PenstockError:
+    found = json.loads(text)
+    return from_code(found["code"], found["error"], {})
+
+
+def _refusal(error: InvalidStatus) -> PenstockError:
+    """The server answered the handshake, and not by opening the stream."""
+    code = error.response.headers.get(faults.CODE, "")
+    try:
+        message = str(json.loads(error.response.body)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the server opens no stream there: HTTP {error.response.status_code}"
+    return from_code(code, message, {}) if code in BY_CODE else InvalidRequest(message)
+
+
+def _closed(error: ConnectionClosed) -> PenstockError:
+    if error.rcvd is not None and error.rcvd.code == TOO_BIG:
+        return RequestTooLarge("a frame is over the server's limits.max_message_bytes: send smaller ones")
+    return Unavailable(f"the server ended the stream: {error}")

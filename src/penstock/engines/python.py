@@ -1,0 +1,193 @@
+"""A model that is a Python class, each instance of it in a process of its own."""
+
+import atexit
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock.core.errors import ConfigError, EngineFailed, PenstockError
+from penstock.core.models import PythonOptions, PythonTensor
+from penstock.core.signature import Signature
+from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
+from penstock.engines.base import CallContext, EngineSpec
+from penstock.engines.python_instance import PythonInstance
+from penstock.engines.python_messages import Message
+from penstock.engines.python_process import Program, PythonProcess
+from penstock.engines.python_requirements import check_requirements
+
+NO_CONTEXT = CallContext()
+LAST_WORDS_S = 5.0  # one that hangs as it is loaded is ended, and heard where it was
+
+log = structlog.get_logger()
+now = time.monotonic
+
+
+class PythonEngine:
+    """A session stays with the process that saw it first, whichever instance its requests are for."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        options: PythonOptions,
+        *,
+        hang_s: float = 300.0,
+        load_s: float = 300.0,
+        close_s: float = 5.0,
+    ) -> None:
+        """`hang_s`: a process that has not answered by then is ended. `close_s`: what a model has to close itself."""
+        self._spec = spec
+        self._options = options
+        self._hang_s, self._load_s, self._close_s = hang_s, load_s, close_s
+        self._inputs = _specs(spec.file, "python.inputs", options.inputs)
+        self._outputs = _specs(spec.file, "python.outputs", options.outputs)
+        self._names = [output.name for output in self._outputs]
+        self._instances = [PythonInstance(self._program(index), load_s) for index in range(spec.instances)]
+        self._homes: dict[str, PythonProcess] = {}  # by session
+
+    def load(self) -> Signature:
+        check_requirements(self._spec.file)
+        atexit.register(self.close)  # a worker that leaves without closing it would have it killed
+        deadline = now() + self._load_s + LAST_WORDS_S
+        for instance in self._instances:
+            instance.start()
+        for instance in self._instances:
+            if problem := instance.wait_loaded(deadline):
+                self.close()
+                raise ConfigError(f"{self._spec.file}: cannot be loaded: {problem}", file=str(self._spec.file))
+        return Signature(self._inputs, self._outputs, "python", "custom")
+
+    def warm_up(self, inputs: Mapping[str, Array]) -> None:
+        """A model's own code decides what it does before its first request: its constructor is the place."""
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        return self.infer_with(instance, inputs, outputs, NO_CONTEXT)
+
+    def infer_with(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> list[Array]:
+        if self._options.is_decoupled:
+            return _only(self.stream(instance, inputs, outputs, context))
+        process = self._process_for(instance, context)
+        reply = process.call("infer", _fields(context), self._hang_s, _tensors(inputs))
+        return self._arrays(reply, outputs)
+
+    def stream(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> Generator[list[Array], None, None]:
+        if not self._options.is_decoupled:
+            yield self.infer_with(instance, inputs, outputs, context)
+            return
+        process = self._process_for(instance, context)
+        reply = process.call("stream", _fields(context), self._hang_s, _tensors(inputs))
+        try:
+            while reply.kind == "answer":
+                yield self._arrays(reply, outputs)
+                reply = process.call("next", {"stream": reply.fields["stream"]}, self._hang_s)
+        except GeneratorExit:
+            self._close_stream(process, reply)
+            raise
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        process = self._homes.pop(session_id, None)
+        if process is None or process.end:
+            return
+        try:
+            process.call("end_session", {"session_id": session_id, "reason": reason}, self._hang_s)
+        except PenstockError as error:
+            log.warning("end_session_failed", file=str(self._spec.file), reason=error.message)
+
+    def is_alive(self, instance: int) -> str:
+        """Empty, or the problem. The process answers, not the model; while a request runs there is none."""
+        return self._instances[instance].problem()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        deadline = now() + self._close_s
+        for instance in self._instances:
+            instance.ask_to_stop(max(0.0, deadline - now()))
+        for instance in self._instances:
+            instance.end(deadline)
+        self._homes.clear()
+
+    def _process_for(self, instance: int, context: CallContext) -> PythonProcess:
+        session_id = context.session_id
+        if not session_id:
+            return self._instances[instance].process()
+        home = self._homes.get(session_id)
+        if home is not None and not home.end:
+            return home
+        if home is not None and not context.is_start:
+            raise EngineFailed(
+                f"session '{session_id}': its state was lost when the model's process ended ({home.end}); "
+                "start a new session"
+            )
+        self._homes[session_id] = process = self._instances[instance].process()
+        return process
+
+    def _close_stream(self, process: PythonProcess, reply: Message) -> None:
+        try:
+            process.call("close", {"stream": reply.fields["stream"]}, self._hang_s)
+        except PenstockError as error:
+            log.warning("close_stream_failed", file=str(self._spec.file), reason=error.message)
+
+    def _arrays(self, reply: Message, outputs: Sequence[str]) -> list[Array]:
+        found = {tensor.name: tensor for tensor in reply.tensors}
+        return [to_array(found[name]) for name in outputs or self._names]
+
+    def _program(self, instance: int) -> Program:
+        return Program(
+            file=self._spec.file,
+            class_name=self._options.class_name,
+            outputs=self._outputs,
+            is_decoupled=self._options.is_decoupled,
+            instance=instance,
+            threads=self._spec.threads,
+            device=self._spec.device,
+        )
+
+
+def _only(answers: Generator[list[Array], None, None]) -> list[Array]:
+    with closing(answers):
+        found = list(islice(answers, 2))
+    if len(found) != 1:
+        many = "more than one answer" if found else "no answer"
+        raise EngineFailed(f"the model is decoupled and gave {many}; ask it by a stream")
+    return found[0]
+
+
+def _fields(context: CallContext) -> dict[str, Any]:
+    return {
+        "context": {
+            "request_id": context.request_id,
+            "parameters": dict(context.parameters),
+            "session_id": context.session_id,
+            "seq_no": context.seq_no,
+            "is_start": context.is_start,
+            "is_end": context.is_end,
+        }
+    }
+
+
+def _tensors(inputs: Mapping[str, Array]) -> list[Tensor]:
+    return [from_array(name, array) for name, array in inputs.items()]
+
+
+def _specs(file: Path, key: str, tensors: Sequence[PythonTensor]) -> tuple[TensorSpec, ...]:
+    names: set[str] = set()
+    for tensor in tensors:
+        problem = ""
+        if tensor.name in names:
+            problem = "is there twice"
+        elif tensor.datatype != BYTES and tensor.datatype not in NUMPY_TYPES:
+            problem = f"has datatype '{tensor.datatype}'; there are {', '.join(NUMPY_TYPES)} and {BYTES}"
+        elif min(tensor.shape, default=0) < -1:
+            problem = f"has shape {list(tensor.shape)}; -1 is any size"
+        if problem:
+            raise ConfigError(f"{file.parent.parent / 'model.yaml'}: {key}: '{tensor.name}' {problem}", file=str(file))
+        names.add(tensor.name)
+    return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors)

@@ -1,0 +1,185 @@
+"""The program of a Python model's process: loads the model, then answers its engine one message at a time.
+
+    python -m penstock.engines.python_host <socket> <memory in> <memory out> <the engine's process id>
+
+Nothing here or in what it imports knows of the worker: the model's code has the process for itself.
+"""
+
+import ctypes
+import faulthandler
+import io
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import EngineFailed, InvalidRequest
+from penstock.core.tensors import TensorSpec, to_array
+from penstock.engines import python_model
+from penstock.engines.python_memory import Arena
+from penstock.engines.python_messages import Channel, Message, PeerGone
+from penstock.engines.python_model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
+
+PR_SET_PDEATHSIG = 1
+_OURS = (__file__, python_model.__file__)
+
+
+class Host:
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._model: Any = None
+        self._outputs: tuple[TensorSpec, ...] = ()
+        self._sessions: dict[str, dict[Any, Any]] = {}
+        self._streams: dict[int, Iterator[object]] = {}
+        self._handlers: Mapping[str, Callable[[Message], Message]] = {
+            "load": self._load,
+            "infer": self._infer,
+            "stream": self._stream,
+            "next": self._next,
+            "close": self._close,
+            "end_session": self._end_session,
+            "ping": lambda message: Message("pong"),
+        }
+
+    def run(self) -> None:
+        """Until the engine says stop, or is gone."""
+        try:
+            while (message := self._channel.receive()).kind != "stop":
+                reply = self._answer(message)
+                reply.fields["call"] = message.fields["call"]
+                self._channel.send(reply)
+        except PeerGone:
+            return
+        self._stop()
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self._handlers[message.kind](message)
+        except (EngineFailed, InvalidRequest) as error:
+            return _failed(error.code, error.message)
+        except Exception as error:  # noqa: BLE001 - it is the model's, and goes to whoever asked
+            return _failed(EngineFailed.code, f"the model failed: {describe(error, _OURS)}")
+
+    def _load(self, message: Message) -> Message:
+        fields = message.fields
+        file = Path(fields["file"])
+        self._outputs = tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in fields["outputs"])
+        context = ModelContext(folder=file.parent, **fields["context"])
+        self._model = load_model(file, fields["class_name"], fields["is_decoupled"], context)
+        return Message("loaded")
+
+    def _infer(self, message: Message) -> Message:
+        context = self._begin(message)
+        answer = self._model.infer(_inputs(message), context)
+        return Message("answer", tensors=to_tensors(answer, self._outputs))
+
+    def _stream(self, message: Message) -> Message:
+        number = message.fields["call"]
+        context = self._begin(message)
+        self._streams[number] = answers_of(self._model.infer(_inputs(message), context))
+        return self._answer_of(number)
+
+    def _next(self, message: Message) -> Message:
+        return self._answer_of(message.fields["stream"])
+
+    def _answer_of(self, number: int) -> Message:
+        answers = self._streams[number]
+        try:
+            answer = next(answers)
+            return Message("answer", {"stream": number}, to_tensors(answer, self._outputs))
+        except StopIteration:
+            del self._streams[number]
+            return Message("end")
+        except BaseException:
+            del self._streams[number]
+            _close(answers)
+            raise
+
+    def _close(self, message: Message) -> Message:
+        answers = self._streams.pop(message.fields["stream"], None)
+        if answers is not None:
+            _close(answers)
+        return Message("end")
+
+    # --- sessions
+
+    def _begin(self, message: Message) -> RequestContext:
+        context = RequestContext(**message.fields["context"])
+        session_id = context.session_id
+        if not session_id:
+            return context
+        if context.is_start:
+            self._drop_session(session_id, "started anew")
+        if session_id not in self._sessions:
+            self._call_hook("start_session", session_id)
+            self._sessions[session_id] = {}
+        context.session = self._sessions[session_id]
+        return context
+
+    def _end_session(self, message: Message) -> Message:
+        self._drop_session(message.fields["session_id"], message.fields["reason"])
+        return Message("ended")
+
+    def _drop_session(self, session_id: str, reason: str) -> None:
+        if self._sessions.pop(session_id, None) is None:
+            return
+        try:
+            self._call_hook("end_session", session_id, reason)
+        except Exception:  # noqa: BLE001 - the session is over all the same; what it printed is logged
+            traceback.print_exc()
+
+    def _call_hook(self, name: str, *arguments: str) -> None:
+        hook = getattr(self._model, name, None)
+        if hook is not None:
+            hook(*arguments)
+
+    def _stop(self) -> None:
+        for answers in self._streams.values():
+            try:
+                _close(answers)
+            except Exception:  # noqa: BLE001 - the model has still to be closed
+                traceback.print_exc()
+        self._call_hook("close")
+
+
+def _inputs(message: Message) -> dict[str, Any]:
+    return {tensor.name: to_array(tensor) for tensor in message.tensors}
+
+
+def _close(answers: Iterator[object]) -> None:
+    close = getattr(answers, "close", None)
+    if close is not None:
+        close()
+
+
+def _failed(code: str, text: str) -> Message:
+    # A lone surrogate, as in the name of a file, could not travel on.
+    return Message("failed", {"code": code, "message": text.encode("utf-8", "backslashreplace").decode()})
+
+
+def _end_with(parent: int) -> None:
+    """The process must not outlive its engine, however that ends; nor leave before it by a Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the engine that started this process is gone")
+
+
+def main() -> None:
+    connection, incoming, outgoing, parent = (int(word) for word in sys.argv[1:])
+    _end_with(parent)
+    del sys.argv[1:]
+    for fd in (connection, incoming, outgoing):
+        os.set_inheritable(fd, False)
+    faulthandler.enable(all_threads=False)
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
+    Host(Channel(socket.socket(fileno=connection), Arena(outgoing), Arena(incoming))).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""One instance of a Python model: keeps a process running, and starts another when it ends."""
+
+import contextvars
+import threading
+import time
+
+import structlog
+
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.engines.python_process import Program, PythonProcess
+
+FIRST_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 30.0
+MAX_FAILURES = 16  # counted: the wait has long stopped growing
+HEALTHY_S = 10.0  # a process that lived so long starts the backoff anew
+PATIENCE_S = 5.0  # how long a request waits for a process that is being started
+KILL_S = 5.0
+
+log = structlog.get_logger()
+now = time.monotonic
+
+
+class PythonInstance:
+    """A thread of its own makes the processes, as they end with the thread that made them."""
+
+    def __init__(self, program: Program, load_s: float) -> None:
+        self._program = program
+        self._load_s = load_s
+        self._changed = threading.Condition()
+        # Below: changed by the keeper, under the condition.
+        self._process: PythonProcess | None = None  # loaded
+        self._loading: PythonProcess | None = None
+        self._problem = ""  # why there is none
+        self._restart_at = 0.0
+        self._failures = 0  # in a row
+        self._is_closing = False
+        self._keeper = threading.Thread(
+            target=contextvars.copy_context().run,
+            args=(self._keep,),
+            name=f"{program.model}-{program.instance}-keeper",
+            daemon=True,
+        )
+
+    def start(self) -> None:
+        self._keeper.start()
+
+    def wait_loaded(self, deadline: float) -> str:
+        """Empty once the first process has loaded the model, else what went wrong."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._process or self._problem, max(0.0, deadline - now()))
+            if self._process is None:
+                return self._problem or "its process was not ready in time"
+            return ""
+
+    def process(self) -> PythonProcess:
+        """One that has loaded the model; waits a little where it is being started again."""
+        process = self._process
+        if process is not None and not process.end:
+            return process
+        deadline = now() + PATIENCE_S
+        with self._changed:
+            while self._process is None or self._process.end:
+                if self._is_closing:
+                    raise EngineFailed("the model is being unloaded; nothing was run")
+                if self._restart_at > deadline or not self._changed.wait(deadline - now()):
+                    raise EngineFailed(
+                        f"the model's process is down and is being started again; nothing was run. It ended with: "
+                        f"{self._problem}"
+                    )
+            return self._process
+
+    def problem(self) -> str:
+        process = self._process
+        if process is None:
+            return self._problem or "the model's process is being started"
+        return process.problem()
+
+    def ask_to_stop(self, timeout_s: float) -> None:
+        with self._changed:
+            self._is_closing = True
+            process, loading = self._process, self._loading
+            self._changed.notify_all()
+        if loading is not None:
+            loading.kill()
+        if process is not None:
+            process.stop(timeout_s)
+
+    def end(self, deadline: float) -> None:
+        """After `ask_to_stop`: returns when the process is gone."""
+        if self._keeper.ident is None:  # never started
+            return
+        self._keeper.join(max(0.0, deadline - now()))
+        if self._keeper.is_alive():
+            process = self._process or self._loading
+            if process is not None:
+                log.warning("model_process_killed", **self._labels())
+                process.kill()
+            self._keeper.join(KILL_S)
+
+    # --- the keeper's thread
+
+    def _keep(self) -> None:
+        while True:
+            started = now()
+            is_first = self._restart_at == 0.0
+            was_loaded, problem = self._live()
+            is_healthy = was_loaded and now() - started >= HEALTHY_S
+            self._failures = 1 if is_healthy else min(MAX_FAILURES, self._failures + 1)
+            wait_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._failures - 1))
+            with self._changed:
+                self._problem = problem
+                self._restart_at = now() + wait_s
+                self._changed.notify_all()
+                # What never loaded is not tried again: whoever loads it is told.
+                if self._is_closing or (is_first and not was_loaded):
+                    return
+            log.error("model_process_ended", reason=problem, restart_in_s=round(wait_s, 2), **self._labels())
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_closing, wait_s):
+                    return
+
+    def _live(self) -> tuple[bool, str]:
+        """One process, from start to end: whether it loaded the model, and how it ended."""
+        try:
+            process = PythonProcess(self._program)
+        except (OSError, RuntimeError) as error:  # no memory, no file descriptors, no threads
+            return False, f"its process cannot be started: {error}"
+        try:
+            problem = self._load(process)
+            if problem:
+                process.kill()
+            process.wait_end()
+        finally:
+            with self._changed:
+                self._process = self._loading = None
+            process.release()
+        return not problem, problem or process.end
+
+    def _load(self, process: PythonProcess) -> str:
+        with self._changed:
+            if self._is_closing:
+                return "the model is being unloaded"
+            self._loading = process
+        try:
+            process.call("load", self._program.fields(), self._load_s)
+        except PenstockError as error:
+            return error.message
+        with self._changed:
+            self._process, self._loading = process, None
+            self._changed.notify_all()
+        log.info("model_process_started", pid=process.pid, **self._labels())
+        return ""
+
+    def _labels(self) -> dict[str, str | int]:
+        return {"model": self._program.model, "version": self._program.version, "instance": self._program.instance}

@@ -1,0 +1,208 @@
+"""One process of a Python model, from its start to its end, as the engine sees it."""
+
+import itertools
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import EngineFailed, from_code
+from penstock.core.tensors import Tensor, TensorSpec
+from penstock.engines.python_memory import Arena
+from penstock.engines.python_messages import Channel, Message, PeerGone
+from penstock.engines.python_output import ModelOutput
+
+PING_S = 2.0
+GRACE_S = 1.0  # from its last word, or a signal that it may answer, to its end
+THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_DOING = {"load": "was loaded", "end_session": "ended a session", "close": "closed a stream"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What an instance runs, the same in each of its processes."""
+
+    file: Path  # <model>/<version>/model.py
+    class_name: str
+    outputs: tuple[TensorSpec, ...]
+    is_decoupled: bool
+    instance: int
+    threads: int
+    device: str
+
+    @property
+    def model(self) -> str:
+        return self.file.parent.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.file.parent.name
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "file": str(self.file.absolute()),
+            "class_name": self.class_name,
+            "outputs": [(spec.name, spec.datatype, spec.shape) for spec in self.outputs],
+            "is_decoupled": self.is_decoupled,
+            "context": {
+                "model": self.model,
+                "version": self.version,
+                "instance": self.instance,
+                "threads": self.threads,
+                "device": self.device,
+            },
+        }
+
+
+class PythonProcess:
+    """Made by a thread that outlives it: Linux ends the process with the thread that made it."""
+
+    def __init__(self, program: Program) -> None:
+        self.end = ""  # how it ended; empty while it runs
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # one message at a time, and nothing is closed under it
+        with ExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            to_model = Arena.create()
+            stack.callback(to_model.close)
+            from_model = Arena.create()
+            stack.callback(from_model.close)
+            with theirs:
+                self._popen = _spawn((theirs.fileno(), to_model.fd, from_model.fd), program.threads)
+            self.pid = self._popen.pid
+            self._pidfd = os.pidfd_open(self.pid)
+            stack.callback(os.close, self._pidfd)
+            assert self._popen.stdout is not None
+            assert self._popen.stderr is not None
+            self._output = ModelOutput(
+                program.model, program.instance, self._popen.stdout, self._popen.stderr, self._pidfd
+            )
+            self._channel = Channel(ours, to_model, from_model, self._pidfd)
+            self._open = stack.pop_all()
+
+    def call(self, kind: str, fields: dict[str, Any], timeout_s: float, tensors: Sequence[Tensor] = ()) -> Message:
+        """Its answer. Raises EngineFailed, or what the model raises of the caller's faults."""
+        with self._lock:
+            if self.end:
+                raise EngineFailed(f"the model's process has ended ({self.end})")
+            try:
+                reply = self._exchange(Message(kind, fields, tensors), timeout_s)
+            except TimeoutError:
+                words = self._bury(f"it did not answer within {timeout_s:g} s")
+                raise EngineFailed(
+                    f"the model did not answer within {timeout_s:g} s; its process was ended{words}"
+                ) from None
+            except PeerGone as error:
+                words = self._bury()
+                doing = _DOING.get(kind, "ran this request")
+                raise EngineFailed(f"the model's process ended while it {doing}: {self.end}{words}") from error
+        if reply.kind == "failed":
+            raise from_code(reply.fields["code"], reply.fields["message"], {})
+        return reply
+
+    def problem(self) -> str:
+        """Empty: it works, or it runs a request, which has a limit of its own. The model is not asked."""
+        if not self._lock.acquire(blocking=False):
+            return ""
+        try:
+            if self.end:
+                return f"the model's process has ended ({self.end})"
+            self._exchange(Message("ping"), PING_S)
+            return ""
+        except TimeoutError:
+            return f"the model's process did not answer within {PING_S:g} s"
+        except PeerGone:
+            self._bury()
+            return f"the model's process has ended ({self.end})"
+        finally:
+            self._lock.release()
+
+    def stop(self, timeout_s: float) -> None:
+        """Asks it to leave; one that runs a request for longer than this is killed."""
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=max(0.0, timeout_s)):
+            self.kill()
+            return
+        try:
+            if not self.end:
+                self._channel.send(Message("stop"), deadline)
+        except (TimeoutError, PeerGone):
+            pass  # it leaves already, or will be killed when its time to close is over
+        finally:
+            self._lock.release()
+
+    def kill(self) -> None:
+        self._popen.kill()
+
+    def wait_end(self) -> None:
+        self._has_ended_within(None)
+
+    def release(self) -> None:
+        """When it has ended: notes how, and gives back what it had. Called by the thread that made it."""
+        with self._lock:
+            if not self.end:
+                self._bury()
+            self._open.close()
+
+    def _exchange(self, message: Message, timeout_s: float) -> Message:
+        deadline = time.monotonic() + timeout_s
+        number = next(self._numbers)
+        message.fields["call"] = number
+        self._channel.send(message, deadline)
+        while True:
+            reply = self._channel.receive(deadline)
+            # The late answer to a ping that was given up is not the answer to this.
+            if reply.fields.get("call") == number:
+                return reply
+
+    def _bury(self, reason: str = "") -> str:
+        """Sees to its end and notes how that was; returns its last words, to be put after a sentence.
+
+        One that hangs is ended by SIGABRT first: Python then writes where it was.
+        """
+        if reason:
+            self._popen.send_signal(signal.SIGABRT)
+        if not self._has_ended_within(GRACE_S):
+            self._popen.kill()
+        code = self._popen.wait()
+        words = self._output.last_words(GRACE_S)
+        self.end = reason or _describe(code)
+        return f"\n{words}" if words else ""
+
+    def _has_ended_within(self, timeout_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def _spawn(fds: tuple[int, int, int], threads: int) -> "subprocess.Popen[bytes]":
+    # -P, -B: the folder that the server was started in is not the model's to import from, and a model's folder is
+    # not ours to write to.
+    program = [sys.executable, "-P", "-B", "-X", "utf8", "-m", "penstock.engines.python_host"]
+    return subprocess.Popen(
+        [*program, *(str(number) for number in (*fds, os.getpid()))],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=fds,
+        env={**os.environ, **dict.fromkeys(THREAD_SETTINGS, str(threads))},
+    )
+
+
+def _describe(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {-code}, {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,209 @@
+"""One client's stream of requests: read while there is room, served at once, answered in order or as they come."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from penstock.core.errors import Cancelled, InternalError, PenstockError
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway.stream_buffer import Slot, StreamBuffer
+from penstock.serving.serve import Serving
+
+M = TypeVar("M")
+A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
+
+log = structlog.get_logger()
+# A client that takes no answer for so long is as good as gone.
+STALL_S = 300.0
+EMPTY_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+BUG = "the server failed; its log says more"
+
+
+class Exchange(Protocol[A_co]):
+    """One message of a stream, as its edge has read it, and how it is answered."""
+
+    @property
+    def request(self) -> InferRequest | PenstockError:
+        """An error, where the message could not be read."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[A_co, int]:
+        """The answer and its size; raises where the protocol cannot carry it."""
+
+    def refuse(self, error: PenstockError) -> tuple[A_co, int]: ...
+
+
+class RequestStream(Generic[M, A]):
+    def __init__(
+        self, serving: Serving, open_exchange: Callable[[M], Exchange[A]], is_ordered: bool, where: str
+    ) -> None:
+        """`open_exchange` never raises; `where` names the edge in the log."""
+        self._serving = serving
+        self._open = open_exchange
+        self._where = where
+        self._buffer: StreamBuffer[A] = StreamBuffer(is_ordered)
+        self._room = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None  # the writer, while there is nothing to send
+        self._unsent: dict[Slot[A], asyncio.Future[None]] = {}  # answers whose requests go on when they are sent
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def run(self, messages: AsyncIterator[M], send: Callable[[A], Awaitable[None]]) -> None:
+        """Until the client has said all and heard all. What is inside when it fails or is cancelled is cancelled."""
+        reader = asyncio.create_task(self._read(messages))
+        reader.add_done_callback(self._reader_ended)
+        watch = _StallWatch()
+        try:
+            while True:
+                slot = self._buffer.next()
+                if slot is not None:
+                    watch.is_sending = True
+                    await send(slot.answer)
+                    watch.is_sending = False
+                    watch.sent += 1
+                    self._was_sent(slot)
+                elif reader.done() and (reader.exception() is not None or not self._buffer.requests):
+                    break
+                else:
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
+            await reader
+        except asyncio.CancelledError:
+            watch.explain()
+            raise
+        finally:
+            watch.close()
+            reader.cancel()
+            for task in self._running:
+                task.cancel()
+
+    async def _read(self, messages: AsyncIterator[M]) -> None:
+        while True:
+            while not self._buffer.has_room():
+                self._room.clear()
+                await self._room.wait()
+            try:
+                message = await anext(messages)
+            except StopAsyncIteration:
+                return
+            self._begin(self._open(message))
+            del message  # the next may be long in coming
+
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        if not reader.cancelled():
+            reader.exception()  # seen, even where nobody asks any more
+        self._wake_writer()
+
+    def _begin(self, exchange: Exchange[A]) -> None:
+        request = exchange.request
+        if isinstance(request, PenstockError):
+            self._put(self._buffer.begin(exchange.size_bytes, is_decoupled=False), *exchange.refuse(request))
+            return
+        is_decoupled = self._is_decoupled(request)
+        slot = self._buffer.begin(exchange.size_bytes, is_decoupled)
+        serve = self._stream if is_decoupled else self._serve
+        task = asyncio.create_task(serve(request, exchange, slot))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def _is_decoupled(self, request: InferRequest) -> bool:
+        try:
+            return self._serving.resolver.resolve(request.model, request.version).settings.python.is_decoupled
+        except PenstockError:
+            return False  # serving says what is wrong, and counts it
+
+    async def _serve(self, request: InferRequest, exchange: Exchange[A], slot: Slot[A]) -> None:
+        try:
+            answer, size_bytes = exchange.encode(await self._serving.serve(request), is_decoupled=False)
+            self._put(slot, answer, size_bytes)
+        except PenstockError as error:
+            self._fail(slot, exchange, error)
+        except Exception:  # the client is told of a bug of ours in the protocol's own words
+            log.exception("bug", where=self._where)
+            self._fail(slot, exchange, InternalError(BUG))
+
+    async def _stream(self, request: InferRequest, exchange: Exchange[A], slot: Slot[A]) -> None:
+        """Takes the next answer when the one before is sent: a client that does not read stops the model."""
+        try:
+            async with aclosing(self._serving.stream(request)) as responses:
+                async for response in responses:
+                    if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
+                        answer, size_bytes = exchange.encode(response, is_decoupled=True)
+                        self._put(slot, answer, size_bytes, response.is_final)
+                        if not response.is_final:
+                            await self._until_sent(slot)
+            self._end(slot)
+        except PenstockError as error:
+            self._fail(slot, exchange, error)
+        except Exception:
+            log.exception("bug", where=self._where)
+            self._fail(slot, exchange, InternalError(BUG))
+
+    async def _until_sent(self, slot: Slot[A]) -> None:
+        sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
+        await sent
+
+    def _fail(self, slot: Slot[A], exchange: Exchange[A], error: PenstockError) -> None:
+        if not slot.is_last:
+            self._put(slot, *exchange.refuse(error))
+
+    def _put(self, slot: Slot[A], answer: A, size_bytes: int, is_last: bool = True) -> None:
+        self._buffer.put(slot, answer, size_bytes, is_last)
+        self._room.set()  # the answer may be smaller than what was kept free for it
+        self._wake_writer()
+
+    def _end(self, slot: Slot[A]) -> None:
+        """The model has said all; perhaps without a last answer that is to be sent."""
+        if not slot.is_last:
+            self._buffer.end(slot)
+            self._room.set()
+            self._wake_writer()
+
+    def _was_sent(self, slot: Slot[A]) -> None:
+        self._buffer.sent(slot)
+        self._room.set()
+        if slot.is_decoupled:
+            waiting = self._unsent.pop(slot, None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(None)
+
+    def _wake_writer(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+
+class _StallWatch:
+    """Cancels its task when one answer is not taken for STALL_S. It looks now and then: most are taken at once."""
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.sent = 0
+        self.is_sending = False
+        self._task = task
+        self._is_stalled = False
+        self._seen = -1  # what was sent when it last looked and found an answer on its way
+        self._timer = asyncio.get_running_loop().call_later(STALL_S, self._look)
+
+    def explain(self) -> None:
+        """Raises what a cancellation by this watch means."""
+        if self._is_stalled:
+            self._task.uncancel()
+            raise Cancelled(f"the client took no answer for {STALL_S:.0f} seconds") from None
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if self.is_sending and self.sent == self._seen:
+            self._is_stalled = True
+            self._task.cancel()
+            return
+        self._seen = self.sent if self.is_sending else -1
+        self._timer = asyncio.get_running_loop().call_later(STALL_S, self._look)

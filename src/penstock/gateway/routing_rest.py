@@ -1,0 +1,96 @@
+"""For operators: routing, the response cache and sessions, to look at and to change while the server runs."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import ValidationError
+
+from penstock.core.config import Limits
+from penstock.core.errors import InvalidRequest
+from penstock.core.models import Routing
+from penstock.gateway import schemas
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.http_message import read_body
+from penstock.gateway.openapi import Route, add_routes, json_answer, path_names
+from penstock.serving.serve import Serving
+
+ROUTING = "/v1/models/{model}/routing"
+
+
+class RoutingRest:
+    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
+        self._serving = serving
+        self._catalogue = catalogue
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        return add_routes(
+            "Operations",
+            [
+                Route(
+                    "GET",
+                    ROUTING,
+                    self.routing,
+                    "How a model's requests find their worker, and how its workers stand",
+                    answer=schemas.ModelRouting,
+                    query={"key": "which worker this key belongs to, where the policy is hash"},
+                ),
+                Route(
+                    "PUT",
+                    ROUTING,
+                    self.set_routing,
+                    "Route a model's requests otherwise, at once and on every gateway",
+                    "Kept over restarts, until DELETE gives the model its own routing back.",
+                    body=schemas.RoutingBody,
+                    answer=schemas.Empty,
+                ),
+                Route("DELETE", ROUTING, self.reset_routing, "Route as model.yaml says", answer=schemas.Empty),
+                Route("GET", "/v1/cache", self.cache, "What the response cache holds", answer=schemas.CacheStatus),
+                Route(
+                    "DELETE",
+                    "/v1/cache",
+                    self.clear_cache,
+                    "Forget cached answers",
+                    answer=schemas.Empty,
+                    query={"model": "of this model alone"},
+                ),
+                Route("GET", "/v1/sessions", self.sessions, "How many sessions there are", answer=schemas.Sessions),
+            ],
+        )
+
+    async def routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        return json_answer(self._catalogue.routing(model, request.query_params.get("key", "")))
+
+    async def set_routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        body = await read_body(dict(request.scope["headers"]), request.receive, self._limits.max_message_bytes)
+        try:
+            routing = Routing.model_validate_json(bytes(body))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequest(f"{where or 'the body'}: {first['msg']}; see docs/routing.md") from error
+        await self._catalogue.set_routing(model, routing)
+        return json_answer({})
+
+    async def reset_routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        await self._catalogue.set_routing(model, None)
+        return json_answer({})
+
+    async def cache(self, request: Request) -> Response:
+        return json_answer(self._serving.cache.statistics())
+
+    async def clear_cache(self, request: Request) -> Response:
+        model = request.query_params.get("model", "")
+        if not model:
+            await self._serving.cache.delete()
+            return json_answer({})
+        self._serving.resolver.resolve(model, "")  # raises for one that is not there
+        for block in self._serving.resolver.blocks():
+            if block.model == model:
+                await self._serving.cache.delete(block.block_id)
+        return json_answer({})
+
+    async def sessions(self, request: Request) -> Response:
+        return json_answer(self._serving.sessions.statistics())

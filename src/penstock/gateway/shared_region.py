@@ -1,0 +1,166 @@
+"""One region of a client's shared memory, and the tensors in it.
+
+Objects are read and written by descriptor and never mapped. A client may cut its object short at any moment, and to
+touch a mapped page that is gone would kill the gateway; a read just comes short.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import InvalidRequest, InvalidTensor, Overloaded
+from penstock.core.tensors import Buffer, Tensor
+
+OBJECTS = "/dev/shm/"  # where Linux keeps what shm_open makes
+REGION = "shared_memory_region"
+BYTE_SIZE = "shared_memory_byte_size"
+OFFSET = "shared_memory_offset"
+# What shm_open takes, and nothing that leads out of its folder.
+KEY = re.compile(r"/?(?!\.{1,2}$)[^/\0]{1,254}")
+# Semaphores of other programs have their files there, too.
+SEMAPHORE = "sem."
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    inode: int  # of the object when it was registered: another one under its key is not this region
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor's bytes are, as its parameters say."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+class OpenRegion:
+    """A region's object, open for as long as a request uses it, whatever becomes of the registration."""
+
+    __slots__ = ("__weakref__", "_descriptor", "region")
+
+    def __init__(self, region: Region, descriptor: int) -> None:
+        self.region = region
+        self._descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def check(self, what: str, offset: int, size: int) -> None:
+        if offset + size > self.region.byte_size:
+            raise InvalidTensor(
+                f"{what} reaches to byte {offset + size} of the shared memory region '{self.region.name}', "
+                f"which has {self.region.byte_size}"
+            )
+
+    def read(self, what: str, offset: int, size: int) -> bytes:
+        self.check(what, offset, size)
+        start = self.region.offset + offset
+        data = os.pread(self._descriptor, size, start)
+        while len(data) < size:  # one call gives at most 2 GiB
+            more = os.pread(self._descriptor, size - len(data), start + len(data))
+            if not more:
+                raise self._shrunk(what)
+            data += more
+        return data
+
+    def write(self, what: str, offset: int, data: Buffer) -> None:
+        self.check(what, offset, len(data))
+        start, left = self.region.offset + offset, memoryview(data)
+        # Writing behind an object's end would make it longer than its owner wants it.
+        if os.fstat(self._descriptor).st_size < start + len(left):
+            raise self._shrunk(what)
+        try:
+            while left:
+                written = os.pwrite(self._descriptor, left, start)
+                start, left = start + written, left[written:]
+        except OSError as error:
+            raise InvalidRequest(
+                f"{what}: writing into the shared memory region '{self.region.name}' failed: {error.strerror}"
+            ) from error
+
+    def _shrunk(self, what: str) -> InvalidTensor:
+        return InvalidTensor(
+            f"{what}: the object '{self.region.key}' of the shared memory region '{self.region.name}' "
+            f"is smaller than it was when it was registered"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an output goes instead of into the answer."""
+
+    opened: OpenRegion
+    place: Place
+
+    def write(self, tensor: Tensor) -> dict[str, str | int]:
+        """Returns the parameters that the answer has in place of the data."""
+        needed, place = len(tensor.data), self.place
+        if needed > place.byte_size:
+            raise InvalidTensor(
+                f"output '{tensor.name}' has {needed} bytes, but the request gives it {place.byte_size} "
+                f"of the shared memory region '{place.region}': give it {needed}"
+            )
+        self.opened.write(f"output '{tensor.name}'", place.offset, tensor.data)
+        return {REGION: place.region, BYTE_SIZE: needed, OFFSET: place.offset}
+
+
+Targets = Mapping[str, Target]  # by the output's name
+NO_TARGETS: Targets = {}
+
+
+def place_of(what: str, parameters: Mapping[str, Any]) -> Place | None:
+    """Where a tensor's parameters say that it is; None: not in shared memory."""
+    region = parameters.get(REGION)
+    if region is None:
+        return None
+    byte_size: Any = parameters.get(BYTE_SIZE)
+    offset: Any = parameters.get(OFFSET, 0)
+    if type(region) is not str or not region:
+        raise InvalidTensor(f"{REGION} of {what} must be a region's name")
+    for name, value in ((BYTE_SIZE, byte_size), (OFFSET, offset)):
+        if type(value) is not int or value < 0:
+            raise InvalidTensor(f"{name} of {what} must be a number of bytes")
+    return Place(region, offset, byte_size)
+
+
+def open_region(region: Region) -> OpenRegion:
+    descriptor = open_object(region.key)
+    if os.fstat(descriptor).st_ino != region.inode:
+        os.close(descriptor)
+        raise InvalidRequest(
+            f"the object '{region.key}' is not the one that was registered as '{region.name}': register it again"
+        )
+    return OpenRegion(region, descriptor)
+
+
+def open_object(key: str) -> int:
+    """A descriptor of a shared memory object that a client may name."""
+    plain = key.removeprefix("/")
+    if KEY.fullmatch(key) is None or plain.startswith(SEMAPHORE):
+        raise InvalidRequest(
+            f"'{key[:80]}' is no key of a client's shared memory object: give the name that shm_open got, like '/name'"
+        )
+    try:
+        # Neither links nor pipes: the one would lead out of the folder, the other would wait for a writer.
+        descriptor = os.open(OBJECTS + plain, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise Overloaded("the server has too many files open; try again later") from error
+        raise InvalidRequest(
+            f"the shared memory object '{key}' cannot be opened for reading and writing on the server's machine: "
+            f"{error.strerror}"
+        ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidRequest(f"'{key}' is no shared memory object")
+    return descriptor

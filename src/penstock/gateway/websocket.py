@@ -1,0 +1,220 @@
+"""Inference over WebSockets: a connection is a stream of requests for one model."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from fastapi import APIRouter
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from penstock.core.config import Limits
+from penstock.core.errors import (
+    Cancelled,
+    Draining,
+    InvalidRequest,
+    ModelNotReady,
+    PenstockError,
+    RequestTooLarge,
+)
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway import http_message, statuses
+from penstock.gateway.attendance import ClientLeft
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.openapi import json_answer
+from penstock.gateway.request_stream import FINAL, RequestStream
+from penstock.gateway.rest_codec import OutputForm
+from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.websocket_codec import (
+    Message,
+    RawForm,
+    decode_message,
+    encode_answer,
+    encode_error,
+    find_id,
+)
+from penstock.serving.serve import Serving
+
+PROTOCOL = "websocket"
+PATHS = ("/v2/models/{model}/stream", "/v2/models/{model}/versions/{version}/stream")
+FLAGS = {"true": True, "false": False}
+GOING_AWAY = 1001
+
+
+class _Leaving(str):
+    """What a connection says in place of a message when the server is about to leave: known by being itself."""
+
+
+LEAVING = _Leaving()
+
+
+def websocket_routes(
+    serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None = None
+) -> APIRouter:
+    edge = WebSocketEdge(serving, catalogue, limits, memory)
+    router = APIRouter()
+    for path in PATHS:
+        router.add_websocket_route(path, edge.serve)
+    return router
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What the address of a stream asks for."""
+
+    is_ordered: bool = True
+    raw: RawForm | None = None
+
+
+def read_options(query: Mapping[str, str]) -> StreamOptions:
+    for name in query:
+        if name not in ("input", "output", "ordered"):
+            raise InvalidRequest(f"a stream takes 'input', 'output' and 'ordered'; not '{name[:80]}'")
+    ordered = query.get("ordered", "true").lower()
+    if ordered not in FLAGS:
+        raise InvalidRequest(f"'ordered' is true or false; not '{ordered[:40]}'")
+    given, wanted = query.get("input"), query.get("output")
+    if not given and not wanted:
+        return StreamOptions(FLAGS[ordered])
+    if not given or not wanted:
+        raise InvalidRequest("raw messages need both: ?input=NAME&output=NAME")
+    if not FLAGS[ordered]:
+        raise InvalidRequest("raw messages have no ids: their answers come in order")
+    return StreamOptions(raw=RawForm(given, wanted))
+
+
+class WebSocketEdge:
+    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None) -> None:
+        self.serving = serving
+        self.catalogue = catalogue
+        self.memory = memory
+        self.max_bytes = limits.max_message_bytes
+
+    async def serve(self, websocket: WebSocket) -> None:
+        try:
+            connection = self._accept(websocket)
+        except PenstockError as error:
+            self.serving.turned_away(PROTOCOL, error)
+            status, headers = statuses.http_code(error), statuses.headers(error)
+            await websocket.send_denial_response(json_answer({"error": error.message}, status, headers))
+            return
+        await websocket.accept()
+
+        async def send(message: Message) -> None:
+            await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
+
+        stream: RequestStream[Message, Message] = RequestStream(
+            self.serving, connection.open_exchange, connection.options.is_ordered, PROTOCOL
+        )
+        try:
+            await stream.run(_messages(websocket), send)
+            await websocket.close(GOING_AWAY, "this server is shutting down")
+        except (ClientLeft, WebSocketDisconnect, Cancelled):
+            return  # nobody is there to be told
+
+    def _accept(self, websocket: WebSocket) -> "_Connection":
+        """Raises what refuses the connection; a model that is only not ready may be soon."""
+        if self.serving.admission.is_draining:
+            raise Draining("this server is shutting down; connect to another")
+        _check_origin(websocket)
+        options = read_options(websocket.query_params)
+        model, version = websocket.path_params["model"], websocket.path_params.get("version", "")
+        try:
+            block = self.catalogue.known(model, version)
+            if options.raw is not None and block.is_described:
+                options.raw.check(block)
+        except ModelNotReady:
+            pass
+        return _Connection(self, model, version, options, dict(websocket.scope["headers"]))
+
+
+class _Connection:
+    def __init__(
+        self, edge: WebSocketEdge, model: str, version: str, options: StreamOptions, headers: http_message.Headers
+    ) -> None:
+        self.options = options
+        self._edge = edge
+        self._model = model
+        self._version = version
+        self._timeout_s = http_message.timeout_s(headers)
+        self._traceparent = http_message.traceparent(headers)
+        self._count = 0
+
+    def open_exchange(self, message: Message) -> "_Exchange":
+        self._count += 1
+        raw = self.options.raw
+        try:
+            if len(message) > self._edge.max_bytes:
+                raise RequestTooLarge(
+                    f"the message is over limits.max_message_bytes ({self._edge.max_bytes}): send less"
+                )
+            form: OutputForm | RawForm
+            if raw is None:
+                request, form = decode_message(message, self._edge.memory)
+            else:
+                request, form = raw.decode(message, self._rank(raw)), raw
+                request.request_id = str(self._count)
+        except PenstockError as error:
+            self._edge.serving.turned_away(PROTOCOL, error)
+            request_id = find_id(message) if raw is None else str(self._count)
+            return _Exchange(error, request_id, OutputForm(), message)
+        request.model, request.version, request.protocol = self._model, self._version, PROTOCOL
+        request.timeout_s = self._timeout_s
+        request.traceparent = self._traceparent
+        return _Exchange(request, request.request_id, form, message)
+
+    def _rank(self, raw: RawForm) -> int:
+        """Of the raw input; of a model that is not loaded yet it is not known."""
+        try:
+            block = self._edge.catalogue.known(self._model, self._version)
+        except PenstockError:
+            return 1  # serving says what is wrong
+        return next((len(spec.shape) for spec in block.inputs if spec.name == raw.input), 1)
+
+
+class _Exchange:
+    """One message and its answers."""
+
+    __slots__ = ("_form", "_is_text", "_request_id", "request", "size_bytes")
+
+    def __init__(
+        self, request: InferRequest | PenstockError, request_id: str, form: OutputForm | RawForm, message: Message
+    ) -> None:
+        self.request = request
+        self.size_bytes = len(message)
+        self._request_id = request_id
+        self._form = form
+        self._is_text = isinstance(message, str)
+
+    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[Message, int]:
+        encoded: Message
+        if isinstance(self._form, RawForm):
+            encoded = self._form.encode(response)
+        else:
+            assert isinstance(self.request, InferRequest), "only what could be read is answered so"
+            if is_decoupled:
+                response.parameters = {**response.parameters, FINAL: response.is_final}
+            encoded = encode_answer(response, self.request, self._form, self._is_text)
+        return encoded, len(encoded)
+
+    def refuse(self, error: PenstockError) -> tuple[Message, int]:
+        encoded = encode_error(error, self._request_id)
+        return encoded, len(encoded)
+
+
+async def _messages(websocket: WebSocket) -> AsyncIterator[Message]:
+    while True:
+        event = await websocket.receive()
+        if event["type"] == "websocket.disconnect":
+            raise ClientLeft
+        text: str | None = event.get("text")
+        if text is LEAVING:
+            return
+        yield event["bytes"] if text is None else text
+        del event, text  # the next may be long in coming
+
+
+def _check_origin(websocket: WebSocket) -> None:
+    """Browsers let pages of any site open WebSockets anywhere: as over HTTP, only this server's own pages may."""
+    origin = websocket.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != websocket.headers.get("host", "").lower():
+        raise InvalidRequest(f"pages of {origin[:200]} may not open streams here: only pages of this server's host may")

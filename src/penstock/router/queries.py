@@ -1,0 +1,43 @@
+"""Questions to all workers at once: who has not answered yet, and for how long to wait."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+log = structlog.get_logger()
+TIMEOUT_S = 1.0
+
+
+class Queries:
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[set[bytes], asyncio.Event]] = {}
+
+    def ask(self, query_id: int, workers: Iterable[bytes]) -> None:
+        self._open[query_id] = (set(workers), asyncio.Event())
+
+    async def wait(self, query_id: int) -> None:
+        """Until all have answered or are gone; one that does not answer in time is not waited for."""
+        asked, answered = self._open[query_id]
+        try:
+            if asked:
+                await asyncio.wait_for(answered.wait(), TIMEOUT_S)
+        except TimeoutError:
+            log.warning("statistics_late", workers=len(asked))
+        finally:
+            del self._open[query_id]
+
+    def answered(self, query_id: int, worker: bytes) -> None:
+        query = self._open.get(query_id)
+        if query is not None:
+            _tick_off(*query, worker)
+
+    def left(self, worker: bytes) -> None:
+        for asked, answered in self._open.values():
+            _tick_off(asked, answered, worker)
+
+
+def _tick_off(asked: set[bytes], answered: asyncio.Event, worker: bytes) -> None:
+    asked.discard(worker)
+    if not asked:
+        answered.set()

@@ -1,0 +1,279 @@
+"""A block in the job table: its slots, the policy that chooses among them, and the lines of those who wait."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from random import Random
+
+from penstock.core.errors import InvalidRequest, QueueFull
+from penstock.core.models import Health, ModelSettings, Priorities, Routing
+from penstock.router.actions import Action, Send
+from penstock.router.hashing import Places
+from penstock.router.policy import make_policy
+from penstock.router.slots import Job, Line, Offer, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    max_queue: int = 1024
+    routing: Routing = field(default_factory=Routing)
+    health: Health = field(default_factory=Health)
+    priorities: Priorities = field(default_factory=Priorities)
+
+    @classmethod
+    def of(cls, settings: ModelSettings, routing: Routing | None = None) -> "BlockRules":
+        """`routing` stands before the model's own."""
+        return cls(settings.batching.max_queue, routing or settings.routing, settings.health, settings.priorities)
+
+
+class Queue:
+    """While a job waits in `line`, no slot has a credit left; while one waits in a slot's line, that slot has none."""
+
+    def __init__(self, rules: BlockRules, rng: Random) -> None:
+        self.rules = rules
+        self.policy = make_policy(rules.routing, rng)
+        self.is_hashed = rules.routing.policy == "hash"
+        self._has_bounds = _has_bounds(rules.priorities)
+        self.slots: dict[bytes, Slot] = {}
+        self.places = Places()  # of the fit slots
+        self.ejected: dict[bytes, Slot] = {}  # in the order of their ejection
+        self.line = Line()  # for any slot
+        self.homeless = Line()  # jobs that belong to one slot, while there is none
+        self.length = 0  # of all lines together
+        self._levels: defaultdict[int, int] = defaultdict(int)  # how many wait, by level
+
+    # --- slots
+
+    def grant(self, slot: Slot, offer: Offer) -> None:
+        weight = offer.weight if offer.weight > 0 else 1.0
+        if (slot.weight, slot.distance) != (weight, offer.distance):
+            self._unlist(slot)
+            slot.weight, slot.distance = weight, offer.distance
+        slot.credits = offer.credits
+        if not slot.is_ejected and slot not in self.places:
+            self._move_in(slot)
+        self.review(slot)
+
+    def withdraw(self, slot: Slot) -> None:
+        """The slot takes no more jobs."""
+        self._unlist(slot)
+        self.places.remove(slot)
+        self.ejected.pop(slot.worker, None)
+        slot.credits = 0
+        slot.is_ejected = False
+        slot.condition = None
+
+    def eject(self, slot: Slot) -> None:
+        slot.is_ejected = True
+        self.ejected[slot.worker] = slot
+        self.places.remove(slot)
+        self._unlist(slot)
+
+    def restore(self, slot: Slot) -> None:
+        del self.ejected[slot.worker]
+        slot.is_ejected = False
+        slot.condition = None
+        self._move_in(slot)
+        self.review(slot)
+
+    def adopt(self, rules: BlockRules, rng: Random) -> bool:
+        """Other rules from now on. True: jobs that wait may belong into other lines."""
+        before, self.rules = self.rules.routing.policy, rules
+        self._has_bounds = _has_bounds(rules.priorities)
+        if rules.routing.policy == before:
+            return False
+        listed = [slot for slot in self.slots.values() if slot.is_listed]
+        for slot in listed:
+            self.policy.remove(slot)
+        self.policy = make_policy(rules.routing, rng)
+        for slot in self.slots.values():
+            slot.turn = 0.0  # turns of another policy mean nothing to this one
+        for slot in listed:
+            self.policy.add(slot)
+        was_hashed, self.is_hashed = self.is_hashed, rules.routing.policy == "hash"
+        return was_hashed != self.is_hashed
+
+    # --- running
+
+    def assign(self, slot: Slot, job: Job, now: float) -> Send:
+        job.slot, job.sent = slot, now
+        job.attempt += 1
+        slot.jobs[job.job_id] = job
+        slot.in_flight += 1
+        if slot.is_listed:
+            if slot.in_flight >= slot.credits:
+                self._unlist(slot)
+            elif self.policy.is_counting:
+                self.policy.changed(slot)
+        return Send(slot.worker, job)
+
+    def release(self, slot: Slot, job: Job) -> None:
+        """The slot has a credit more: `hand_on` or `review` has to follow."""
+        job.slot = None
+        del slot.jobs[job.job_id]
+        slot.in_flight -= 1
+
+    def hand_on(self, slot: Slot, now: float) -> list[Action]:
+        """Gives the slot's credits to those who wait: while one waits for whoever is free, no other slot has any."""
+        actions: list[Action] = []
+        while self.length and slot.in_flight < slot.credits and not slot.is_ejected:
+            line = self.line
+            if slot.line.length and not (line.length and _goes_before(line.first(), slot.line.first())):
+                line = slot.line
+            if not line.length:
+                break
+            actions.append(self.assign(slot, self._take(line), now))
+        self.review(slot)
+        return actions
+
+    def spread(self, slots: Iterable[Slot], now: float) -> list[Action]:
+        """Sends what can be sent: first what waits for these slots alone, then what any may take."""
+        actions = [action for slot in slots if slot.line.length for action in self.hand_on(slot, now)]
+        while self.line.length and (taker := self.policy.choose(now)) is not None:
+            actions.append(self.assign(taker, self._take(self.line), now))
+        return actions
+
+    def review(self, slot: Slot) -> None:
+        """Tells the policy whether the slot may take a job, and that its in_flight has changed."""
+        if slot.in_flight >= slot.credits or slot.is_ejected:
+            self._unlist(slot)
+        elif not slot.is_listed:
+            slot.is_listed = True
+            self.policy.add(slot)
+        elif self.policy.is_counting:
+            self.policy.changed(slot)
+
+    # --- waiting
+
+    def seek(self, job: Job, now: float) -> tuple[Line, Slot | None]:
+        """Where the job has to wait, and the slot that can take it instead. Raises InvalidRequest."""
+        key = self._key_of(job)
+        if not key:
+            self._check_key()
+            return self.line, None if self.line.length else self.policy.choose(now)
+        slot = self._home_of(job, key)
+        if slot is None:
+            return self.homeless, None
+        return slot.line, slot if slot.is_listed and not slot.line.length else None
+
+    def check_room(self, job: Job) -> None:
+        """Raises QueueFull."""
+        if self.length >= self.rules.max_queue:
+            raise QueueFull(f"{self.length} requests wait for this block already (max_queue)", block=job.block_id)
+        if self._has_bounds:
+            self._check_level(job)
+
+    def wait(self, line: Line, job: Job) -> None:
+        line.append(job)
+        self.length += 1
+        self._levels[job.priority] += 1
+
+    def put_back(self, job: Job) -> None:
+        """In front of its level."""
+        self._line_of(job).append(job, is_first=True)
+        self.length += 1
+        self._levels[job.priority] += 1
+
+    def move(self, jobs: Iterable[Job]) -> None:
+        """They wait anew, in this order, where they belong now."""
+        for job in jobs:
+            self.wait(self._line_of(job), job)
+
+    def delay(self, job: Job) -> None:
+        line = job.line
+        assert line is not None, f"job {job.job_id} does not wait"
+        line.take_out(job)
+        job.is_delayed = True
+        line.append(job)
+
+    def take_out(self, job: Job) -> None:
+        assert job.line is not None, f"job {job.job_id} does not wait"
+        job.line.take_out(job)
+        self.length -= 1
+        self._levels[job.priority] -= 1
+
+    def drain(self, line: Line) -> list[Job]:
+        if not line.length:
+            return []
+        jobs = line.drain()
+        self.length -= len(jobs)
+        for job in jobs:
+            self._levels[job.priority] -= 1
+        return jobs
+
+    def drain_all(self) -> list[Job]:
+        """All that wait, the oldest first."""
+        return self._gather([self.line, self.homeless, *(slot.line for slot in self.slots.values())])
+
+    # --- what the above is made of
+
+    def _move_in(self, slot: Slot) -> None:
+        """The slot takes what belongs to it, also of the jobs that wait."""
+        self.places.add(slot)
+        if self.length > self.line.length:
+            self.move(self._gather([self.homeless, *(other.line for other in self.slots.values())]))
+
+    def _unlist(self, slot: Slot) -> None:
+        if slot.is_listed:
+            slot.is_listed = False
+            self.policy.remove(slot)
+
+    def _gather(self, lines: Iterable[Line]) -> list[Job]:
+        return sorted((job for line in lines for job in self.drain(line)), key=attrgetter("submitted"))
+
+    def _take(self, line: Line) -> Job:
+        job = line.pop()
+        self.length -= 1
+        self._levels[job.priority] -= 1
+        return job
+
+    def _key_of(self, job: Job) -> str:
+        """What places the job on one slot; empty: any may take it. A session stays together under every policy."""
+        session = job.request.controls.session
+        if session is not None:
+            return session.session_id
+        return (job.key or job.request.controls.shard_key) if self.is_hashed else ""
+
+    def _home_of(self, job: Job, key: str) -> Slot | None:
+        """The worker that has run its session stays its home, also where another has come that would own it now."""
+        session = job.request.controls.session
+        slot = self.slots.get(session.home) if session is not None and session.home else None
+        return slot if slot is not None and slot in self.places else self.places.owner(key)
+
+    def _line_of(self, job: Job) -> Line:
+        key = self._key_of(job)
+        if not key:
+            return self.line
+        slot = self._home_of(job, key)
+        return self.homeless if slot is None else slot.line
+
+    def _check_level(self, job: Job) -> None:
+        bound = self.rules.priorities.policy(job.priority).max_queue
+        if bound is not None and self._levels[job.priority] >= bound:
+            raise QueueFull(
+                f"{bound} requests of priority {job.priority} wait for this block already (priorities: max_queue)",
+                block=job.block_id,
+            )
+
+    def _check_key(self) -> None:
+        routing = self.rules.routing
+        if self.is_hashed and routing.without_key == "refuse":
+            parameter = routing.key or "session_id"
+            raise InvalidRequest(
+                f"requests to this model are placed by a key: send parameter '{parameter}'", parameter=parameter
+            )
+
+
+def homes(jobs: Iterable[Job]) -> list[Slot]:
+    """The slots that these jobs wait for."""
+    lines = dict.fromkeys(job.line for job in jobs if job.line is not None)
+    return [line.slot for line in lines if line.slot is not None]
+
+
+def _goes_before(job: Job, other: Job) -> bool:
+    return job.rank < other.rank or (job.rank == other.rank and job.submitted < other.submitted)
+
+
+def _has_bounds(priorities: Priorities) -> bool:
+    return any(policy.max_queue is not None for policy in (priorities.queue, *priorities.by_level.values()))

@@ -1,0 +1,218 @@
+"""The response cache: gives answers again, and lets identical requests in flight share one run."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import CacheSettings
+from penstock.core.errors import WireError
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.serving.cache_entry import Answer, decode, encode
+from penstock.serving.cache_key import KeyMaker, key_prefix
+from penstock.serving.flights import Flights, Part
+from penstock.storage.cache_counts import StoreCounts
+from penstock.storage.cache_store import CacheStore
+from penstock.telemetry.metrics import CacheMetrics
+from penstock.telemetry.tally import Tallies
+
+log = structlog.get_logger()
+now = time.monotonic
+Run = Callable[[float], Awaitable[InferResponse]]
+OUTCOMES = ("hit", "miss", "shared", "bypass", "refresh")
+LARGEST_SHARE = 16  # an answer larger than this part of the cache would push out too many others
+DIGESTED_AT_ONCE = 1024 * 1024  # bytes: more are digested in a thread, so that nobody waits for it
+
+
+class ResponseCache:
+    def __init__(self, store: CacheStore, settings: CacheSettings, metrics: CacheMetrics) -> None:
+        self._store = store
+        self._settings = settings
+        self._metrics = metrics
+        self._largest = settings.max_bytes // LARGEST_SHARE
+        self._flights: Flights[Answer] = Flights()
+        self._blocks: dict[str, _Block] = {}
+        self._counts: dict[str, _Counts] = {}
+        self._tallies = Tallies()
+        self._published = StoreCounts()
+        self._unreadable = 0
+        self._clearings = 0
+
+    async def start(self) -> None:
+        await self._store.start()
+
+    async def close(self) -> None:
+        await self._flights.close()
+        await self._store.close()
+
+    async def through(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
+        """The kept answer, or that of `run`, which executes the request by the deadline that it is given."""
+        known = self._of(block)
+        mode = request.controls.cache
+        if not known.may_keep or request.controls.session is not None:
+            return await run(deadline)
+        if mode == "bypass":
+            known.counts.add("bypass")
+            return await run(deadline)
+        key = await _make_key(known.keys, request)
+        if mode == "refresh":
+            return await self._refresh(known, key, request, await run(deadline))
+        kept = self._store.get_now(key)
+        if kept is not None:
+            answer = self._read(kept)
+            if answer is not None:
+                known.counts.add_hit(answer)
+                return answer.as_hit(request, block.version)
+        return await self._ask(known, key, request, deadline, run)
+
+    async def delete(self, block_id: str | None = None) -> int:
+        """Forgets a block's answers, or all of them, and those that are being made now. Returns how many."""
+        self._clearings += 1
+        return await self._store.clear(b"" if block_id is None else key_prefix(block_id))
+
+    def statistics(self) -> dict[str, Any]:
+        """Of this gateway, since it started."""
+        store = self._store.counts()
+        blocks = {block_id: counts.described() for block_id, counts in self._counts.items()}
+        return {
+            "store": self._store.name,
+            "entries": store.entries,
+            "bytes": store.size_bytes,
+            "max_bytes": self._settings.max_bytes,
+            "in_flight": len(self._flights),
+            "evictions": {"size": store.evicted_by_size, "ttl": store.evicted_by_ttl},
+            "errors": store.errors + self._unreadable,
+            "dropped_writes": store.dropped,
+            "saved_seconds": sum(counts.saved_s for counts in self._counts.values()),
+            **{outcome: sum(counts.by_outcome[outcome] for counts in self._counts.values()) for outcome in OUTCOMES},
+            "blocks": blocks,
+        }
+
+    def publish(self) -> None:
+        """Brings the shared metrics up to date."""
+        self._tallies.flush()
+        counts, before = self._store.counts(), self._published
+        counts.errors += self._unreadable
+        self._metrics.bytes.set(counts.size_bytes)
+        self._metrics.entries.set(counts.entries)
+        self._metrics.evictions.labels("size").inc(counts.evicted_by_size - before.evicted_by_size)
+        self._metrics.evictions.labels("ttl").inc(counts.evicted_by_ttl - before.evicted_by_ttl)
+        self._metrics.errors.inc(counts.errors + counts.dropped - before.errors - before.dropped)
+        self._published = counts
+
+    async def _ask(
+        self, known: "_Block", key: bytes, request: InferRequest, deadline: float, run: Run
+    ) -> InferResponse:
+        clearings = self._clearings
+
+        async def find_or_run(until: float) -> Answer:
+            return await self._find(key, until) or _answer(await run(until))
+
+        async def keep(answer: Answer) -> None:
+            if not answer.is_kept and self._clearings == clearings:
+                await self._keep(known, key, answer)
+
+        answer, part = await self._flights.share(key, deadline, find_or_run, keep)
+        version = known.block.version
+        if answer.is_kept or part is Part.CAME_LATE:
+            known.counts.add_hit(answer)
+            return answer.as_hit(request, version)
+        known.counts.add("miss" if part is Part.LED else "shared")
+        return answer.to(request, version)
+
+    async def _find(self, key: bytes, deadline: float) -> Answer | None:
+        try:
+            async with asyncio.timeout(deadline - now()):
+                kept = await self._store.get(key)
+        except TimeoutError:
+            return None  # the run says it better
+        return None if kept is None else self._read(kept)
+
+    async def _refresh(
+        self, known: "_Block", key: bytes, request: InferRequest, response: InferResponse
+    ) -> InferResponse:
+        known.counts.add("refresh")
+        answer = _answer(response)
+        await self._keep(known, key, answer)
+        return answer.to(request, known.block.version)
+
+    async def _keep(self, known: "_Block", key: bytes, answer: Answer) -> None:
+        if answer.size_bytes() > self._largest:
+            return
+        kept = encode(answer)
+        if len(kept) <= self._largest:
+            await self._store.set(key, kept, known.ttl_s)
+
+    def _read(self, kept: bytes) -> Answer | None:
+        try:
+            return decode(kept)
+        except WireError as error:
+            self._unreadable += 1
+            log.warning("cache_entry_unreadable", store=self._store.name, error=error.message)
+            return None
+
+    def _of(self, block: BlockDescription) -> "_Block":
+        known = self._blocks.get(block.block_id)
+        if known is None or known.block is not block:
+            counts = self._counts.get(block.block_id)
+            if counts is None:
+                counts = self._counts[block.block_id] = _Counts(self._metrics, block, self._tallies)
+            known = self._blocks[block.block_id] = _Block(block, self._settings.ttl_s, counts)
+        return known
+
+
+class _Block:
+    """What the cache does with the requests of one block, found out once."""
+
+    def __init__(self, block: BlockDescription, ttl_s: float, counts: "_Counts") -> None:
+        settings = block.settings
+        self.block = block
+        self.counts = counts
+        self.keys = KeyMaker(block)
+        self.ttl_s = ttl_s if settings.cache.ttl_s is None else settings.cache.ttl_s
+        # Without a fingerprint nobody could tell its answers from those of other files.
+        self.may_keep = (
+            settings.cache.enabled
+            and bool(block.fingerprint)
+            and not settings.python.is_decoupled
+            and not settings.sessions.is_stateful
+        )
+
+
+class _Counts:
+    """One block's counts: here since the start, and for the shared metrics."""
+
+    def __init__(self, metrics: CacheMetrics, block: BlockDescription, tallies: Tallies) -> None:
+        labels = (block.model, block.version)
+        self._labels = labels
+        self.by_outcome = dict.fromkeys(OUTCOMES, 0)
+        self.saved_s = 0.0
+        self._outcomes = {outcome: tallies.counter(metrics.requests.labels(*labels, outcome)) for outcome in OUTCOMES}
+        self._saved = tallies.counter(metrics.saved_seconds.labels(*labels))
+
+    def add(self, outcome: str) -> None:
+        self.by_outcome[outcome] += 1
+        self._outcomes[outcome].inc()
+
+    def add_hit(self, answer: Answer) -> None:
+        self.add("hit")
+        saved_s = answer.timing.compute_ns / 1e9
+        self.saved_s += saved_s
+        self._saved.inc(saved_s)
+
+    def described(self) -> dict[str, Any]:
+        model, version = self._labels
+        return {"model": model, "version": version, **self.by_outcome, "saved_seconds": self.saved_s}
+
+
+async def _make_key(keys: KeyMaker, request: InferRequest) -> bytes:
+    if request.size_bytes <= DIGESTED_AT_ONCE:
+        return keys.key(request)
+    return await asyncio.to_thread(keys.key, request)
+
+
+def _answer(response: InferResponse) -> Answer:
+    return Answer(response.outputs, response.parameters, response.timing, False)

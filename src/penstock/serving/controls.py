@@ -1,0 +1,93 @@
+"""What a request's parameters ask of the server: its level, its time in queues, its session, its key. Decides only."""
+
+from collections.abc import Mapping
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.models import Priorities, Routing
+from penstock.core.requests import PLAIN, CacheMode, Controls, Parameter, SessionStep
+
+PRIORITY, TIMEOUT, CACHE = "priority", "timeout", "cache"
+SEQUENCE_ID, SESSION_ID, SEQ_NO = "sequence_id", "session_id", "seq_no"
+START, END = "sequence_start", "sequence_end"
+# They never reach a model as what distinguishes one request from another.
+NAMES = frozenset({PRIORITY, TIMEOUT, CACHE, SEQUENCE_ID, SESSION_ID, SEQ_NO, START, END})
+MAX_SESSION_ID = 256  # characters
+_MODES: Mapping[str, CacheMode] = {"use": "use", "bypass": "bypass", "refresh": "refresh"}
+
+
+class ControlReader:
+    """Reads the parameters of one block's requests."""
+
+    def __init__(self, priorities: Priorities, routing: Routing) -> None:
+        self._priorities = priorities
+        self._key = routing.key if routing.policy == "hash" else ""
+        self._default = self._read({})
+        if self._default == PLAIN:
+            self._default = PLAIN
+
+    def read(self, parameters: Mapping[str, Parameter]) -> Controls:
+        """Raises InvalidRequest for a parameter that cannot be meant."""
+        if not parameters or (parameters.keys().isdisjoint(NAMES) and self._key not in parameters):
+            return self._default
+        return self._read(parameters)
+
+    def may_override_timeout(self, controls: Controls) -> bool:
+        """Whether the request's `timeout` is for its time in queues, rather than for all of it."""
+        return self._priorities.policy(controls.priority).allow_override
+
+    def _read(self, parameters: Mapping[str, Parameter]) -> Controls:
+        priority = self._priority(parameters.get(PRIORITY))
+        mode = _MODES.get(str(parameters.get(CACHE, "use")))
+        if mode is None:
+            raise InvalidRequest(f"parameter '{CACHE}' is use, bypass or refresh; not {parameters[CACHE]!r:.40}")
+        key = parameters.get(self._key) if self._key else None
+        return Controls(
+            priority,
+            self._queue_timeout_s(priority, parameters.get(TIMEOUT)),
+            _session(parameters),
+            "" if key is None else str(key),
+            mode,
+        )
+
+    def _priority(self, asked: Parameter | None) -> int:
+        """As Triton does, 0 and levels that do not exist mean the default."""
+        levels, default = self._priorities.levels, self._priorities.default
+        if asked is None:
+            return default
+        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 0:
+            raise InvalidRequest(
+                f"parameter '{PRIORITY}' is a level from 1 (the highest) to {levels}; not {asked!r:.40}"
+            )
+        return asked if 1 <= asked <= levels else default
+
+    def _queue_timeout_s(self, priority: int, asked: Parameter | None) -> float | None:
+        policy = self._priorities.policy(priority)
+        limit_s = policy.timeout_ms / 1000 or None
+        if policy.allow_override and isinstance(asked, int) and asked > 0:
+            limit_s = asked / 1e6 if limit_s is None else min(limit_s, asked / 1e6)
+        return limit_s
+
+
+def _session(parameters: Mapping[str, Parameter]) -> SessionStep | None:
+    found = parameters.get(SESSION_ID, "")
+    sequence = parameters.get(SEQUENCE_ID, "")
+    if found and sequence:
+        raise InvalidRequest(f"'{SESSION_ID}' and '{SEQUENCE_ID}' name the same thing: give one of them")
+    session_id = found or sequence
+    if not session_id:
+        if any(parameters.get(name) for name in (SEQ_NO, START, END)):
+            raise InvalidRequest(f"'{SEQ_NO}', '{START}' and '{END}' need a '{SESSION_ID}' or a '{SEQUENCE_ID}'")
+        return None
+    if isinstance(session_id, bool | float) or len(str(session_id)) > MAX_SESSION_ID:
+        raise InvalidRequest(f"a session's id is a text of at most {MAX_SESSION_ID} characters, or a whole number")
+    seq_no = parameters.get(SEQ_NO)
+    if seq_no is not None and (not isinstance(seq_no, int) or isinstance(seq_no, bool) or seq_no < 1):
+        raise InvalidRequest(f"'{SEQ_NO}' is a whole number from 1 on; not {seq_no!r:.40}")
+    return SessionStep(str(session_id), seq_no, _flag(parameters, START), _flag(parameters, END))
+
+
+def _flag(parameters: Mapping[str, Parameter], name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool | int):
+        raise InvalidRequest(f"'{name}' is true or false; not {value!r:.40}")
+    return bool(value)

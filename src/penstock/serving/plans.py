@@ -1,0 +1,73 @@
+"""What serving does with the requests of one block, found out once: its controls, its cache, its metrics."""
+
+from collections.abc import Callable
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.models import Routing
+from penstock.core.requests import InferResponse
+from penstock.serving.controls import ControlReader
+from penstock.telemetry.metrics import ServingMetrics
+from penstock.telemetry.tally import Tallies
+
+PROTOCOLS = ("grpc", "grpc-stream", "rest", "websocket")
+
+
+class BlockMetrics:
+    """The serving metrics with one block's labels bound once."""
+
+    def __init__(self, metrics: ServingMetrics, block: BlockDescription, tallies: Tallies) -> None:
+        labels = (block.model, block.version)
+        self._requests = {
+            protocol: tallies.counter(metrics.requests.labels(*labels, protocol, "ok")) for protocol in PROTOCOLS
+        }
+        self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
+        self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
+        self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
+
+    def answered(self, protocol: str, start: float, routed: float, end: float, response: InferResponse) -> None:
+        timing = response.timing
+        on_worker = (timing.queue_ns + timing.batch_ns + timing.compute_ns + timing.finish_ns) / 1e9
+        self._requests[protocol].inc()
+        self._request_seconds.observe(end - start)
+        self._admit_seconds.observe(routed - start)
+        self._reply_seconds.observe(max(0.0, end - routed - on_worker))
+
+
+class Plan:
+    def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics) -> None:
+        settings = block.settings
+        self.block = block
+        self.routing = routing
+        self.controls = ControlReader(settings.priorities, routing)
+        self.request_s = settings.timeouts.request_s
+        self.is_cached = settings.cache.enabled
+        self.is_decoupled = settings.python.is_decoupled
+        self.is_plain = not (self.is_cached or self.is_decoupled)
+        self.answered = metrics.answered
+
+
+class Plans:
+    def __init__(self, metrics: ServingMetrics, routing: Callable[[BlockDescription], Routing]) -> None:
+        self._metrics = metrics
+        self._routing = routing
+        self._plans: dict[str, Plan] = {}
+        self._by_block: dict[str, BlockMetrics] = {}
+        self.tallies = Tallies()
+
+    def of(self, block: BlockDescription) -> Plan:
+        plan = self._plans.get(block.block_id)
+        if plan is None or plan.block is not block:
+            plan = self._make(block)
+        return plan
+
+    def routing_changed(self) -> None:
+        for plan in list(self._plans.values()):
+            if self._routing(plan.block) != plan.routing:
+                self._make(plan.block)
+
+    def _make(self, block: BlockDescription) -> Plan:
+        metrics = self._by_block.get(block.block_id)
+        if metrics is None:
+            metrics = self._by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
+        plan = self._plans[block.block_id] = Plan(block, self._routing(block), metrics)
+        return plan

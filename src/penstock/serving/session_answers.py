@@ -1,0 +1,58 @@
+"""The answers that a session's requests get when they are sent again: bounded in number and in bytes. Decides only."""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from penstock.core.errors import PenstockError
+from penstock.core.requests import InferResponse
+
+Outcome = InferResponse | PenstockError
+OVERHEAD_BYTES = 1024  # about what an answer takes beside its tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    outcome: Outcome
+    position: int  # where in its session it ran, from 1
+    size_bytes: int
+
+
+class Answers:
+    """Of all sessions. Each life of a session has a number of its own, so that none finds an earlier life's answers."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[tuple[int, int], Answer] = OrderedDict()  # oldest first
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def find(self, life: int, seq_no: int) -> Answer | None:
+        return self._kept.get((life, seq_no))
+
+    def keep(self, life: int, seq_no: int, outcome: Outcome, position: int, most: int) -> None:
+        """Beside it stay at most `most - 1` of the session's; where all together are too large, the oldest go."""
+        self._drop(life, seq_no - most)
+        if not most:
+            return
+        answer = self._kept[life, seq_no] = Answer(outcome, position, _size_bytes(outcome))
+        self.size_bytes += answer.size_bytes
+        while self.size_bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self.size_bytes -= oldest.size_bytes
+
+    def forget(self, life: int, first: int, end: int) -> None:
+        for seq_no in range(first, end):
+            self._drop(life, seq_no)
+
+    def _drop(self, life: int, seq_no: int) -> None:
+        answer = self._kept.pop((life, seq_no), None)
+        if answer is not None:
+            self.size_bytes -= answer.size_bytes
+
+
+def _size_bytes(outcome: Outcome) -> int:
+    if isinstance(outcome, PenstockError):
+        return OVERHEAD_BYTES
+    return OVERHEAD_BYTES + sum([len(tensor.data) for tensor in outcome.outputs])

@@ -1,0 +1,50 @@
+"""What the session table says to those whom it refuses."""
+
+from penstock.core.errors import DeadlineExceeded, Draining, SessionError
+from penstock.serving.session_parts import Session, Step
+
+ENDED = "has ended: start it anew with sequence_start"
+LOST = "is lost: its worker is gone and with it the model's state; start it anew with sequence_start"
+
+
+def mixed(session: Session) -> SessionError:
+    return SessionError(
+        f"{session} has requests {'with' if session.is_numbered else 'without'} seq_no: send all of them so, "
+        "or start it anew with sequence_start"
+    )
+
+
+def too_far(session: str, seq_no: int, awaited: int, window: int) -> SessionError:
+    return SessionError(
+        f"seq_no {seq_no} of {session} is more than {window} ahead (sessions.window): seq_no {awaited} is awaited"
+    )
+
+
+def too_many(session: Session, window: int) -> SessionError:
+    return SessionError(
+        f"{window} requests of {session} wait already (sessions.window): send the next when they are answered"
+    )
+
+
+def not_kept(session: Session, seq_no: int) -> SessionError:
+    if seq_no < session.first:
+        return SessionError(f"{session} began with seq_no {session.first}: there is no seq_no {seq_no}")
+    return SessionError(
+        f"seq_no {seq_no} of {session} was answered, and its answer is no longer kept "
+        f"(sessions.answers: {session.settings.answers}); seq_no {session.next} is awaited"
+    )
+
+
+def late(step: Step) -> DeadlineExceeded:
+    session = step.session
+    if step.is_running:
+        return DeadlineExceeded("the deadline passed while the request was running")
+    if session.is_numbered:
+        return DeadlineExceeded(
+            f"the deadline passed while seq_no {step.number} of {session} waited for seq_no {session.next}"
+        )
+    return DeadlineExceeded(f"the deadline passed while the request waited for an earlier one of {session}")
+
+
+def draining() -> Draining:
+    return Draining("this server is shutting down; send the request to another")

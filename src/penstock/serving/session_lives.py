@@ -1,0 +1,96 @@
+"""How sessions begin, begin anew, rest and are forgotten. Decides only."""
+
+from penstock.core.errors import Overloaded, SessionError
+from penstock.serving import session_faults as faults
+from penstock.serving.session_answers import Answers
+from penstock.serving.session_faults import LOST
+from penstock.serving.session_parts import Action, Block, Session, Ticket
+
+
+class Lives:
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._number = 0
+
+    def open(self, block: Block, ticket: Ticket) -> Session:
+        """Raises SessionError or Overloaded, and then nothing has changed."""
+        asked, window = ticket.asked, ticket.settings.window
+        if asked.seq_no is not None and not asked.is_start and asked.seq_no > 1 + window:
+            raise faults.too_far(f"session '{asked.session_id}'", asked.seq_no, 1, window)
+        if len(block.sessions) >= block.settings.max_sessions:
+            oldest = block.oldest_idle()
+            if oldest is None:
+                raise Overloaded(
+                    f"{len(block.sessions)} sessions of this model are busy at this gateway already "
+                    "(sessions.max_sessions); try again later"
+                )
+            self.forget(oldest)
+        return self._new(block, ticket)
+
+    def begin(self, session: Session, ticket: Ticket) -> list[Action]:
+        """A start for a session that is there: its first step at last, the same start again, or a new life.
+
+        Which session it now is, the block says.
+        """
+        seq_no = ticket.asked.seq_no
+        if seq_no is not None and session.is_numbered:
+            if not session.has_first:
+                return self._set_first(session, ticket, seq_no)
+            if self._is_same_start(session, ticket, seq_no):
+                return []
+        actions: list[Action] = [*session.refuse(session.waiting, SessionError(f"{session} was started anew"))]
+        self.forget_answers(session)
+        new = self._new(session.block, ticket)
+        new.running = session.running  # still one at a time: the new life waits for it
+        if new.running is not None:
+            new.running.session = new
+        return actions
+
+    def rest(self, session: Session, now: float) -> None:
+        """Once nothing of it runs or waits: it stays for a while, unless nothing ever came of it."""
+        if session.running is not None or session.waiting or not session.is_known:
+            return
+        if not session.position and session.first == 1:
+            self.forget(session)
+        else:
+            session.block.rest(session, now)
+
+    def forget(self, session: Session) -> None:
+        session.block.forget(session)
+        session.is_known = False
+        self.forget_answers(session)
+
+    def forget_answers(self, session: Session) -> None:
+        oldest = max(session.first, session.next - session.settings.answers)
+        self._answers.forget(session.life, oldest, session.next)
+
+    def _new(self, block: Block, ticket: Ticket) -> Session:
+        asked = ticket.asked
+        self._number += 1
+        session = Session(asked.session_id, block, ticket.settings, self._number, asked.seq_no is not None)
+        if asked.is_start:
+            session.first = session.next = asked.seq_no or 1
+            session.has_first, session.digest = True, ticket.digest
+        block.sessions[asked.session_id] = session
+        return session
+
+    def _set_first(self, session: Session, ticket: Ticket, seq_no: int) -> list[Action]:
+        """Later steps came before the one that starts the session."""
+        session.first = session.next = seq_no
+        session.has_first, session.digest = True, ticket.digest
+        outside = [n for n in session.waiting if not seq_no <= n <= seq_no + session.settings.window]
+        return [*session.refuse(outside, SessionError(f"{session} was started with seq_no {seq_no}"))]
+
+    def _is_same_start(self, session: Session, ticket: Ticket, seq_no: int) -> bool:
+        """Whether running it anew would give the same: the inputs are those of before, and nothing ran after it."""
+        if seq_no != session.first or session.over == LOST:
+            return False
+        if session.next == seq_no and session.find(seq_no) is None:
+            session.digest = ticket.digest  # it never ran, or failed and is open
+            return True
+        is_last = session.next == seq_no or (
+            session.next == seq_no + 1
+            and session.running is None
+            and self._answers.find(session.life, seq_no) is not None
+        )
+        return is_last and session.digest == ticket.digest

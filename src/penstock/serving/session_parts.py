@@ -1,0 +1,161 @@
+"""What the session table is made of: blocks, sessions, their steps and callers, and what it decides."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from penstock.core.errors import PenstockError
+from penstock.core.models import Sessions
+from penstock.core.requests import SessionStep
+from penstock.serving.session_answers import Outcome
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One caller of a step."""
+
+    block_id: str
+    settings: Sessions
+    asked: SessionStep
+    deadline: float
+    size_bytes: int = 0
+    digest: bytes = b""  # of a numbered start's inputs: whether it is the same one again
+    step: "Step | None" = None  # whose outcome it waits for
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One request of a session."""
+
+    session: "Session"
+    life: int  # of the session in which it came
+    number: int  # its seq_no, or by arrival
+    asked: SessionStep  # of the caller whose request it is
+    tickets: dict[Ticket, None] = field(default_factory=dict)
+    is_running: bool = False
+    position: int = 0  # in the order in which steps ran, from 1
+    deadline: float = 0.0  # of the run
+    size_bytes: int = 0
+    abandoned_bytes: int = 0  # its size, while it runs and nobody waits for it
+
+    def give(self, outcome: Outcome) -> "list[Give]":
+        given = [Give(ticket, outcome, self.position) for ticket in self.tickets]
+        for ticket in self.tickets:
+            ticket.step = None
+        self.tickets.clear()
+        return given
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    session_id: str
+    block: "Block"
+    settings: Sessions
+    life: int
+    is_numbered: bool
+    first: int = 1
+    next: int = 1  # the step that runs or is awaited
+    arrived: int = 0  # without seq_no: the last number given
+    position: int = 0  # of the last step that is done
+    has_first: bool = False  # `first` is certain: a start came, or a step was started
+    has_state: bool = False  # a worker's model has seen it
+    home: bytes = b""  # that worker, as the router says
+    digest: bytes = b""
+    over: str = ""  # why it takes no more: ENDED or LOST
+    running: Step | None = None  # perhaps still one of an earlier life
+    waiting: dict[int, Step] = field(default_factory=dict)
+    rested: float = 0.0  # when it was last heard of
+    is_known: bool = True  # False: the table has let go of it
+
+    def find(self, number: int) -> Step | None:
+        running = self.running
+        if running is not None and running.number == number and running.life == self.life:
+            return running
+        return self.waiting.get(number)
+
+    def keeper(self) -> bytes:
+        """The worker that has its state, also where a step has run there of which the table does not know yet."""
+        running = self.running
+        return running.asked.home if running is not None and running.life == self.life else self.home
+
+    def wait(self, step: Step) -> None:
+        self.waiting[step.number] = step
+        self.block.waiting += 1
+
+    def unwait(self, number: int) -> Step | None:
+        step = self.waiting.pop(number, None)
+        if step is not None:
+            self.block.waiting -= 1
+        return step
+
+    def refuse(self, numbers: Iterable[int], error: PenstockError) -> "list[Give]":
+        """Fails those of the waiting steps."""
+        steps = [self.unwait(number) for number in list(numbers)]
+        return [given for step in steps if step is not None for given in step.give(error)]
+
+    def __str__(self) -> str:
+        return f"session '{self.session_id}'"
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A block's sessions; those of which nothing runs or waits also by when they were last heard of."""
+
+    settings: Sessions
+    sessions: dict[str, Session] = field(default_factory=dict)
+    idle: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    over: OrderedDict[str, Session] = field(default_factory=OrderedDict)
+    waiting: int = 0  # steps
+
+    def rest(self, session: Session, now: float) -> None:
+        session.rested = now
+        shelf = self.over if session.over else self.idle
+        shelf[session.session_id] = session
+        shelf.move_to_end(session.session_id)
+
+    def wake(self, session: Session) -> None:
+        self.idle.pop(session.session_id, None)
+        self.over.pop(session.session_id, None)
+
+    def forget(self, session: Session) -> None:
+        self.wake(session)
+        del self.sessions[session.session_id]
+
+    def oldest_idle(self) -> Session | None:
+        """What is over goes before what may still go on."""
+        for shelf in (self.over, self.idle):
+            if shelf:
+                return next(iter(shelf.values()))
+        return None
+
+    def idle_since(self, then: float) -> Iterator[Session]:
+        """Those last heard of by then; the caller forgets each before it takes the next."""
+        for shelf in (self.over, self.idle):
+            while shelf and (oldest := next(iter(shelf.values()))).rested <= then:
+                yield oldest
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run the step, with the request of this ticket's caller."""
+
+    step: Step
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    ticket: Ticket
+    outcome: Outcome
+    position: int = 0
+    is_repeat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Too much runs for which nobody waits: give the step up."""
+
+    step: Step
+
+
+Action = Start | Give | Stop

@@ -1,0 +1,96 @@
+"""Entries bounded by bytes: the least recently used go first, and each has its time to live. Decides; never acts."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+ENTRY_BYTES = 448  # what an entry takes beside its key and its value: objects, table, heap
+EXPIRED_AT_ONCE = 64  # answers that were kept together end together: nobody shall wait for all of them to be dropped
+SPARE_EXPIRIES = 64
+
+
+@dataclass(slots=True)
+class Entry:
+    value: bytes | None  # None: it is in the store's file, and not read yet
+    size_bytes: int
+    expires_at: float
+
+
+class Lru:
+    """Whoever removes entries gets their keys, so that what lies behind can follow."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.size_bytes = 0
+        self.evicted_by_size = 0
+        self.evicted_by_ttl = 0
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()  # the next to go is first
+        self._expiries: list[tuple[float, bytes]] = []  # a heap; entries that were replaced stay until their time
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._entries)
+
+    def fits(self, key: bytes, value_bytes: int) -> bool:
+        return entry_bytes(key, value_bytes) <= self.max_bytes
+
+    def find(self, key: bytes, now: float) -> Entry | None:
+        """Looking is using."""
+        entry = self._entries.get(key)
+        if entry is None or entry.expires_at <= now:
+            return None
+        self._entries.move_to_end(key)
+        return entry
+
+    def put(self, key: bytes, value: bytes | None, value_bytes: int, expires_at: float, now: float) -> list[bytes]:
+        """Returns the keys that had to go for it, or whose time had come."""
+        assert self.fits(key, value_bytes), "ask first"
+        gone = self.expire(now)
+        self.remove(key)
+        self._entries[key] = Entry(value, entry_bytes(key, value_bytes), expires_at)
+        self.size_bytes += entry_bytes(key, value_bytes)
+        self._remember_expiry(key, expires_at)
+        while self.size_bytes > self.max_bytes:
+            oldest = next(iter(self._entries))
+            self.remove(oldest)
+            self.evicted_by_size += 1
+            gone.append(oldest)
+        return gone
+
+    def remove(self, key: bytes) -> bool:
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return False
+        self.size_bytes -= entry.size_bytes
+        return True
+
+    def expire(self, now: float) -> list[bytes]:
+        """Drops some of those whose time has come, and returns their keys."""
+        gone: list[bytes] = []
+        while self._expiries and self._expiries[0][0] <= now and len(gone) < EXPIRED_AT_ONCE:
+            expires_at, key = heappop(self._expiries)
+            entry = self._entries.get(key)
+            if entry is not None and entry.expires_at == expires_at:
+                self.remove(key)
+                self.evicted_by_ttl += 1
+                gone.append(key)
+        return gone
+
+    def clear(self, prefix: bytes) -> list[bytes]:
+        gone = [key for key in self._entries if key.startswith(prefix)]
+        for key in gone:
+            self.remove(key)
+        return gone
+
+    def _remember_expiry(self, key: bytes, expires_at: float) -> None:
+        heappush(self._expiries, (expires_at, key))
+        if len(self._expiries) > 2 * len(self._entries) + SPARE_EXPIRIES:
+            self._expiries = [(entry.expires_at, key) for key, entry in self._entries.items()]
+            heapify(self._expiries)
+
+
+def entry_bytes(key: bytes, value_bytes: int) -> int:
+    return len(key) + value_bytes + ENTRY_BYTES

@@ -1,0 +1,160 @@
+"""Cached answers in Redis, shared by gateways. There is no memory in front: what others delete is gone at once."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from penstock.core.errors import ConfigError, Unavailable
+from penstock.storage.cache_counts import StoreCounts
+from penstock.storage.cache_outage import Outage
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+log = structlog.get_logger()
+NAMESPACE = b"penstock:cache:"
+CONNECTIONS = 32
+SCANNED_AT_ONCE = 1000
+CLEAR_S = 30.0  # of all the calls that clearing takes
+CLOSE_S = 2.0
+MAX_TTL_S = 315_360_000.0  # ten years: Redis counts milliseconds in 64 bits
+_GLOB = re.compile(rb"([\\*?\[\]^-])")
+
+
+class RedisStore:
+    name = "redis"
+
+    def __init__(self, url: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._url = url
+        self._place = _place(url)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._client: Redis | None = None
+        self._faults: tuple[type[Exception], ...] = (OSError, TimeoutError)
+        self._refusal: type[Exception] = Exception
+        self._outage = Outage()
+        self._has_told_refusal = False
+        self._errors = 0
+
+    async def start(self) -> None:
+        """Connects with the first call: a gateway serves whether Redis is there or not."""
+        try:
+            # Here and not above: it takes 0.4 s to import, and few servers need it.
+            from redis.asyncio import BlockingConnectionPool, Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+            from redis.exceptions import RedisError, ResponseError
+        except ImportError as error:
+            raise ConfigError(
+                "response_cache.url: Redis needs the 'redis' package: pip install 'redis[hiredis]'"
+            ) from error
+        try:
+            pool = BlockingConnectionPool.from_url(
+                self._url,
+                max_connections=CONNECTIONS,
+                timeout=self._timeout_s,
+                socket_timeout=self._timeout_s,
+                socket_connect_timeout=self._timeout_s,
+                retry=Retry(NoBackoff(), 0),  # the next request is the next try
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(f"response_cache.url at {self._place}: {error}") from error
+        self._client = Redis.from_pool(pool)
+        self._faults = (RedisError, OSError, TimeoutError)
+        self._refusal = ResponseError
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await client.aclose()
+        except self._faults as error:
+            log.debug("cache_close_failed", store=self.name, error=str(error))
+
+    def get_now(self, key: bytes) -> bytes | None:
+        return None
+
+    async def get(self, key: bytes) -> bytes | None:
+        try:
+            found: bytes | None = await self._call("GET", NAMESPACE + key)
+        except Unavailable:
+            return None
+        return found
+
+    async def set(self, key: bytes, value: bytes, ttl_s: float) -> None:
+        ttl_ms = max(1, int(min(ttl_s, MAX_TTL_S) * 1000))
+        try:
+            await self._call("SET", NAMESPACE + key, value, "PX", ttl_ms)
+        except Unavailable:
+            return
+
+    async def delete(self, key: bytes) -> bool:
+        return bool(await self._call("UNLINK", NAMESPACE + key))
+
+    async def exists(self, key: bytes) -> bool:
+        return bool(await self._call("EXISTS", NAMESPACE + key))
+
+    async def clear(self, prefix: bytes = b"") -> int:
+        pattern = NAMESPACE + _GLOB.sub(rb"\\\1", prefix) + b"*"
+        cursor, cleared = 0, 0
+        deadline = self._clock() + CLEAR_S
+        while self._clock() < deadline:
+            answer = await self._call("SCAN", cursor, "MATCH", pattern, "COUNT", SCANNED_AT_ONCE)
+            cursor, keys = int(answer[0]), answer[1]
+            if keys:
+                cleared += int(await self._call("UNLINK", *keys))
+            if cursor == 0:
+                return cleared
+        raise Unavailable(f"the response cache at {self._place} was not cleared within {CLEAR_S:.0f} s: try again")
+
+    def counts(self) -> StoreCounts:
+        """Redis counts its entries and bytes itself."""
+        return StoreCounts(errors=self._errors)
+
+    async def _call(self, *command: bytes | str | int) -> Any:
+        assert self._client is not None, "start the store first"
+        execute: Callable[..., Awaitable[Any]] = self._client.execute_command
+        if not self._outage.may_try(self._clock()):
+            self._errors += 1
+            raise Unavailable(f"the response cache at {self._place} does not answer")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await execute(*command)
+        except self._refusal as error:
+            self._refused(error)
+            raise Unavailable(f"the response cache at {self._place} refuses: {error}") from error
+        except self._faults as error:
+            self._failed(error)
+            raise Unavailable(f"the response cache at {self._place} does not answer: {error}") from error
+        if self._outage.worked():
+            log.info("cache_back", store=self.name, place=self._place)
+        return answer
+
+    def _failed(self, error: Exception) -> None:
+        self._errors += 1
+        if self._outage.failed(self._clock()):
+            log.warning("cache_away", store=self.name, place=self._place, error=str(error) or type(error).__name__)
+
+    def _refused(self, error: Exception) -> None:
+        """It answers, but not so: out of memory, or a replica that takes no writes. Reading may work all the same."""
+        self._errors += 1
+        if not self._has_told_refusal:
+            self._has_told_refusal = True
+            log.warning("cache_refused", store=self.name, place=self._place, error=str(error))
+
+
+def _place(url: str) -> str:
+    """The URL without its password."""
+    try:
+        parts = urlsplit(url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    except ValueError as error:
+        raise ConfigError(f"response_cache.url: {error}") from error

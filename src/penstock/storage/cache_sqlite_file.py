@@ -1,0 +1,116 @@
+"""The file of a gateway's cached answers: opened by one process, and never confused with somebody else's."""
+
+import sqlite3
+from pathlib import Path
+
+import aiosqlite
+import structlog
+
+from penstock.core.errors import ConfigError
+
+log = structlog.get_logger()
+# In the header of the file: only a file that says so is ours to throw away.
+APPLICATION_ID = 0x50_4E_53_43
+SCHEMA_VERSION = 1
+# The value comes last: reading what is before it does not touch the pages it fills.
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS entries (
+    key BLOB PRIMARY KEY,
+    expires_at REAL NOT NULL,
+    size INTEGER NOT NULL,
+    value BLOB NOT NULL
+)
+"""
+BUSY_TIMEOUT_S = 2.0
+_MAGIC = b"SQLite format 3\x00"
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+class _Damaged(Exception):
+    pass
+
+
+async def open_file(file: Path) -> aiosqlite.Connection:
+    """A file of ours that is damaged is begun anew: a cache has nothing to lose. Any other raises ConfigError."""
+    _make_folder(file)
+    if not _is_ours(file):
+        raise ConfigError(
+            f"{file}: this is not a response cache: delete it, or set response_cache.url to another file",
+            file=str(file),
+        )
+    try:
+        try:
+            return await _connect(file)
+        except _Damaged as damage:
+            log.warning("cache_file_damaged", file=str(file), error=str(damage), advice="begun anew")
+            _remove(file)
+            return await _connect(file)
+    except (_Damaged, OSError, aiosqlite.Error) as error:
+        raise ConfigError(
+            f"{file}: the response cache cannot be opened: {error}; where another server has it open, "
+            "give each its own data_dir or response_cache.url",
+            file=str(file),
+        ) from error
+
+
+async def _connect(file: Path) -> aiosqlite.Connection:
+    connection = await aiosqlite.connect(file, timeout=BUSY_TIMEOUT_S)
+    try:
+        await _prepare(connection)
+    except BaseException as error:
+        await connection.close()  # its thread would keep the process alive
+        if isinstance(error, aiosqlite.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+            raise _Damaged(str(error)) from error
+        raise
+    return connection
+
+
+async def _prepare(connection: aiosqlite.Connection) -> None:
+    await connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server finds it locked
+    await connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of an empty file only: before anything is written
+    version = await _number(connection, "PRAGMA user_version")
+    if version not in (0, SCHEMA_VERSION):
+        raise _Damaged(f"it is of version {version}, and this is version {SCHEMA_VERSION}")
+    if version == 0:  # before the write-ahead log: the header must be in the file itself
+        await connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        await connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    await connection.execute("PRAGMA journal_mode=WAL")
+    await connection.execute("PRAGMA synchronous=NORMAL")
+    await connection.execute("PRAGMA journal_size_limit=4194304")
+    await connection.execute(SCHEMA)
+    await connection.commit()
+    for (verdict,) in await connection.execute_fetchall("PRAGMA quick_check(1)"):
+        if verdict != "ok":
+            raise _Damaged(str(verdict))
+
+
+async def _number(connection: aiosqlite.Connection, query: str) -> int:
+    rows = await connection.execute_fetchall(query)
+    return int(next(iter(rows))[0])
+
+
+def _make_folder(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: the folder of the response cache cannot be made: {error}", file=str(file)
+        ) from error
+
+
+def _is_ours(file: Path) -> bool:
+    """Also one that is not there, or still empty."""
+    try:
+        with file.open("rb") as opened:
+            header = opened.read(72)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        raise ConfigError(f"{file}: the response cache cannot be read: {error}", file=str(file)) from error
+    is_cache = header.startswith(_MAGIC) and int.from_bytes(header[68:72], "big") == APPLICATION_ID
+    return not header or is_cache
+
+
+def _remove(file: Path) -> None:
+    for suffix in ("", "-wal", "-shm", "-journal"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""From a model's settings to its task, in a worker or in one of its task processes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.config import Limits
+from penstock.core.models import ModelSettings
+from penstock.core.signature import Signature
+from penstock.tasks.base import Task
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """All that a task is made of."""
+
+    folder: Path  # of the model's version
+    settings: ModelSettings
+    signature: Signature  # what the engine read from the model's file
+    limits: Limits
+
+
+def build_task(spec: TaskSpec) -> Task:
+    """Raises ConfigError with what is wrong."""
+    return _TASKS[spec.settings.task](spec)
+
+
+# Each imports its libraries only when a model asks for it.
+
+
+def _tensor(spec: TaskSpec) -> Task:
+    from penstock.tasks.tensor import TensorTask
+
+    is_batched = None if spec.settings.is_batched == "auto" else spec.settings.is_batched
+    return TensorTask(spec.signature, spec.settings.batching.max_rows, is_batched)
+
+
+def _embed(spec: TaskSpec) -> Task:
+    from penstock.tasks.embed import EmbedTask
+
+    settings = spec.settings
+    max_rows, max_tokens = settings.batching.max_rows, spec.limits.max_tokens
+    return EmbedTask(spec.folder, settings.embed, max_rows, spec.signature, max_tokens)
+
+
+def _upscale(spec: TaskSpec) -> Task:
+    from penstock.tasks.upscale import UpscaleTask
+
+    return UpscaleTask(spec.settings.upscale, spec.signature, spec.settings.batching.max_rows)
+
+
+_TASKS: Mapping[str, Callable[[TaskSpec], Task]] = {"tensor": _tensor, "embed": _embed, "upscale": _upscale}

@@ -1,0 +1,318 @@
+"""A worker's blocks, in memory and out of it: performs what residency decides."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import Config
+from penstock.core.statistics import BlockStatistics
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.worker.dormant import Dormant
+from penstock.worker.job import Holder, WorkerJob
+from penstock.worker.loading import LoadedBlock, load_block
+from penstock.worker.memory import reclaim
+from penstock.worker.residency import Held, Residency
+from penstock.worker.resident import Resident
+from penstock.worker.runner import BlockRunner
+from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
+from penstock.worker.survey import Surveyed, reason, survey, undescribed
+from penstock.worker.task_pool import TaskPool, TaskProcesses
+
+log = structlog.get_logger()
+now = time.monotonic
+CLOSE_S = 6.0  # what the models of a worker that leaves get to end
+
+
+@dataclass(slots=True)
+class BlocksOwner:
+    """What the blocks ask of their worker."""
+
+    spawn: Callable[[Coroutine[None, None, None]], None]
+    announce: Callable[[], None]  # other blocks are on offer now
+    report: Callable[[], None]  # a block's state is another
+    hand_back: Callable[[list[WorkerJob]], None]
+
+
+class Blocks:
+    def __init__(self, config: Config, metrics: WorkerMetrics, traces: Traces, owner: BlocksOwner) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._traces = traces
+        self._owner = owner
+        self._residency = Residency(config.worker.memory_budget_bytes)
+        self._resident: dict[str, Resident] = {}
+        self._ending: list[Resident] = []  # let go of, but still running
+        self._dormant: dict[str, Dormant] = {}
+        self._holders: dict[str, Holder] = {}  # of both: where a block's jobs go
+        self._surveys: dict[str, Surveyed] = {}
+        self._described: dict[str, BlockDescription] = {}  # what blocks out of memory were when they were in it
+        self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
+        self._task_processes = TaskProcesses(config.worker.task_processes)
+        self._is_leaving = False
+
+    def __len__(self) -> int:
+        """The jobs here."""
+        return sum(len(each.runner) for each in self._resident.values()) + sum(map(len, self._dormant.values()))
+
+    def holder(self, block_id: str) -> Holder | None:
+        """None: jobs of this block go back, as those do that were sent before the gateway knew that we leave."""
+        return self._holders.get(block_id)
+
+    def offers(self) -> list[tuple[BlockDescription, bool]]:
+        """The blocks that take jobs, and whether they are dormant."""
+        if self._is_leaving:
+            return []
+        return [
+            *((each.runner.description, False) for each in self._resident.values()),
+            *((dormant.description, True) for dormant in self._dormant.values()),
+        ]
+
+    def held(self) -> Iterable[tuple[str, Held]]:
+        return self._residency.held.items()
+
+    def statistics(self) -> list[BlockStatistics]:
+        total: dict[str, BlockStatistics] = {}
+        living = (each.runner.statistics for each in (*self._resident.values(), *self._ending))
+        for found in (*self._past.values(), *living):
+            _part(total, found).merge(found)
+        return list(total.values())
+
+    # --- what happens
+
+    def assign(self, blocks: Sequence[Assigned]) -> None:
+        self._perform(self._residency.assign(blocks, self._look()))
+        self._owner.report()
+
+    def wake(self, block_id: str) -> None:
+        self._perform(self._residency.demand(block_id, self._look()))
+
+    def probe(self, block_id: str, done: Callable[[str], None]) -> None:
+        """Tells what is wrong with the block, or nothing. A dormant one is not loaded for that."""
+        resident = self._resident.get(block_id)
+        if resident is not None:
+            resident.runner.probe(done)
+        else:
+            done("" if block_id in self._dormant else "this worker does not hold the block")
+
+    def tick(self) -> None:
+        """Comes often enough that nobody waits noticeably longer than they should."""
+        at = self._look()
+        for block_id, dormant in self._dormant.items():
+            dormant.expire(at, self._residency.why_waiting(block_id))
+        self._perform(self._residency.tick(at))
+
+    def flush(self) -> None:
+        """Brings the shared metrics up to date."""
+        for resident in self._resident.values():
+            runner = resident.runner
+            runner.flush_metrics()
+            self._show(runner.description, runner.waiting, runner.idle, runner.description.instances - runner.idle)
+
+    def leave(self) -> None:
+        """Takes no more, and hands back what has not started."""
+        self._is_leaving = True
+        self._holders.clear()
+        for dormant in self._dormant.values():
+            self._hand_back(dormant.hand_back())
+        for resident in self._resident.values():
+            self._hand_back(resident.runner.hand_back())
+
+    async def drain(self) -> None:
+        """Returns when nothing runs."""
+        await asyncio.gather(*(resident.runner.drain() for resident in self._resident.values()))
+
+    async def close(self) -> None:
+        """After `drain`, or to abandon what runs: models with code of their own are told, within a bound."""
+        ending = [asyncio.create_task(resident.end(0.0)) for resident in self._resident.values()]
+        if ending:
+            await asyncio.wait(ending, timeout=CLOSE_S)
+        await self._task_processes.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._loader.shutdown(wait=False, cancel_futures=True)
+
+    # --- what is decided
+
+    def _look(self) -> float:
+        """Tells residency who is in use; returns when that was."""
+        at = now()
+        busy = [block_id for block_id, each in self._resident.items() if len(each.runner)]
+        used = [block_id for block_id, each in self._resident.items() if each.has_run()]
+        self._residency.look(busy, used, at)
+        return at
+
+    def _perform(self, actions: Iterable[Action]) -> None:
+        if self._is_leaving:
+            return
+        is_other = False
+        for action in actions:
+            match action:
+                case Survey():
+                    self._owner.spawn(self._survey(action.blocks))
+                case Load():
+                    self._owner.spawn(self._load(action))
+                case Rest():
+                    self._rest(action.block_id)
+                case Unload():
+                    self._unload(action.block_id, action.event)
+                case Forget():
+                    self._forget(action.block_id)
+                case Fail():
+                    self._fail(action)
+            is_other = is_other or not isinstance(action, Survey | Load)
+        if is_other:
+            self._owner.announce()
+            self._owner.report()
+
+    async def _survey(self, blocks: Sequence[Assigned]) -> None:
+        for block, found in await asyncio.to_thread(survey, blocks):
+            at = self._look()
+            if isinstance(found, str):
+                self._perform(self._residency.failed(block, found, at))
+                continue
+            held = self._residency.held.get(block.block_id)
+            if held is not None and held.block == block:
+                self._surveys[block.block_id] = found
+                self._described.pop(block.block_id, None)  # it may be another model now
+            self._perform(self._residency.surveyed(block, found.outlook(), at))
+
+    async def _load(self, action: Load) -> None:
+        block, started = action.block, now()
+        if action.why is Why.DEMAND:
+            self._count(block, "woken")
+        try:
+            loaded, tasks = await self._load_there(block)
+        except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
+            self._perform(self._residency.failed(block, reason(error), self._look()))
+            return
+        is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
+        if is_wanted and not self._is_leaving:
+            self._take_up(loaded, tasks)
+            seconds = round(now() - started, 3)
+            log.info("loaded", model=block.model, version=block.version, why=action.why, seconds=seconds)
+            self._count(block, "loaded")
+        else:
+            self._owner.spawn(self._discard(loaded, tasks))
+        self._perform(actions)
+        self._owner.report()
+
+    async def _load_there(self, block: Assigned) -> tuple[LoadedBlock, TaskPool | None]:
+        """The model, and its place in the task processes where it wants one."""
+        loaded = await asyncio.get_running_loop().run_in_executor(
+            self._loader, load_block, block.block_id, Path(block.folder), block.version, self._config.limits
+        )
+        is_inline = loaded.description.settings.placement == "inline" or loaded.task.is_prepare_cheap
+        if is_inline or loaded.task_spec is None:
+            return loaded, None
+        try:
+            return loaded, await self._task_processes.open(loaded.task_spec, loaded.task)
+        except BaseException:
+            await asyncio.to_thread(loaded.engine.close)
+            raise
+
+    def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
+        block_id = loaded.description.block_id
+        old = self._resident.get(block_id)
+        runner = BlockRunner(loaded, self._pool, self._metrics, self._traces, tasks)
+        self._resident[block_id] = Resident(runner, loaded.size_bytes)
+        self._holders[block_id] = runner
+        dormant = self._dormant.pop(block_id, None)
+        if dormant is not None:
+            dormant.hand_over(runner)
+        self._owner.announce()
+        if old is not None:
+            self._retire(old)
+
+    def _rest(self, block_id: str) -> None:
+        block = self._residency.held[block_id].block
+        described = self._described.get(block_id) or undescribed(block, self._surveys[block_id].settings)
+        dormant = self._dormant.get(block_id)
+        if dormant is not None:
+            dormant.description = described
+            return
+        dormant = Dormant(described, lambda: self.wake(block_id), _part(self._past, described), self._metrics)
+        self._dormant[block_id] = self._holders[block_id] = dormant
+
+    def _unload(self, block_id: str, event: str) -> None:
+        resident = self._resident.pop(block_id)
+        del self._holders[block_id]
+        description = self._described[block_id] = resident.runner.description
+        log.info(event, model=description.model, version=description.version)
+        self._count(description, event)
+        self._show(description, 0, 0, 0)
+        self._hand_back(resident.runner.hand_back())
+        self._retire(resident)
+        if event == "unloaded":
+            self._forget(block_id)
+
+    def _forget(self, block_id: str) -> None:
+        self._surveys.pop(block_id, None)
+        self._described.pop(block_id, None)
+        dormant = self._dormant.pop(block_id, None)
+        if dormant is not None:
+            del self._holders[block_id]
+            self._hand_back(dormant.hand_back())
+
+    def _fail(self, action: Fail) -> None:
+        block = action.block
+        log.error("load_failed", model=block.model, version=block.version, reason=action.reason)
+        self._count(block, "failed")
+        dormant = self._dormant.pop(block.block_id, None)
+        if dormant is not None:
+            del self._holders[block.block_id]
+            dormant.fail(action.reason)
+
+    def _hand_back(self, jobs: list[WorkerJob]) -> None:
+        if jobs:
+            self._owner.announce()  # first: or they would come here again
+            self._owner.hand_back(jobs)
+
+    # --- out of memory
+
+    def _retire(self, resident: Resident) -> None:
+        self._ending.append(resident)
+        self._owner.spawn(self._end(resident))
+
+    async def _end(self, resident: Resident) -> None:
+        """Lets what runs end, keeps the counts, and frees the model."""
+        await resident.end(self._config.data_plane.drain_s)
+        self._ending.remove(resident)
+        size_bytes, counted = resident.size_bytes, resident.runner.statistics
+        _part(self._past, counted).merge(counted)
+        del resident
+        await self._release(size_bytes)
+
+    async def _discard(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
+        """It was loaded for nobody."""
+        if tasks is not None:
+            tasks.close()
+        await asyncio.to_thread(loaded.engine.close)
+        await self._release(loaded.size_bytes)
+
+    async def _release(self, size_bytes: int) -> None:
+        """Nothing refers to the model any more."""
+        await asyncio.to_thread(reclaim)
+        self._perform(self._residency.released(size_bytes, self._look()))
+
+    def _show(self, block: BlockDescription, waiting: int, idle: int, busy: int) -> None:
+        labels = (block.model, block.version)
+        self._metrics.waiting.labels(*labels).set(waiting)
+        self._metrics.instances.labels(*labels, "idle").set(idle)
+        self._metrics.instances.labels(*labels, "busy").set(busy)
+
+    def _count(self, block: Assigned | BlockDescription, event: str) -> None:
+        self._metrics.loads.labels(block.model, block.version, event).inc()
+
+
+def _part(total: dict[str, BlockStatistics], of: BlockStatistics | BlockDescription) -> BlockStatistics:
+    """What the block has in the total."""
+    return total.setdefault(of.block_id, BlockStatistics(of.block_id, of.model, of.version))

@@ -1,0 +1,88 @@
+"""A block's instances: a thread each, which take batches and errands from one inbox.
+
+Threads only compute: what becomes of a batch or an errand is handed to the event loop.
+"""
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import PenstockError
+from penstock.worker.batcher import Batch
+from penstock.worker.execution import Outcome
+
+
+@dataclass(slots=True)
+class _Errand:
+    run: Callable[[int], str]
+    done: Callable[[str], None]
+
+
+class InstanceThreads:
+    def __init__(
+        self, name: str, count: int, execute: Callable[[int, Batch], Outcome], ran: Callable[[Outcome], None]
+    ) -> None:
+        """`execute` is called in a thread and never raises; `ran` on the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._execute = execute
+        self._ran = ran
+        # One for all instances, so that what is handed out ahead goes to whichever is idle first. The runner puts in
+        # at most one batch more than there are instances.
+        self._inbox: queue.SimpleQueue[Batch | _Errand | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def run(self, batch: Batch) -> None:
+        self._inbox.put(batch)
+
+    def ask(self, errand: Callable[[int], str], done: Callable[[str], None]) -> None:
+        """Has an instance run the errand after what it was given before; `done` hears, on the loop, what went wrong."""
+        self._inbox.put(_Errand(errand, done))
+
+    def close(self, then: Callable[[], None], patience_s: float | None = None) -> None:
+        """Threads leave when they have done what they were given; `then` is called, in a thread, after the last.
+
+        `patience_s`: what they get for it; None: as long as they take.
+        """
+        for _ in self._threads:
+            self._inbox.put(None)
+        threading.Thread(target=self._wait, args=(then, patience_s), name="closing", daemon=True).start()
+
+    def _wait(self, then: Callable[[], None], patience_s: float | None) -> None:
+        end = None if patience_s is None else time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
+        then()
+
+    def _run(self, instance: int) -> None:
+        while (work := self._inbox.get()) is not None:
+            if isinstance(work, Batch):
+                is_heard = self._tell(self._ran, self._execute(instance, work))
+            else:
+                is_heard = self._tell(work.done, _problem(work, instance))
+            if not is_heard:
+                return
+
+    def _tell(self, callback: Callable[[Any], None], what: Outcome | str) -> bool:
+        try:
+            self._loop.call_soon_threadsafe(callback, what)
+        except RuntimeError:  # the loop has closed: the process is leaving
+            return False
+        return True
+
+
+def _problem(errand: _Errand, instance: int) -> str:
+    try:
+        return errand.run(instance)
+    except PenstockError as error:
+        return error.message
+    except Exception as error:  # noqa: BLE001 - it is what the errand was to find out
+        return f"{type(error).__name__}: {error}"

@@ -1,0 +1,41 @@
+"""A block in memory: its runner, what it takes, whether it is used, and its way out."""
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from penstock.worker.runner import BlockRunner
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class Resident:
+    runner: BlockRunner
+    size_bytes: int
+    answered: int = 0  # when last looked at
+
+    def has_run(self) -> bool:
+        """Whether it has answered jobs since this was last asked."""
+        statistics = self.runner.statistics
+        before, self.answered = self.answered, statistics.success.count + statistics.fail.count
+        return self.answered != before
+
+    async def end(self, drain_s: float) -> None:
+        """Lets what runs end and closes the engine; returns when that has let go of the model."""
+        runner = self.runner
+        try:
+            await asyncio.wait_for(runner.drain(), drain_s)
+        except TimeoutError:
+            log.warning("drain_timeout", model=runner.description.model, jobs=len(runner))
+        loop, is_closed = asyncio.get_running_loop(), asyncio.Event()
+        runner.close(lambda: _tell(loop, is_closed))
+        await is_closed.wait()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    try:
+        loop.call_soon_threadsafe(event.set)
+    except RuntimeError:  # the loop has closed: the process is leaving
+        pass

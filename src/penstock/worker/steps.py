@@ -1,0 +1,76 @@
+"""What residency is told of blocks, and the steps that it decides on."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Why(StrEnum):
+    """Why a block is loaded."""
+
+    START = "start"  # it was deployed, and is eager
+    RELOAD = "reload"  # a newer revision, while the older serves on
+    DEMAND = "demand"  # somebody waits for it
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    block_id: str
+    model: str
+    version: str
+    folder: str
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a model's folder tells before it is loaded."""
+
+    is_lazy: bool = False
+    idle_unload_s: float = 0.0  # 0: stays
+    max_waiting_s: float = 60.0
+    keep_s: float = 0.0  # after its last use nobody may evict it: sessions have their state in it
+    files_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Look at these models' folders, and tell what they say."""
+
+    blocks: tuple[Assigned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    block: Assigned
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Take the block's jobs and keep them until it is loaded."""
+
+    block_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unload:
+    block_id: str
+    event: str  # unloaded, idle, evicted
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody wants the block any more: what waits for it goes back."""
+
+    block_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The block could not be loaded: what waits for it fails; an older revision in memory serves on."""
+
+    block: Assigned
+    reason: str
+
+
+Action = Survey | Load | Rest | Unload | Forget | Fail

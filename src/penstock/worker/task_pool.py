@@ -1,0 +1,196 @@
+"""The task processes of a worker, and each block's use of them: requests prepared and finished off its interpreter."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from penstock.core.errors import Draining, InternalError, PenstockError, Unavailable
+from penstock.core.tensors import Array, Tensor
+from penstock.tasks.base import Prepared, Task, TaskRequest
+from penstock.tasks.building import TaskSpec
+from penstock.worker.task_process import ContextLost, Held, ProcessLost, TaskProcess
+
+log = structlog.get_logger()
+T = TypeVar("T")
+ATTEMPTS = 3  # a request over which so many processes died may be why they did
+START_S = 60.0  # what calls wait for a process to be there
+STEADY_S = 10.0  # one that lived so long is started again at once
+BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
+
+
+class TaskProcesses:
+    """Keeps `count` of them alive, from the first block that needs them to `close`."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._specs: dict[int, TaskSpec] = {}  # of the blocks that use them
+        self._numbers = itertools.count(1)
+        self._alive: list[TaskProcess] = []
+        self._changed = asyncio.Event()  # set, and replaced, when a process comes up or has one more task
+        self._keepers: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    async def open(self, spec: TaskSpec, task: Task) -> "TaskPool":
+        """`task` is the worker's own, built from the same. Raises where the processes cannot build it."""
+        number = next(self._numbers)
+        self._specs[number] = spec
+        if not self._keepers:
+            self._keepers = [asyncio.create_task(self._keep(), name=f"tasks-{i}") for i in range(self._count)]
+        try:
+            await asyncio.gather(*(self._equip(process) for process in self._alive), return_exceptions=True)
+            process = await self._pick(number)
+            if (failure := process.built[number]) is not None:
+                raise failure
+        except BaseException:
+            self.drop(number)
+            raise
+        return TaskPool(self, number, task)
+
+    async def close(self) -> None:
+        """Returns when all have ended."""
+        self._is_closed = True
+        self._tell()
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._alive]
+
+    async def prepare(self, number: int, request: TaskRequest) -> Prepared:
+        for _ in range(ATTEMPTS):
+            process = await self._pick(number)
+            try:
+                return await process.prepare(number, request)
+            except ProcessLost:
+                log.warning("task_process_lost", doing="prepare", pid=process.pid)
+        raise Unavailable("the processes that prepared the request died over it; try again later")
+
+    async def finish(
+        self, number: int, request: TaskRequest, held: Held, results: Sequence[Sequence[Array]]
+    ) -> list[Tensor]:
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                # What the process kept went with it: another prepares the request anew, for the same results.
+                held = (await self.prepare(number, request)).context
+            try:
+                return await held.process.finish(held, results)
+            except (ProcessLost, ContextLost):
+                log.warning("task_process_lost", doing="finish", pid=held.process.pid)
+        raise Unavailable("the processes that finished the request died over it; try again later")
+
+    def drop(self, number: int) -> None:
+        del self._specs[number]
+        for process in self._alive:
+            self.run(process.drop(number))
+
+    def run(self, call: Coroutine[None, None, T]) -> "asyncio.Task[T]":
+        """To its end, whether its caller waits for it or not: a process in the middle of a call cannot be told."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: "asyncio.Task[Any]") -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen by the caller, if it still waits
+
+    async def _pick(self, number: int) -> TaskProcess:
+        """The least loaded; waits where none is up."""
+        if not (ready := self._ready(number)):
+            try:
+                async with asyncio.timeout(START_S):
+                    while not (ready := self._ready(number)):
+                        await self._changed.wait()
+            except TimeoutError as error:
+                raise Unavailable("no task process is up; try again later") from error
+        return min(ready, key=lambda process: process.load)
+
+    def _ready(self, number: int) -> list[TaskProcess]:
+        if self._is_closed:
+            raise Draining("the worker is leaving; send the request again")
+        return [process for process in self._alive if number in process.built and not process.ended.is_set()]
+
+    async def _keep(self) -> None:
+        """One process after another."""
+        backoff_s = BACKOFF_S
+        while True:
+            started = time.monotonic()
+            try:
+                await self._live()
+            except (ProcessLost, OSError) as error:
+                log.error("task_process_failed", error=repr(error))
+            if time.monotonic() - started >= STEADY_S:
+                backoff_s = BACKOFF_S
+                continue
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    async def _live(self) -> None:
+        """One process, from its start to its end."""
+        process = await TaskProcess.start()
+        try:
+            await self._equip(process)
+            self._alive.append(process)
+            self._tell()
+            await process.ended.wait()
+            log.warning("task_process_ended", pid=process.pid)
+        finally:
+            if process in self._alive:
+                self._alive.remove(process)
+            await process.close()
+
+    async def _equip(self, process: TaskProcess) -> None:
+        """Builds in it what it has not got yet."""
+        while missing := [number for number in self._specs if number not in process.built]:
+            await process.build(missing[0], self._specs[missing[0]])
+        self._tell()
+
+    def _tell(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class TaskPool:
+    """A block's way to the task processes, in place of its worker's threads."""
+
+    def __init__(self, processes: TaskProcesses, number: int, task: Task) -> None:
+        self._processes = processes
+        self._number = number
+        self._task = task
+        self._is_closed = False
+
+    async def prepare(self, request: TaskRequest) -> Prepared:
+        return await self._run(self._processes.prepare(self._number, request))
+
+    def holds(self, prepared: Prepared) -> bool:
+        """Whether only `finish` can finish the request; else the worker's own task can, too."""
+        return isinstance(prepared.context, Held)
+
+    async def finish(
+        self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]
+    ) -> list[Tensor]:
+        if not self.holds(prepared):
+            return self._task.finish(request, prepared, results)
+        return await self._run(self._processes.finish(self._number, request, prepared.context, results))
+
+    def close(self) -> None:
+        """After the block's last request."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._processes.drop(self._number)
+
+    async def _run(self, call: Coroutine[None, None, T]) -> T:
+        try:
+            return await asyncio.shield(self._processes.run(call))
+        except PenstockError:
+            raise
+        except Exception as error:
+            log.exception("task_call_failed")
+            raise InternalError(f"handing the request to a task process failed: {type(error).__name__}") from error

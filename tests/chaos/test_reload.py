@@ -1,0 +1,27 @@
+"""Models that come and go under load, in short."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.chaos.checked_load import CheckedLoad, EchoQuestion
+from penstock.bench.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
+from penstock.bench.chaos.report import Plan
+from penstock.bench.chaos.server import FaultyServer
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_reloads_and_naps_cost_no_request(tmp_path: Path) -> None:
+    add_models(tmp_path / "models")
+    with FaultyServer(tmp_path / "models", tmp_path / "server") as server:
+        await server.wait_all_workers()
+        async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS, PAUSE_S) as load:
+            cycles = await run_cycles(server, load, 8, Plan(tmp_path, tmp_path, is_quick=True))
+        assert (load.tally.failed, load.tally.duplicates) == (0, 0), load.tally.details()
+        assert not cycles.failures
+        assert (cycles.reloads, cycles.wakes) == (4, 4)
+        assert server.metric("penstock_loads_total", model=NAPPER, event="woken") == 4
+        assert server.metric("penstock_loads_total", model=NAPPER, event="idle") == 4
+        # So few cycles say little about memory; but what is kept of each would show even here.
+        assert cycles.rss_growth < 0.5

@@ -1,0 +1,71 @@
+"""Sessions while workers are killed, in short; and that the check of scripts/chaos sees what it is there to see."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from penstock.bench.chaos.repository import ECHO, add_echo
+from penstock.bench.chaos.server import FaultyServer
+from penstock.bench.chaos.session_load import QUESTION, SessionTally, Shape, Told
+from penstock.bench.chaos.sessions import NO_WORK, WORKERS, play
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+    folder: Path = tmp_path_factory.mktemp("sessions")
+    add_echo(folder / "models", NO_WORK)
+    with FaultyServer(folder / "models", folder / "server", WORKERS) as running:
+        yield running
+
+
+async def test_each_request_of_a_session_runs_once(server: FaultyServer) -> None:
+    await server.wait_all_workers()
+    shape = Shape("once", sessions=100, clients=4, twice=0.5, kills=0)
+    before = await runs(server)
+    tally = await play(server, shape, lambda line: None)
+    assert tally.violations == 0, tally.details()
+    assert tally.sent_twice > 300
+    assert tally.answered == tally.sent == 1000 + tally.sent_twice
+    assert await runs(server) - before == 1000
+
+
+async def test_killed_workers_disturb_no_session(server: FaultyServer) -> None:
+    await server.wait_all_workers()
+    shape = Shape("killed", sessions=300, clients=8, kills=1)
+    tally = await play(server, shape, lambda line: None)
+    assert (tally.violations, tally.kills) == (0, 1), tally.details()
+
+
+async def runs(server: FaultyServer) -> int:
+    """How many requests the workers' model has answered."""
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
+        request = pb.ModelStatisticsRequest(name=ECHO)
+        found = await GRPCInferenceServiceStub(channel).ModelStatistics(request, timeout=30)
+    return int(found.model_stats[0].inference_count)
+
+
+def told(arrival: int, seq_no: int, place: int, content: int) -> Told:
+    response = pb.ModelInferResponse(raw_output_contents=QUESTION.ask(content).raw_input_contents)
+    response.parameters["session_step"].int64_param = place
+    return Told(seq_no, seq_no, arrival, response)
+
+
+def seen(*answers: tuple[int, int, int]) -> SessionTally:
+    """Answers of a session in the order of their arrival: seq_no, place and content, which are all the same."""
+    tally = SessionTally()
+    tally.check(told(arrival, *answer) for arrival, answer in enumerate(answers))
+    return tally
+
+
+def test_the_check_sees_what_must_not_be() -> None:
+    assert seen((1, 1, 1), (2, 2, 2), (2, 2, 2), (3, 3, 3)).violations == 0
+    assert seen((1, 1, 1), (2, 2, 3)).wrong == 1
+    assert seen((1, 1, 1), (2, 3, 2), (3, 2, 3)).out_of_order == 2
+    assert seen((2, 2, 2), (1, 1, 1)).out_of_order == 1
+    assert seen((1, 1, 1), (1, 2, 1)).ran_twice == 1

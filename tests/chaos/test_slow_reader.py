@@ -1,0 +1,24 @@
+"""The slow readers of scripts/chaos in short, against a real server."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.chaos.report import Plan
+from penstock.bench.chaos.server import FaultyServer
+from penstock.bench.chaos.slow_reader import add_models, read_slowly
+
+MODELS = Path(__file__).parents[2] / "models"
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_clients_that_do_not_read_cost_no_memory(tmp_path: Path) -> None:
+    add_models(tmp_path / "models")
+    with FaultyServer(tmp_path / "models", tmp_path / "server") as server:
+        await server.wait_all_workers()
+        result = await read_slowly(server, settle_s=5.0, seconds=12.0, plan=Plan(MODELS, tmp_path, is_quick=True))
+        assert not server.tracebacks()
+    # So short a time says little about a few percent; without a bound it would be several times as much.
+    assert result.figures["slow_reader_rss_growth"] < 0.2, result.details
+    missed = [bar for bar in result.missed() if bar.figure != "slow_reader_rss_growth"]
+    assert not missed, result.details

@@ -1,0 +1,102 @@
+"""Sessions of a model that keeps state: it sees them whole and in order, and nobody goes on with half a state."""
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Iterator
+from random import Random
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.servers import ROOT, ServerProcess, eventually
+
+WAIT_S = 60.0
+MODEL = "session_counter"
+SESSIONS = 32
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("stateful")
+    shutil.copytree(ROOT / "tests/data/python_models" / MODEL, folder / "models" / MODEL)
+    with ServerProcess(folder / "models", folder, "--workers", "2") as running:
+        eventually(lambda: len(ready(running)) == 2, "both workers hold the model", WAIT_S)
+        yield running
+
+
+@pytest.fixture
+async def stub(server: ServerProcess) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+        yield GRPCInferenceServiceStub(channel)
+
+
+def ready(server: ServerProcess) -> dict[str, int]:
+    return {worker["id"]: worker["pid"] for worker in server.status()["workers"] if worker["blocks"]}
+
+
+def step(session: str, seq_no: int, is_start: bool = False) -> pb.ModelInferRequest:
+    """Adds its own number to the session's sum."""
+    message = pb.ModelInferRequest(model_name=MODEL)
+    message.inputs.add(name="INPUT", datatype="INT32", shape=(1,))
+    message.raw_input_contents.append(np.array([seq_no], np.int32).tobytes())
+    message.parameters["session_id"].string_param = session
+    message.parameters["seq_no"].int64_param = seq_no
+    message.parameters["sequence_start"].bool_param = is_start
+    return message
+
+
+def seen(answer: pb.ModelInferResponse) -> tuple[int, list[int]]:
+    """The sum and the numbers that the model has seen of the session."""
+    found = {output.name: data for output, data in zip(answer.outputs, answer.raw_output_contents, strict=True)}
+    (total,) = np.frombuffer(found["SUM"], np.int64).tolist()
+    return total, np.frombuffer(found["SEEN"], np.int64).tolist()
+
+
+async def test_the_model_sees_sessions_whole_and_in_order(stub: Any) -> None:
+    sent = [(f"whole-{name}", seq_no) for name in range(20) for seq_no in range(1, 11)]
+    sent += sent[::7]  # some twice
+    Random(3).shuffle(sent)
+    answers = await asyncio.gather(*(stub.ModelInfer(step(*each), timeout=WAIT_S) for each in sent))
+    for (_, seq_no), answer in zip(sent, answers, strict=True):
+        numbers = list(range(1, seq_no + 1))
+        assert seen(answer) == (sum(numbers), numbers)
+
+
+async def test_a_session_goes_on_with_its_state_or_is_lost_with_its_worker(server: ServerProcess, stub: Any) -> None:
+    names = [f"mortal-{number}" for number in range(SESSIONS)]
+    for seq_no in (1, 2):
+        await asyncio.gather(*(stub.ModelInfer(step(name, seq_no), timeout=WAIT_S) for name in names))
+    before = ready(server)
+    victim = min(before)
+    os.kill(before[victim], signal.SIGKILL)
+    outcomes = await asyncio.gather(*(go_on(stub, name) for name in names))
+    lost = [name for name, outcome in zip(names, outcomes, strict=True) if isinstance(outcome, str)]
+    kept = [outcome for outcome in outcomes if not isinstance(outcome, str)]
+    assert 0 < len(lost) < SESSIONS
+    assert all("its worker is gone and with it the model's state" in each for each in outcomes if isinstance(each, str))
+    assert kept == [(6, [1, 2, 3])] * len(kept)
+    anew = await stub.ModelInfer(step(lost[0], 1, is_start=True), timeout=WAIT_S)
+    assert seen(anew) == (1, [1])
+    await asyncio.to_thread(
+        eventually, lambda: ready(server).get(victim, before[victim]) != before[victim], "the worker is back", WAIT_S
+    )
+    following = await asyncio.gather(*(go_on(stub, name, 4) for name in names if name not in lost))
+    assert following == [(10, [1, 2, 3, 4])] * len(kept)  # a worker that comes back takes nobody's session
+
+
+async def go_on(stub: Any, session: str, seq_no: int = 3) -> tuple[int, list[int]] | str:
+    """The answer, or how the server says that the session is lost."""
+    while True:
+        try:
+            return seen(await stub.ModelInfer(step(session, seq_no), timeout=WAIT_S))
+        except grpc.aio.AioRpcError as error:
+            code = dict(error.trailing_metadata() or ())["penstock-code"]
+            if code == "session_error":
+                return str(error.details())
+            assert code == "worker_lost"  # it ran when the worker died: sent again, it hears of the session

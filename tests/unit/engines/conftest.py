@@ -1,0 +1,84 @@
+"""Python models in processes of their own, none of which may outlive its test."""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+import pytest
+
+from penstock.core.models import PythonOptions, PythonTensor
+from penstock.engines import python_instance
+from penstock.engines.base import EngineSpec
+from penstock.engines.python import PythonEngine
+
+MODELS = Path(__file__).parents[2] / "data" / "python_models"
+Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
+
+
+class StartPython(Protocol):
+    def __call__(
+        self,
+        source: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        instances: int = 1,
+        is_decoupled: bool = False,
+        **times: float,
+    ) -> PythonEngine: ...
+
+
+@pytest.fixture
+def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartPython]:
+    """Engines that are not loaded yet, of a file in tests/data/python_models or of the source itself."""
+    monkeypatch.setattr(python_instance, "PATIENCE_S", 60.0)  # however busy the machine is
+    engines: list[PythonEngine] = []
+
+    def start(
+        source: str,
+        inputs: Tensors,
+        outputs: Tensors,
+        *,
+        instances: int = 1,
+        is_decoupled: bool = False,
+        **times: float,
+    ) -> PythonEngine:
+        file = tmp_path / "mine" / "1" / "model.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if source.endswith(".py"):
+            shutil.copy(MODELS / source, file)
+        else:
+            file.write_text(source, encoding="utf-8")
+        options = PythonOptions(inputs=tensors(inputs), outputs=tensors(outputs), is_decoupled=is_decoupled)
+        engine = PythonEngine(EngineSpec(file, "auto", 1, instances), options, **times)
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.close()
+    assert left_behind() == []
+
+
+def tensors(described: Tensors) -> tuple[PythonTensor, ...]:
+    return tuple(PythonTensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in described)
+
+
+def host_pids() -> list[int]:
+    children = psutil.Process().children()
+    return [child.pid for child in children if "penstock.engines.python_host" in child.cmdline()]
+
+
+def left_behind() -> list[str]:
+    """Processes, threads and shared memory of Python models that this process still has."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    memory = [os.readlink(link) for link in links if os.path.islink(link)]
+    return [
+        *(f"process {pid}" for pid in host_pids()),
+        *(thread.name for thread in threading.enumerate() if thread.name.endswith(("-keeper", "-output"))),
+        *(name for name in memory if "penstock-tensors" in name),
+    ]

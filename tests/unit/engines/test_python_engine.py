@@ -1,0 +1,421 @@
+"""Python models: tensors there and back, wrong answers, failures, output, and the start and end of processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.models import PythonOptions, read_model_folder
+from penstock.core.signature import Signature
+from penstock.core.tensors import NUMPY_TYPES, TensorSpec
+from penstock.engines import python_instance, python_process
+from penstock.engines.base import CallContext, ContextEngine, EngineSpec
+from penstock.engines.python import PythonEngine
+from tests.unit.engines.conftest import MODELS, StartPython, host_pids, tensors
+
+X = {"X": np.array([1, 2], np.float32)}
+MISBEHAVING = (
+    "misbehaving.py",
+    [("X", "FP32", (-1,))],
+    [("Y", "FP32", (-1,)), ("PID", "INT64", (1,))],
+)
+
+
+def do(what: str) -> CallContext:
+    return CallContext(parameters={"do": what})
+
+
+def pid(engine: PythonEngine, instance: int = 0) -> int:
+    doubled, found = engine.infer(instance, X, [])
+    assert doubled.tolist() == [2, 4]
+    return int(found[0])
+
+
+# --- tensors
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (0, 3), (1, 1)])
+def test_every_datatype_comes_back_as_it_went(start_python: StartPython, shape: tuple[int, ...]) -> None:
+    described = [(name, name, (-1, 3) if shape[1] == 3 else (1, 1)) for name in (*NUMPY_TYPES, "BYTES")]
+    engine = start_python("echo.py", described, described)
+    assert engine.load() == Signature(
+        tuple(TensorSpec(*each) for each in described),
+        tuple(TensorSpec(*each) for each in described),
+        "python",
+        "custom",
+    )
+    count = int(np.prod(shape))
+    inputs = {name: np.arange(count).reshape(shape).astype(dtype) for name, dtype in NUMPY_TYPES.items()}
+    for array in inputs.values():
+        array.flags.writeable = False  # as what came off the wire
+    inputs["BYTES"] = np.array([["é", b"\0\xff", ""][i % 3] for i in range(count)], dtype=object).reshape(shape)
+    found = engine.infer(0, inputs, [])
+    for name, array in zip(inputs, found, strict=True):
+        assert array.shape == shape
+        if name != "BYTES":
+            assert array.dtype == NUMPY_TYPES[name]
+            assert array.tobytes() == inputs[name].tobytes()
+    assert found[-1].ravel().tolist() == [["é".encode(), b"\0\xff", b""][i % 3] for i in range(count)]
+    (only,) = engine.infer(0, inputs, ["INT8"])
+    assert only.tobytes() == inputs["INT8"].tobytes()
+
+
+def test_large_tensors_come_back_and_nothing_overwrites_them(start_python: StartPython) -> None:
+    described = [("X", "FP32", (-1, -1)), ("T", "BYTES", (-1,))]
+    engine = start_python("echo.py", described, described)
+    engine.load()
+    kept = []
+    for rows in (1, 700, 3, 5000, 700):
+        inputs = {
+            "X": np.random.default_rng(rows).random((rows, 1000), np.float32),
+            "T": np.array([b"t" * 400] * rows, dtype=object),
+        }
+        kept.append((inputs, engine.infer(0, inputs, [])))
+    for inputs, (numbers, texts) in kept:
+        assert np.array_equal(numbers, inputs["X"])
+        assert texts.tolist() == inputs["T"].tolist()
+
+
+def test_a_model_may_keep_what_it_was_given(start_python: StartPython) -> None:
+    described = [("X", "FP32", (-1,))]
+    engine = start_python("echo.py", described, described)
+    engine.load()
+    context = CallContext(parameters={"how": "before"})
+    for size in (10, 200_000):
+        engine.infer_with(0, {"X": np.full(size, 1, np.float32)}, [], context)
+        for number in (2, 3, 4):
+            (before,) = engine.infer_with(0, {"X": np.full(size, number, np.float32)}, [], context)
+            assert set(before.tolist()) == {number - 1}
+        engine.infer_with(0, {"X": np.full(1, 0, np.float32)}, [], context)
+
+
+def test_a_model_is_told_of_itself_and_of_the_request(start_python: StartPython) -> None:
+    engine = start_python("echo.py", [("X", "BYTES", (1,))], [("X", "BYTES", (1,))], instances=2)
+    engine.load()
+    assert isinstance(engine, ContextEngine)
+    text = {"X": np.array([b""], dtype=object)}
+    (told,) = engine.infer_with(1, text, [], CallContext(parameters={"how": "context"}))
+    assert told.tolist() == [b"mine 1 1 1 1 cpu"]
+    context = CallContext("r-7", {"how": "request", "a": 1.5, "b": True, "c": float("inf")}, seq_no=3)
+    (told,) = engine.infer_with(0, text, [], context)
+    assert told.tolist() == [b"r-7 3 [('a', 1.5), ('b', True), ('c', inf), ('how', 'request')] {}"]
+    (told,) = engine.infer_with(0, text, [], CallContext(parameters={"how": "imports"}))
+    assert told.tolist() == [b""], "the model's process has imported what it does not need"
+
+
+# --- failures
+
+
+def test_a_wrong_answer_is_named(start_python: StartPython) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    for what, said in {
+        "miss": "infer gave no output 'Y'; python.outputs has Y, PID",
+        "add": "infer gave an output 'Z'; python.outputs has Y, PID",
+        "widen": "output 'Y' is FP64; python.outputs says FP32",
+        "use_complex": "output 'Y' has dtype complex64; python.outputs says FP32",
+        "reshape": "output 'Y' has shape [1, 2]; python.outputs says [-1]",
+        "give_list": "output 'Y' is a list; it must be a NumPy array",
+        "give_numbers": "output 'Y' has an element that is neither bytes nor str",
+        "give_nothing": "infer gave a NoneType; it must give a dict of NumPy arrays by output name",
+    }.items():
+        with pytest.raises(EngineFailed) as raised:
+            engine.infer_with(0, X, [], do(what))
+        assert raised.value.message == said
+    pid(engine)
+
+
+def test_an_exception_comes_with_its_traceback_and_harms_nobody(start_python: StartPython) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    before = pid(engine)
+    with pytest.raises(EngineFailed) as raised:
+        engine.infer_with(0, X, [], do("raise"))
+    first, *rest = raised.value.message.splitlines()
+    assert first == "the model failed: ValueError: the moon is not full"
+    assert rest[0] == "Traceback (most recent call last):"
+    assert "mine/1/model.py" in rest[1], "the traceback begins with the model's own code"
+    assert "python_host" not in raised.value.message
+    assert rest[-1] == "ValueError: the moon is not full"
+    with pytest.raises(InvalidTensor, match=r"^X must not be negative$"):
+        engine.infer_with(0, X, [], do("refuse"))
+    assert pid(engine) == before
+
+
+@pytest.mark.parametrize(
+    ("what", "end", "words"),
+    [
+        ("exit", "exit code 3", "\ngoodbye"),
+        ("leave", "exit code 4", ""),
+        ("kill", "signal 9, SIGKILL", ""),
+        ("segfault", "signal 11, SIGSEGV", " in do_segfault\n"),
+    ],
+)
+def test_a_crash_is_told_and_only_its_process_is_started_again(
+    start_python: StartPython, what: str, end: str, words: str
+) -> None:
+    engine = start_python(*MISBEHAVING, instances=2)
+    engine.load()
+    before = [pid(engine, 0), pid(engine, 1)]
+    with pytest.raises(EngineFailed) as raised:
+        engine.infer_with(0, X, [], do(what))
+    assert f"the model's process ended while it ran this request: {end}" in raised.value.message
+    assert words in raised.value.message
+    after = [pid(engine, 0), pid(engine, 1)]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_a_crash_is_seen_though_another_process_holds_its_socket(start_python: StartPython, tmp_path: Path) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    with pytest.raises(EngineFailed, match="exit code 5"):
+        engine.infer_with(0, X, [], do("orphan"))
+    orphan = psutil.Process(int((tmp_path / "mine" / "1" / "orphan").read_text()))
+    assert orphan.is_running()
+    orphan.kill()
+    pid(engine)
+
+
+def test_a_model_that_hangs_is_ended_and_says_where_it_was(start_python: StartPython) -> None:
+    engine = start_python(*MISBEHAVING, hang_s=2.0)
+    engine.load()
+    before = pid(engine)
+    with pytest.raises(EngineFailed, match=r"did not answer within 2 s; its process was ended(.|\n)* in do_hang\n"):
+        engine.infer_with(0, X, [], do("hang"))
+    assert pid(engine) != before
+
+
+def test_a_model_that_cannot_be_started_again_is_down_until_it_can(
+    start_python: StartPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(python_instance, "PATIENCE_S", 0.5)
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    with pytest.raises(EngineFailed, match="exit code 6"):
+        engine.infer_with(0, X, [], do("break"))
+    down = "is down and is being started again; nothing was run"
+    said = ""
+    while "it is broken" not in said:  # first it is what it ended with, then why it does not start
+        with pytest.raises(EngineFailed, match=down) as raised:
+            engine.infer(0, X, [])
+        said = raised.value.message
+    assert "it is broken" in engine.is_alive(0)
+    (tmp_path / "mine" / "1" / "broken").unlink()
+    monkeypatch.setattr(python_instance, "PATIENCE_S", 60.0)
+    pid(engine)
+    assert engine.is_alive(0) == ""
+
+
+# --- probes
+
+
+def test_a_probe_asks_the_process_and_not_the_model(
+    start_python: StartPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    assert engine.is_alive(0) == ""
+    folder = tmp_path / "mine" / "1"
+    running = threading.Thread(target=engine.infer_with, args=(0, X, [], do("wait")))
+    running.start()
+    while not (folder / "waiting").exists():
+        time.sleep(0.01)
+    assert engine.is_alive(0) == "", "it runs a request"
+    (folder / "go").touch()
+    running.join()
+    monkeypatch.setattr(python_process, "PING_S", 0.2)
+    before = pid(engine)
+    os.kill(before, signal.SIGSTOP)
+    assert engine.is_alive(0) == "the model's process did not answer within 0.2 s"
+    assert engine.is_alive(0) != ""
+    os.kill(before, signal.SIGCONT)
+    assert pid(engine) == before, "the late answers to probes are not taken for the model's"
+
+
+# --- output
+
+
+def test_what_a_model_prints_goes_to_the_log(start_python: StartPython) -> None:
+    with capture_logs() as logs:
+        engine = start_python(*MISBEHAVING)
+        engine.load()
+        engine.infer_with(0, X, [], do("print"))
+        engine.close()
+    found = [entry for entry in logs if entry["event"] == "model_output"]
+    assert all((entry["model"], entry["instance"]) == ("mine", 0) for entry in found)
+    assert [entry["line"] for entry in found if entry["stream"] == "stdout"] == [
+        "to stdout: é",
+        "read '' from stdin",
+        "\ufffd without an end",
+    ]
+    assert [entry["line"] for entry in found if entry["stream"] == "stderr"] == ["to stderr"]
+
+
+def test_a_flood_of_lines_is_cut(start_python: StartPython) -> None:
+    with capture_logs() as logs:
+        engine = start_python(*MISBEHAVING)
+        engine.load()
+        engine.infer_with(0, X, [], do("flood"))
+        pid(engine)
+        engine.close()
+    lines = [entry["line"] for entry in logs if entry["event"] == "model_output"]
+    dropped = sum(entry["lines"] for entry in logs if entry["event"] == "model_output_dropped")
+    assert len(lines) + dropped == 20_001, "each line is logged or counted"
+    assert len(lines) < 10_000
+    assert max(len(line) for line in lines) <= 1001
+
+
+# --- the start and the end
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import nowhere_to_be_found", "ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        ("class Model: (", "SyntaxError: "),
+        ("class Other: pass", "it has no class Model; python.class_name says which class the model is"),
+        ("class Model:\n def __init__(self): raise RuntimeError('no weights')", "RuntimeError: no weights"),
+        ("class Model: pass", "its class Model needs a method infer(self, inputs, context)"),
+        ("class Model:\n def infer(self, inputs): pass", "its class Model needs a method infer(self, inputs, context)"),
+        ("class Model:\n async def infer(self, inputs, context): pass", "which is not async"),
+        ("class Model:\n def infer(self, i, c): yield", "a generator; that needs python.is_decoupled: true"),
+        ("import os; os._exit(7)", "the model's process ended while it was loaded: exit code 7"),
+        ("import sys; sys.exit('bye')", "the model's process ended while it was loaded: exit code 1\nbye"),
+        ("import time\ndef wait(): time.sleep(3600)\nwait()", "the model did not answer within 3 s"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_says_why(start_python: StartPython, source: str, said: str) -> None:
+    engine = start_python(source, [("X", "FP32", (1,))], [("X", "FP32", (1,))], instances=2, load_s=3.0)
+    with pytest.raises(ConfigError) as raised:
+        engine.load()
+    assert said in raised.value.message
+    assert raised.value.fields["file"].endswith("mine/1/model.py")
+    assert raised.value.fields["file"] in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([("X", "FLOAT", (1,))], "has datatype 'FLOAT'"),
+        ([("X", "FP32", (-2,))], "has shape [-2]"),
+        ([("X", "FP32", (1,)), ("X", "FP32", (1,))], "is there twice"),
+    ],
+)
+def test_wrong_tensors_in_the_settings_are_refused(wrong: list[tuple[str, str, tuple[int, ...]]], said: str) -> None:
+    options = PythonOptions(inputs=tensors(wrong), outputs=tensors(wrong[:1]))
+    with pytest.raises(ConfigError) as raised:
+        PythonEngine(EngineSpec(Path("models/mine/1/model.py"), "auto", 1, 1), options)
+    assert raised.value.message.startswith("models/mine/model.yaml: python.inputs: 'X'")
+    assert said in raised.value.message
+
+
+def test_a_model_may_import_what_is_beside_it_and_its_folder_stays_as_it_is(
+    start_python: StartPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    source = "import beside\nclass Model:\n def infer(self, inputs, context): return beside.answer(inputs)"
+    engine = start_python(source, [("X", "FP32", (-1,))], [("X", "FP32", (-1,))])
+    (tmp_path / "mine" / "1" / "beside.py").write_text("def answer(inputs): return {'X': inputs['X'] + 1}")
+    engine.load()
+    (found,) = engine.infer(0, X, [])
+    assert found.tolist() == [2, 3]
+    assert sorted(child.name for child in (tmp_path / "mine" / "1").iterdir()) == ["beside.py", "model.py"]
+
+
+def test_the_documented_example_is_complete(tmp_path: Path) -> None:
+    page = (MODELS.parents[2] / "docs" / "python-models.md").read_text(encoding="utf-8")
+    (tmp_path / "scale" / "1").mkdir(parents=True)
+    for kind, file in (("yaml", "model.yaml"), ("python", "1/model.py")):
+        (tmp_path / "scale" / file).write_text(page.split(f"```{kind}\n")[1].split("```")[0])
+    folder = read_model_folder(tmp_path / "scale")
+    engine = PythonEngine(EngineSpec(folder.file("1"), "auto", 1, 1), folder.settings.python)
+    engine.load()
+    (found,) = engine.infer(0, X, ["Y"])
+    assert found.tolist() == [2, 4]
+    with pytest.raises(InvalidTensor, match="not finite"):
+        engine.infer(0, {"X": np.array([np.nan], np.float32)}, ["Y"])
+    engine.close()
+
+
+def test_a_model_that_does_not_close_is_ended(start_python: StartPython, tmp_path: Path) -> None:
+    engine = start_python(*MISBEHAVING, instances=2, close_s=0.5)
+    engine.load()
+    pids = host_pids()
+    assert len(pids) == 2
+    (tmp_path / "mine" / "1" / "stubborn").touch()
+    engine.close()
+    assert not any(psutil.pid_exists(each) for each in pids)
+    with pytest.raises(EngineFailed, match="being unloaded"):
+        engine.infer(0, X, [])
+    engine.close()
+
+
+def test_a_request_that_runs_at_the_close_fails(start_python: StartPython, tmp_path: Path) -> None:
+    engine = start_python(*MISBEHAVING, close_s=0.2)
+    engine.load()
+    caught: list[EngineFailed] = []
+
+    def infer() -> None:
+        with pytest.raises(EngineFailed) as raised:
+            engine.infer_with(0, X, [], do("wait"))
+        caught.append(raised.value)
+
+    running = threading.Thread(target=infer)
+    running.start()
+    while not (tmp_path / "mine" / "1" / "waiting").exists():
+        time.sleep(0.01)
+    engine.close()
+    running.join()
+    assert "signal 9, SIGKILL" in caught[0].message
+
+
+WORKER = """
+import sys
+from pathlib import Path
+import numpy as np
+from penstock.core.models import PythonOptions
+from penstock.engines.base import CallContext, EngineSpec
+from penstock.engines.python import PythonEngine
+engine = PythonEngine(EngineSpec(Path(sys.argv[1]), "auto", 1, 1), PythonOptions())
+engine.load()
+if len(sys.argv) > 2:
+    engine.infer_with(0, {"X": np.zeros(1)}, [], CallContext(parameters={"do": sys.argv[2]}))
+"""
+
+
+def test_a_model_is_closed_when_its_worker_just_leaves(tmp_path: Path) -> None:
+    file = tmp_path / "mine" / "1" / "model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
+        "from pathlib import Path\n"
+        "class Model:\n"
+        " def infer(self, inputs, context): pass\n"
+        " def close(self): Path(__file__).with_name('closed').touch()\n"
+    )
+    subprocess.run([sys.executable, "-c", WORKER, str(file)], stdout=subprocess.DEVNULL, check=True)
+    assert file.with_name("closed").exists()
+
+
+def test_a_process_ends_with_the_worker_however_that_ends(tmp_path: Path) -> None:
+    """Also in the middle of a request, where it does not look at its socket."""
+    file = tmp_path / "mine" / "1" / "model.py"
+    file.parent.mkdir(parents=True)
+    file.write_text((MODELS / "misbehaving.py").read_text())
+    with subprocess.Popen([sys.executable, "-c", WORKER, str(file), "wait"], stdout=subprocess.DEVNULL) as worker:
+        while not (file.parent / "waiting").exists():
+            assert worker.poll() is None
+            time.sleep(0.01)
+        (host,) = psutil.Process(worker.pid).children()
+        worker.kill()
+    psutil.wait_procs([host], timeout=30)
+    assert not host.is_running() or host.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,284 @@
+"""One client's stream, over a serving that answers when the test says so."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, QueueFull, UnknownModel
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.tensors import Tensor
+from penstock.gateway import request_stream
+from penstock.gateway.request_stream import EMPTY_FINAL, RequestStream
+from penstock.gateway.stream_buffer import STREAM_WINDOW
+
+WAIT_S = 10.0
+BAD = "bad"
+
+
+def response(text: str, is_final: bool = True) -> InferResponse:
+    outputs = [Tensor(text, "BYTES", (0,), b"")] if text else []
+    return InferResponse("m", "1", "", outputs, Timing(), is_final=is_final)
+
+
+@dataclass
+class Exchange:
+    """Messages are `model` or `model:n`; answers say what they are for."""
+
+    message: str
+    parameters: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def request(self) -> InferRequest | PenstockError:
+        if self.message == BAD:
+            return InvalidRequest("cannot be read")
+        made = InferRequest(self.message.partition(":")[0], [], request_id=self.message)
+        made.parameters.update(self.parameters)
+        return made
+
+    @property
+    def size_bytes(self) -> int:
+        return 100
+
+    def encode(self, found: InferResponse, is_decoupled: bool) -> tuple[str, int]:
+        if found.outputs and found.outputs[0].name == "infinite":
+            raise InvalidRequest("cannot be carried")
+        name = found.outputs[0].name if found.outputs else "nothing"
+        return f"{self.message}={name}{'' if found.is_final else '+'}", 10
+
+    def refuse(self, error: PenstockError) -> tuple[str, int]:
+        return f"{self.message}!{error.code}", 10
+
+
+class Serving:
+    """`slow` waits until it is let go; `many` is decoupled, with three answers and an empty last one."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
+        self.pulled = 0  # answers that were asked for
+        self.go = asyncio.Event()
+        self.resolver = SimpleNamespace(resolve=self._resolve)
+
+    def _resolve(self, model: str, version: str) -> object:
+        if model == "unknown":
+            raise UnknownModel("unknown")
+        return SimpleNamespace(settings=SimpleNamespace(python=SimpleNamespace(is_decoupled=model.startswith("many"))))
+
+    async def serve(self, request: InferRequest) -> InferResponse:
+        self.started.append(request.request_id)
+        try:
+            if request.model == "slow":
+                await self.go.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(request.request_id)
+            raise
+        if request.model == "unknown":
+            raise UnknownModel("unknown")
+        if request.model == "full":
+            raise QueueFull("full")
+        if request.model == "bug":
+            raise ZeroDivisionError
+        return response("infinite" if request.model == "infinite" else "ok")
+
+    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        self.started.append(request.request_id)
+        try:
+            for number in range(3):
+                self.pulled += 1
+                yield response(str(number), is_final=False)
+            if request.model == "many_that_fail":
+                raise QueueFull("full")
+            yield response("")
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.append(request.request_id)
+            raise
+
+
+class Client:
+    """One end of a stream, in the hands of the test."""
+
+    def __init__(self, serving: Serving, is_ordered: bool = True, empty_final: bool = False) -> None:
+        self.read = 0  # messages that were asked for
+        self.heard: list[str] = []
+        self.may_hear = asyncio.Semaphore(0)
+        self._said: asyncio.Queue[str | None] = asyncio.Queue()
+        parameters = {EMPTY_FINAL: True} if empty_final else {}
+        made: RequestStream[str, str] = RequestStream(
+            serving, lambda message: Exchange(message, parameters), is_ordered, "test"
+        )
+        self.task = asyncio.create_task(made.run(self._messages(), self._send))
+
+    async def _messages(self) -> AsyncIterator[str]:
+        while (message := await self._said.get()) is not None:
+            self.read += 1
+            yield message
+
+    async def _send(self, answer: str) -> None:
+        await self.may_hear.acquire()
+        self.heard.append(answer)
+
+    def say(self, *messages: str) -> None:
+        for message in messages:
+            self._said.put_nowait(message)
+
+    def leave(self) -> None:
+        self._said.put_nowait(None)
+
+    def listen(self, answers: int = 1000) -> None:
+        for _ in range(answers):
+            self.may_hear.release()
+
+    async def end(self) -> list[str]:
+        self.leave()
+        await asyncio.wait_for(self.task, WAIT_S)
+        return self.heard
+
+
+async def settle(turns: int = 50) -> None:
+    """Until everybody waits for something."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def serving() -> Serving:
+    return Serving()
+
+
+async def test_answers_keep_the_order_of_their_requests(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say("slow", "quick:1", "quick:2")
+    await settle()
+    assert (serving.started, client.heard) == (["slow", "quick:1", "quick:2"], [])
+    serving.go.set()
+    assert await client.end() == ["slow=ok", "quick:1=ok", "quick:2=ok"]
+
+
+async def test_answers_come_as_they_are_done(serving: Serving) -> None:
+    client = Client(serving, is_ordered=False)
+    client.listen()
+    client.say("slow", "quick:1", "quick:2")
+    await settle()
+    assert client.heard == ["quick:1=ok", "quick:2=ok"]
+    serving.go.set()
+    assert await client.end() == ["quick:1=ok", "quick:2=ok", "slow=ok"]
+
+
+async def test_errors_are_answers_and_end_nothing(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say(BAD, "unknown", "full", "bug", "infinite", "quick")
+    assert await client.end() == [
+        "bad!invalid_request",
+        "unknown!unknown_model",
+        "full!queue_full",
+        "bug!internal",
+        "infinite!invalid_request",
+        "quick=ok",
+    ]
+
+
+async def test_it_reads_no_further_than_its_window(serving: Serving) -> None:
+    client = Client(serving)
+    sent = STREAM_WINDOW + 50
+    client.say(*(f"quick:{number}" for number in range(sent)))
+    await settle(sent)
+    # All that was read is answered, and nothing is taken: the first answer waits to be sent.
+    assert client.read == STREAM_WINDOW
+    client.listen(10)
+    await settle(sent)
+    assert client.read == STREAM_WINDOW + 10
+    client.listen()
+    assert await client.end() == [f"quick:{number}=ok" for number in range(sent)]
+
+
+async def test_a_decoupled_model_answers_often(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say("many", "quick")
+    heard = await client.end()
+    assert [answer for answer in heard if answer.startswith("many")] == ["many=0+", "many=1+", "many=2+"]
+    assert "quick=ok" in heard
+
+
+async def test_the_empty_last_answer_is_sent_where_it_is_asked_for(serving: Serving) -> None:
+    client = Client(serving, empty_final=True)
+    client.listen()
+    client.say("many")
+    assert await client.end() == ["many=0+", "many=1+", "many=2+", "many=nothing"]
+
+
+async def test_a_decoupled_model_that_fails_ends_with_an_error(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say("many_that_fail")
+    assert await client.end() == [
+        "many_that_fail=0+",
+        "many_that_fail=1+",
+        "many_that_fail=2+",
+        "many_that_fail!queue_full",
+    ]
+
+
+async def test_who_does_not_read_stops_a_decoupled_model(serving: Serving) -> None:
+    client = Client(serving)
+    client.say("many")
+    await settle()
+    assert serving.pulled == 1
+    client.listen(1)
+    await settle()
+    assert serving.pulled == 2
+    client.listen()
+    assert len(await client.end()) == 3
+
+
+async def test_decoupled_answers_do_not_wait_for_slow_requests(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say("slow", "many")
+    await settle()
+    assert client.heard == ["many=0+", "many=1+", "many=2+"]
+    serving.go.set()
+    assert (await client.end())[-1] == "slow=ok"
+
+
+async def test_who_leaves_takes_everything_along(serving: Serving) -> None:
+    client = Client(serving)
+    client.say("slow:1", "slow:2", "many")
+    await settle()
+    client.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await client.task
+    await settle()
+    assert sorted(serving.cancelled) == ["many", "slow:1", "slow:2"]
+
+
+async def test_a_reader_that_fails_ends_the_stream(serving: Serving) -> None:
+    async def messages() -> AsyncIterator[str]:
+        yield "slow"
+        await settle()
+        raise ConnectionResetError
+
+    made: RequestStream[str, str] = RequestStream(serving, Exchange, True, "test")
+
+    async def send(answer: str) -> None:
+        raise AssertionError("nothing is answered")
+
+    with pytest.raises(ConnectionResetError):
+        await asyncio.wait_for(made.run(messages(), send), WAIT_S)
+    await settle()
+    assert serving.cancelled == ["slow"]
+
+
+async def test_who_takes_nothing_for_long_is_given_up(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_stream, "STALL_S", 0.02)
+    client = Client(serving)
+    client.say("quick", "slow")
+    with pytest.raises(Cancelled, match="took no answer"):
+        await asyncio.wait_for(client.task, WAIT_S)
+    await settle()
+    assert serving.cancelled == ["slow"]

@@ -1,0 +1,193 @@
+"""A WebSocket's messages: text, binary and raw, and what is wrong with some."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, QueueFull
+from penstock.core.models import ModelSettings
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
+from penstock.gateway.rest_codec import OutputForm
+from penstock.gateway.websocket import StreamOptions, read_options
+from penstock.gateway.websocket_codec import (
+    RawForm,
+    decode_message,
+    encode_answer,
+    encode_error,
+    find_id,
+    split,
+)
+
+X = np.array([[1.5, -2.0]], np.float32)
+NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
+
+
+def text(**more: Any) -> str:
+    return json.dumps({"inputs": [{**NUMBERS, "data": [1.5, -2.0]}], **more})
+
+
+def binary(header: dict[str, Any], *tensors: bytes) -> bytes:
+    raw = json.dumps(header).encode()
+    return len(raw).to_bytes(4, "little") + raw + b"".join(tensors)
+
+
+def binary_x(**more: Any) -> bytes:
+    return binary({"inputs": [{**NUMBERS, "parameters": {"binary_data_size": 8}}], **more}, X.tobytes())
+
+
+def response(*outputs: Tensor, request_id: str = "7") -> InferResponse:
+    return InferResponse("m", "1", request_id, list(outputs), Timing())
+
+
+Y = Tensor("y", "FP32", (1, 2), X.tobytes())
+
+
+def answer(message: str | bytes) -> str | bytes:
+    request, form = decode_message(message)
+    return encode_answer(response(Y), request, form, isinstance(message, str))
+
+
+def test_text_is_rest_s_json_both_ways() -> None:
+    request, form = decode_message(text(id="7", parameters={"mode": "fast"}))
+    assert (request.request_id, request.parameters, form.is_binary) == ("7", {"mode": "fast"}, False)
+    np.testing.assert_array_equal(np.frombuffer(request.inputs[0].data, np.float32), X[0])
+    found = answer(text(id="7"))
+    assert isinstance(found, str)
+    assert json.loads(found) == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "7",
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.5, -2.0]}],
+    }
+
+
+def test_binary_has_its_tensors_behind_the_json_both_ways() -> None:
+    request, form = decode_message(binary_x(id="7"))
+    assert (request.request_id, form.is_binary) == ("7", True)
+    assert bytes(request.inputs[0].data) == X.tobytes()
+    found = answer(binary_x(id="7"))
+    assert isinstance(found, bytes)
+    header, tensors = split(found)
+    assert json.loads(bytes(header))["outputs"][0]["parameters"] == {"binary_data_size": 8}
+    assert bytes(tensors) == X.tobytes()
+
+
+def test_an_output_may_come_as_json_in_a_binary_message() -> None:
+    found = answer(binary_x(outputs=[{"name": "y", "parameters": {"binary_data": False}}]))
+    assert isinstance(found, bytes)
+    header, tensors = split(found)
+    assert json.loads(bytes(header))["outputs"][0]["data"] == [1.5, -2.0]
+    assert not tensors
+
+
+def test_text_that_asks_for_binary_outputs_gets_a_binary_message() -> None:
+    found = answer(text(parameters={"binary_data_output": True}))
+    assert isinstance(found, bytes)
+    assert bytes(split(found)[1]) == X.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("", "not JSON"),
+        ("[]", "must be a JSON object"),
+        ("{}", "'inputs' must be a list"),
+        (text(id=7), "'id' must be a string"),
+        (b"", "begins with the length"),
+        (b"\x01\x00", "begins with the length"),
+        (b"\xff\xff\xff\xff{}", "begins with the length"),
+        (b"\x02\x00\x00\x00{}", "'inputs' must be a list"),
+        (binary({"inputs": []}, b"more"), "4 bytes follow"),
+        (binary({"inputs": [{**NUMBERS, "parameters": {"binary_data_size": 8}}]}, b"few"), "claims 8 bytes"),
+    ],
+)
+def test_what_cannot_be_read(message: str | bytes, says: str) -> None:
+    with pytest.raises(PenstockError, match=says):
+        decode_message(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "request_id"),
+    [
+        ('{"id": "a", "inputs": 3}', "a"),
+        ('{"id": 3}', ""),
+        ("[1]", ""),
+        ("{", ""),
+        (binary({"id": "b"}), "b"),
+        (b"\xff", ""),
+        (json.dumps({"id": "x" * 10_000}), ""),
+    ],
+)
+def test_the_id_of_what_is_wrong_otherwise(message: str | bytes, request_id: str) -> None:
+    assert find_id(message) == request_id
+
+
+def test_errors_say_what_why_and_whose() -> None:
+    assert json.loads(encode_error(QueueFull("full"), "7")) == {"error": "full", "code": "queue_full", "id": "7"}
+
+
+def test_raw_messages_are_one_element_each() -> None:
+    form = RawForm("image", "larger")
+    for message in (b"\x89PNG", "text"):
+        request = form.decode(message, 2)
+        (tensor,) = request.inputs
+        assert (tensor.name, tensor.datatype, tensor.shape) == ("image", "BYTES", (1, 1))
+        raw = message.encode() if isinstance(message, str) else message
+        assert tensor.data == pack_bytes([raw])
+        assert (request.outputs, request.size_bytes) == (["larger"], 4 + len(raw))
+
+
+def test_raw_answers_are_one_output() -> None:
+    images = Tensor("larger", "BYTES", (2, 1), pack_bytes([b"one", b"two"]))
+    assert RawForm("image", "larger").encode(response(Y, images)) == b"one"
+    assert RawForm("image", "y").encode(response(Y, images)) == X.tobytes()
+    assert RawForm("image", "none").encode(response(Tensor("none", "BYTES", (0,), b""))) == b""
+    with pytest.raises(InvalidRequest, match="gave no output 'other'"):
+        RawForm("image", "other").encode(response(Y))
+
+
+def test_raw_names_are_held_against_the_model() -> None:
+    inputs = (TensorSpec("image", "BYTES", (-1, 1)), TensorSpec("x", "FP32", (-1,)))
+    outputs = (TensorSpec("image", "BYTES", (-1, 1)),)
+    block = BlockDescription("blk-1", "m", "1", "p", "fp32", inputs, outputs, 8, 1, ModelSettings())
+    RawForm("image", "image").check(block)
+    with pytest.raises(InvalidRequest, match="no BYTES input 'x'; it has: image"):
+        RawForm("x", "image").check(block)
+    with pytest.raises(InvalidRequest, match="no output 'y'; it has: image"):
+        RawForm("image", "y").check(block)
+
+
+def test_the_options_of_an_address() -> None:
+    assert read_options({}) == StreamOptions(is_ordered=True, raw=None)
+    assert read_options({"ordered": "false"}) == StreamOptions(is_ordered=False)
+    assert read_options({"input": "a", "output": "b"}) == StreamOptions(raw=RawForm("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ({"ordred": "false"}, "not 'ordred'"),
+        ({"ordered": "no"}, "true or false"),
+        ({"input": "a"}, "need both"),
+        ({"output": "a"}, "need both"),
+        ({"input": "a", "output": "b", "ordered": "false"}, "have no ids"),
+    ],
+)
+def test_options_that_cannot_be_meant(query: dict[str, str], says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        read_options(query)
+
+
+def test_an_answer_that_json_cannot_hold_is_refused() -> None:
+    half = Tensor("y", "FP16", (1,), b"\x00\x00")
+    with pytest.raises(InvalidRequest, match="binary_data"):
+        encode_answer(response(half), InferRequest("m", []), OutputForm(), is_text=True)
+
+
+def test_a_tensor_that_is_wrong_is_told_apart() -> None:
+    with pytest.raises(InvalidTensor, match="unknown datatype"):
+        decode_message(json.dumps({"inputs": [{"name": "x", "datatype": "FP31", "shape": [1], "data": [1]}]}))

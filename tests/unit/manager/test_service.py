@@ -1,0 +1,68 @@
+"""The manager's service over a real socket, as a gateway in another process uses it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.core.cluster import BlockView
+from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.models import Routing
+from penstock.manager.manager import Manager
+from penstock.manager.service import serve_manager
+from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.wire.control import RemoteControl
+
+HASHED = Routing(policy="hash", key="user").model_dump_json()
+
+
+class Gateway:
+    """Watches, and waits for what it wants to see."""
+
+    def __init__(self, address: str) -> None:
+        self.views: Sequence[BlockView] = ()
+        self._changed = asyncio.Event()
+        self.control = RemoteControl(address, "gateway-1", "ipc://nowhere", self._listen)
+
+    async def until_routing(self, routing: str) -> None:
+        async with asyncio.timeout(20):
+            while [view.routing for view in self.views] != [routing]:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _listen(self, views: Sequence[BlockView]) -> None:
+        self.views = views
+        self._changed.set()
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
+    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "m" / "1" / "model.onnx").write_bytes(b"never read here")
+    (tmp_path / "models" / "m" / "model.yaml").write_text("task: tensor\n")
+    metadata = await SqliteMetadata.open(tmp_path / "metadata.db")
+    manager = Manager(tmp_path / "models", metadata)
+    await manager.deploy_all()
+    address = f"unix:{tmp_path / 'manager.sock'}"
+    server = await serve_manager(manager, address)
+    watching = Gateway(address)
+    yield watching
+    await watching.control.close()
+    await server.stop(None)
+    await metadata.close()
+
+
+async def test_routing_goes_there_and_back(gateway: Gateway) -> None:
+    await gateway.until_routing("")
+    await gateway.control.set_routing("m", HASHED)
+    await gateway.until_routing(HASHED)
+    await gateway.control.set_routing("m", "")
+    await gateway.until_routing("")
+
+
+async def test_refusals_keep_their_type(gateway: Gateway) -> None:
+    with pytest.raises(UnknownModel):
+        await gateway.control.set_routing("nobody", HASHED)
+    with pytest.raises(InvalidRequest, match="policy"):
+        await gateway.control.set_routing("m", '{"policy": "nonsense"}')

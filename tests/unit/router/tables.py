@@ -1,0 +1,90 @@
+"""Tables, jobs and workers for the router's tests."""
+
+from math import inf
+from random import Random
+
+from penstock.core.models import Health, Priorities, QueuePolicy, Routing
+from penstock.core.requests import PLAIN, Controls, InferRequest, SessionStep
+from penstock.router.jobs import Action, BlockRules, Fail, Job, JobTable, Offer, Send
+
+A, B, C = b"worker-a", b"worker-b", b"worker-c"
+BLOCK = "blk"
+POLICIES = (
+    "power_of_two",
+    "round_robin",
+    "random",
+    "least_connections",
+    "least_latency",
+    "weighted",
+    "hash",
+    "locality",
+)
+
+
+def request(session: str = "", shard_key: str = "", priority: int = 1, home: bytes = b"") -> InferRequest:
+    if not session and not shard_key and priority == 1:
+        return InferRequest("m", [], controls=PLAIN)
+    step = SessionStep(session, home=home) if session else None
+    return InferRequest("m", [], controls=Controls(priority=priority, session=step, shard_key=shard_key))
+
+
+def job(
+    job_id: int,
+    deadline: float = 100.0,
+    is_idempotent: bool = True,
+    *,
+    key: str = "",
+    session: str = "",
+    home: bytes = b"",
+    priority: int = 1,
+    queue_deadline: float = inf,
+) -> Job:
+    return Job(
+        job_id,
+        BLOCK,
+        request(session, key, priority, home),
+        deadline,
+        is_idempotent,
+        key=key,
+        priority=priority,
+        queue_deadline=queue_deadline,
+    )
+
+
+def rules(
+    policy: str = "power_of_two",
+    max_queue: int = 4,
+    *,
+    without_key: str = "any",
+    key: str = "",
+    health: Health | None = None,
+    priorities: Priorities | None = None,
+) -> BlockRules:
+    routing = Routing.model_validate({"policy": policy, "without_key": without_key, "key": key})
+    return BlockRules(max_queue, routing, health or Health(), priorities or Priorities())
+
+
+def levels(count: int, **by_level: QueuePolicy) -> Priorities:
+    """`level_2=QueuePolicy(...)` is the policy of level 2."""
+    return Priorities(
+        levels=count, by_level={int(name.removeprefix("level_")): policy for name, policy in by_level.items()}
+    )
+
+
+def table(declared: BlockRules | None = None, max_attempts: int = 3, seed: int = 0) -> JobTable:
+    made = JobTable(max_attempts, Random(seed))
+    made.declare(BLOCK, declared or rules())
+    return made
+
+
+def join(jobs: JobTable, worker: bytes, credits: int = 4, now: float = 0.0, **said: float) -> list[Action]:
+    offer = Offer(BLOCK, credits, worker.decode(), said.get("weight", 1.0), int(said.get("distance", 0)))
+    return jobs.join(worker, [offer], now)
+
+
+def sent(actions: list[Action]) -> list[tuple[bytes, int]]:
+    return [(action.worker, action.job.job_id) for action in actions if isinstance(action, Send)]
+
+
+def failed(actions: list[Action]) -> list[int]:
+    return [action.job.job_id for action in actions if isinstance(action, Fail)]

@@ -1,0 +1,237 @@
+"""Random walks over the whole table, checked against what must always hold."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull
+from penstock.core.models import Health, Priorities, QueuePolicy
+from penstock.router.jobs import Action, CancelOn, Ejected, Fail, Job, JobTable, Offer, Probe, Restored, Retry, Send
+from penstock.router.queues import Queue
+from tests.unit.router.tables import BLOCK, POLICIES, job, rules
+
+WORKERS = [b"worker-%d" % n for n in range(6)]
+HEALTH = Health(failures=2, timeouts=2, eject_s=3.0, eject_max_s=10.0, max_ejected=0.5)
+PRIORITIES = Priorities(
+    levels=3,
+    queue=QueuePolicy(timeout_ms=20_000),
+    by_level={2: QueuePolicy(on_timeout="delay", timeout_ms=10_000), 3: QueuePolicy(max_queue=5)},
+)
+CODES = ("", "", "", "engine_failed", "internal", "invalid_tensor", "deadline_exceeded")
+
+
+class Walk:
+    """Performs actions as a shell would, and remembers who has what."""
+
+    def __init__(self, seed: int, policy: str) -> None:
+        self.rng = Random(seed)
+        self.table = JobTable(3, Random(seed))
+        self.rules = rules(policy, 30, health=HEALTH, priorities=PRIORITIES)
+        self.table.declare(BLOCK, self.rules)
+        self.now = 0.0
+        self.credits: dict[bytes, int] = {}
+        self.running: dict[int, tuple[bytes, int]] = {}
+        self.open: dict[int, Job] = {}
+        self.ended: Counter[int] = Counter()
+        self.probes: set[bytes] = set()
+        self.ejected: set[bytes] = set()
+        self.log: list[object] = []
+        self.count = 0
+
+    def perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            self.log.append((type(action).__name__, getattr(action, "worker", b"")))
+            if isinstance(action, Send):
+                self._start(action)
+            elif isinstance(action, Fail):
+                self.end(action.job.job_id)
+            elif isinstance(action, CancelOn):
+                self.running.pop(action.job_id, None)
+            elif isinstance(action, Retry):
+                self.running.pop(action.job.job_id, None)
+            elif isinstance(action, Probe):
+                assert action.worker in self.ejected
+                self.probes.add(action.worker)
+            elif isinstance(action, Ejected):
+                assert action.worker not in self.ejected
+                assert action.reason
+                self.ejected.add(action.worker)
+            elif isinstance(action, Restored):
+                self.ejected.remove(action.worker)
+
+    def _start(self, action: Send) -> None:
+        number = action.job.job_id
+        assert number in self.open, "a job that has ended was sent"
+        assert number not in self.running, "a job runs twice at a time"
+        assert action.worker not in self.ejected, "an ejected worker got a job"
+        self.running[number] = (action.worker, action.job.attempt)
+        load = sum(worker == action.worker for worker, _ in self.running.values())
+        assert load <= self.credits[action.worker], "a worker got more than its credits"
+
+    def end(self, number: int) -> None:
+        self.ended[number] += 1
+        self.running.pop(number, None)
+        del self.open[number]
+
+    # --- events
+
+    def submit(self) -> None:
+        self.count += 1
+        rng = self.rng
+        made = job(
+            self.count,
+            self.now + rng.choice((5.0, 50.0, 500.0)),
+            rng.random() < 0.8,
+            key=f"k-{rng.randrange(30)}" if rng.random() < 0.5 else "",
+            session=f"s-{rng.randrange(5)}" if rng.random() < 0.2 else "",
+            home=rng.choice((b"", b"", *WORKERS)),
+            priority=rng.randint(1, 3),
+            queue_deadline=self.now + rng.choice((2.0, 20.0, float("inf"))),
+        )
+        self.open[made.job_id] = made
+        try:
+            self.perform(self.table.submit(made, self.now))
+        except (QueueFull, InvalidRequest):
+            del self.open[made.job_id]
+
+    def complete(self) -> None:
+        if self.running:
+            number, (worker, attempt) = self.rng.choice(list(self.running.items()))
+            assert self.table.partial(worker, number, attempt) is self.open[number]
+            del self.running[number]
+            done, actions = self.table.complete(worker, number, attempt, self.now, self.rng.choice(CODES), "broken")
+            assert done is not None
+            self.end(number)
+            self.perform(actions)
+
+    def late_reply(self) -> None:
+        if self.count:
+            number = self.rng.randint(1, self.count)
+            worker = self.rng.choice(WORKERS)
+            if self.running.get(number, (b"", 0))[0] != worker:
+                assert self.table.complete(worker, number, self.rng.randint(1, 3), self.now) == (None, [])
+
+    def cancel(self) -> None:
+        if self.open:
+            number = self.rng.choice(list(self.open))
+            self.end(number)
+            self.perform(self.table.cancel(number, self.now))
+
+    def join(self) -> None:
+        worker = self.rng.choice(WORKERS)
+        credits = self.rng.randint(1, 4)
+        load = sum(who == worker for who, _ in self.running.values())
+        self.credits[worker] = max(credits, load)
+        weight, distance = self.rng.choice((0.5, 1.0, 3.0)), self.rng.randrange(3)
+        offer = Offer(BLOCK, self.credits[worker], worker.decode(), weight, distance)
+        self.perform(self.table.join(worker, [offer], self.now))
+
+    def drain(self) -> None:
+        worker = self.rng.choice(WORKERS)
+        self.ejected.discard(worker)
+        self.perform(self.table.join(worker, [], self.now))
+        mine = [number for number, (who, _) in self.running.items() if who == worker]
+        back = self.rng.sample(mine, self.rng.randint(0, len(mine)))
+        self.perform(self.table.hand_back(worker, back, self.now))
+
+    def leave(self) -> None:
+        worker = self.rng.choice(WORKERS)
+        self.ejected.discard(worker)
+        self.probes.discard(worker)
+        self.perform(self.table.leave(worker, self.now))
+        assert all(who != worker for who, _ in self.running.values())
+
+    def probed(self) -> None:
+        if self.probes:
+            worker = self.rng.choice(sorted(self.probes))
+            self.probes.discard(worker)
+            self.perform(self.table.probed(worker, BLOCK, self.rng.choice(("", "broken")), self.now))
+
+    def switch(self) -> None:
+        policy = self.rng.choice(POLICIES)
+        refuse = self.rng.choice(("any", "refuse"))
+        self.rules = rules(policy, 30, without_key=refuse, health=HEALTH, priorities=PRIORITIES)
+        self.table.declare(BLOCK, self.rules)
+
+    def retire(self) -> None:
+        self.perform(self.table.retire(BLOCK, ModelNotReady("unloaded")))
+        assert self.table.queue_length(BLOCK) == 0
+
+    def tick(self) -> None:
+        self.now += self.rng.random() * 2
+        self.perform(self.table.tick(self.now))
+        due = self.table.next_due()
+        assert due is None or due > self.now
+
+    # --- what must always hold
+
+    def check(self) -> None:
+        table, queue = self.table, self.table._queues[BLOCK]
+        assert table._jobs.keys() == self.open.keys()
+        assert {number for number, found in self.open.items() if found.slot is not None} == self.running.keys()
+        assert len(table) == table.queue_length(BLOCK) + table.running(BLOCK)
+        assert set(queue.ejected) == self.ejected
+        waiting = [found for found in self.open.values() if found.slot is None]
+        assert Counter(found.priority for found in waiting) == +Counter(queue._levels)
+        for slot in queue.slots.values():
+            assert slot.in_flight == len(slot.jobs)
+            assert slot.is_listed == (slot.in_flight < slot.credits and not slot.is_ejected)
+            assert (slot in queue.places) == (slot.credits > 0 and not slot.is_ejected)
+        if not table._switched:
+            self._check_lines(queue, waiting)
+
+    def _check_lines(self, queue: Queue, waiting: list[Job]) -> None:
+        is_anyone_free = any(slot.is_listed for slot in queue.slots.values())
+        assert not (queue.line.length and is_anyone_free), "a job waits while a worker is free"
+        assert not (queue.homeless.length and len(queue.places))
+        for slot in queue.slots.values():
+            assert not (slot.line.length and slot.is_listed), "a job waits for a worker that is free"
+        for found in waiting:
+            assert found.line is queue._line_of(found), "a job waits where it does not belong"
+
+
+EVENTS = {
+    Walk.submit: 40,
+    Walk.complete: 30,
+    Walk.tick: 12,
+    Walk.late_reply: 3,
+    Walk.cancel: 3,
+    Walk.join: 6,
+    Walk.drain: 2,
+    Walk.leave: 2,
+    Walk.probed: 4,
+    Walk.switch: 1,
+}
+
+
+def walk(seed: int, policy: str, steps: int = 1500) -> Walk:
+    made = Walk(seed, policy)
+    for step in range(steps):
+        event = made.rng.choices(list(EVENTS), list(EVENTS.values()))[0]
+        if step % 500 == 499:
+            event = Walk.retire
+        event(made)
+        made.check()
+    return made
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_job_ends_once_and_credits_hold_whatever_happens(policy: str, seed: int) -> None:
+    made = walk(seed, policy)
+    for worker in WORKERS:  # and in the end nothing is left behind
+        made.credits[worker] = 100
+        made.perform(made.table.join(worker, [Offer(BLOCK, 100, worker.decode())], made.now))
+    made.tick()
+    while made.running:
+        made.complete()
+        made.check()
+    assert not made.open
+    assert set(made.ended.values()) <= {1}
+    kinds = {name for name, _ in made.log}  # type: ignore[misc]
+    assert {"Send", "Fail", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, "the walk went nowhere"
+
+
+def test_the_same_walk_takes_the_same_way() -> None:
+    assert walk(9, "power_of_two", 600).log == walk(9, "power_of_two", 600).log

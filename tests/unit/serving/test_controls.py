@@ -1,0 +1,90 @@
+"""What requests ask of the server with their parameters."""
+
+import pytest
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.models import Priorities, QueuePolicy, Routing
+from penstock.core.requests import PLAIN, Controls, SessionStep
+from penstock.serving.controls import ControlReader
+
+LEVELS = Priorities(
+    levels=3,
+    default=2,
+    queue=QueuePolicy(timeout_ms=500),
+    by_level={3: QueuePolicy(timeout_ms=100, allow_override=True, on_timeout="delay")},
+)
+
+
+def reader(priorities: Priorities | None = None, routing: Routing | None = None) -> ControlReader:
+    return ControlReader(priorities or Priorities(), routing or Routing())
+
+
+def test_a_request_that_asks_nothing_costs_nothing() -> None:
+    assert reader().read({}) is PLAIN
+    assert reader().read({"temperature": 0.5}) is PLAIN
+
+
+def test_what_a_level_asks_holds_without_parameters() -> None:
+    assert reader(LEVELS).read({}) == Controls(priority=2, queue_timeout_s=0.5)
+
+
+@pytest.mark.parametrize(("asked", "level"), [(1, 1), (3, 3), (0, 2), (4, 2)])
+def test_levels_that_do_not_exist_are_the_default(asked: int, level: int) -> None:
+    assert reader(LEVELS).read({"priority": asked}).priority == level
+
+
+@pytest.mark.parametrize("asked", [-1, "high", 1.5, True])
+def test_a_priority_that_is_no_level_is_refused(asked: object) -> None:
+    with pytest.raises(InvalidRequest, match="priority"):
+        reader(LEVELS).read({"priority": asked})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("timeout_us", "expected_s"), [(50_000, 0.05), (900_000, 0.1), (0, 0.1)])
+def test_a_timeout_can_only_shorten_where_its_level_allows_it(timeout_us: int, expected_s: float) -> None:
+    found = reader(LEVELS).read({"priority": 3, "timeout": timeout_us})
+    assert found.queue_timeout_s == pytest.approx(expected_s)
+    assert reader(LEVELS).may_override_timeout(found)
+
+
+def test_a_timeout_does_not_change_the_queue_where_its_level_does_not_allow_it() -> None:
+    found = reader(LEVELS).read({"priority": 1, "timeout": 1000})
+    assert found.queue_timeout_s == 0.5
+    assert not reader(LEVELS).may_override_timeout(found)
+
+
+def test_a_session_by_either_name() -> None:
+    ours = reader().read({"session_id": "s", "seq_no": 3}).session
+    tritons = reader().read({"sequence_id": 7, "sequence_start": True, "sequence_end": False}).session
+    assert ours == SessionStep("s", 3)
+    assert tritons == SessionStep("7", None, is_start=True)
+    assert reader().read({"sequence_id": 0}).session is None
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"session_id": "a", "sequence_id": 2},
+        {"seq_no": 1},
+        {"sequence_start": True},
+        {"session_id": "a", "seq_no": 0},
+        {"session_id": "a", "seq_no": "1"},
+        {"session_id": "x" * 257},
+        {"session_id": 1.5},
+        {"session_id": "a", "sequence_end": "yes"},
+        {"cache": "maybe"},
+    ],
+)
+def test_what_cannot_be_meant_is_refused(parameters: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest):
+        reader().read(parameters)  # type: ignore[arg-type]
+
+
+def test_the_key_is_read_where_the_policy_hashes_it() -> None:
+    hashed = Routing(policy="hash", key="user")
+    assert reader(routing=hashed).read({"user": 42}).shard_key == "42"
+    assert reader(routing=hashed).read({"other": 42}).shard_key == ""
+    assert reader(routing=Routing(key="user")).read({"user": 42}) is PLAIN
+
+
+def test_the_cache_can_be_passed_by() -> None:
+    assert reader().read({"cache": "refresh"}).cache == "refresh"

@@ -1,0 +1,152 @@
+"""Any order of events on a session, held against a slow and plain model of what it should do."""
+
+from random import Random
+
+import pytest
+
+from penstock.core.errors import EngineFailed, PenstockError, QueueFull, SessionError
+from penstock.core.models import Sessions
+from penstock.serving.session_parts import Ticket
+from tests.unit.serving.session_script import Sent, response
+
+
+class Plain:
+    """One numbered session, as its semantics say and as slow as can be."""
+
+    def __init__(self, settings: Sessions) -> None:
+        self.settings = settings
+        self.first = self.next = 1
+        self.record: dict[int, str] = {}
+        self.running: int | None = None
+        self.is_stale = False  # what runs is of a life before
+        self.wanted: dict[int, list[Ticket]] = {}  # who waits for a step that waits or runs
+        self.stale: list[Ticket] = []
+
+    def arrival(self, number: int) -> str:
+        """What becomes of a request: its recorded answer, an error, or `open`."""
+        if number < self.next:
+            is_kept = number in self.record and number >= self.next - self.settings.answers
+            return self.record[number] if is_kept else "error"
+        is_known = number in self.wanted
+        return "open" if is_known or number <= self.next + self.settings.window else "error"
+
+    def may_start(self) -> int | None:
+        return self.next if self.running is None and self.next in self.wanted else None
+
+    def renew(self, number: int) -> list[Ticket]:
+        """Returns those who are told that the session was started anew."""
+        refused = [t for n, tickets in self.wanted.items() if n != self.running or self.is_stale for t in tickets]
+        if self.running is not None and not self.is_stale:
+            self.stale, self.is_stale = self.wanted[self.running], True
+        self.first = self.next = number
+        self.record, self.wanted = {}, {}
+        return refused
+
+
+class Walk:
+    """Random events on one session, each held against `Plain`."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.sent = Sent(window=self.rng.choice([1, 3, 8]), answers=self.rng.choice([0, 1, 4]))
+        self.plain = Plain(self.sent.settings)
+        self.texts = 0
+
+    def step(self) -> None:
+        draw = self.rng.random()
+        if draw < 0.55:
+            self.arrive()
+        elif draw < 0.85:
+            self.finish()
+        elif draw < 0.97:
+            self.leave()
+        else:
+            self.renew()
+        self.check()
+
+    def arrive(self) -> None:
+        number = max(1, self.plain.next + self.rng.randint(-6, 10))
+        expected = self.plain.arrival(number)
+        if expected == "error":
+            with pytest.raises(SessionError):
+                self.sent.send(number)
+            return
+        ticket = self.sent.send(number)
+        if expected == "open":
+            assert ticket not in self.sent.given
+            self.plain.wanted.setdefault(number, []).append(ticket)
+            self.start()
+        else:
+            assert self.sent.given[ticket].is_repeat
+            assert self.told(ticket) == expected
+
+    def start(self) -> None:
+        self.plain.running = self.plain.running or self.plain.may_start()
+
+    def finish(self) -> None:
+        plain = self.plain
+        if plain.running is None:
+            return
+        self.texts += 1
+        text = str(self.texts)
+        kind = self.rng.choice(["ok", "ok", "conclusive", "open"])
+        outcome = {"ok": response(text), "conclusive": EngineFailed(text), "open": QueueFull(text)}[kind]
+        if plain.is_stale:
+            expected, plain.stale, plain.is_stale = plain.stale, [], False
+        else:
+            expected = plain.wanted.pop(plain.running)
+            if kind != "open":
+                plain.record[plain.running] = text
+                plain.next = plain.running + 1
+        plain.running = None
+        self.start()
+        self.sent.finish(outcome)
+        assert [self.told(ticket) for ticket in expected] == [text] * len(expected)
+
+    def leave(self) -> None:
+        plain = self.plain
+        groups = [*plain.wanted.items(), *([(0, plain.stale)] if plain.stale else [])]
+        if not groups:
+            return
+        number, tickets = self.rng.choice(groups)
+        if not tickets:
+            return
+        ticket = tickets.pop(self.rng.randrange(len(tickets)))
+        is_running = number == 0 or (number == plain.running and not plain.is_stale)
+        if not tickets and not is_running:
+            del plain.wanted[number]
+        self.sent.leave(ticket)
+        assert ticket not in self.sent.given
+
+    def renew(self) -> None:
+        number = self.plain.next + self.rng.randint(20, 30)  # one that the session never saw
+        if not (self.plain.wanted or self.plain.record):
+            return  # the table may have forgotten a session of which nothing ever ran
+        was_first = not self.plain.record and self.plain.running is None and self.plain.first == 1
+        if was_first:
+            return  # nothing ran yet: then a start sets the first number, and is tested above
+        refused = self.plain.renew(number)
+        ticket = self.sent.send(number, start=True, digest=b"x")
+        self.plain.wanted[number] = [ticket]
+        self.start()
+        assert {type(self.sent.given[each].outcome) for each in refused} <= {SessionError}
+
+    def check(self) -> None:
+        plain, sent = self.plain, self.sent
+        assert len(sent.running) == (plain.running is not None)
+        if plain.running is not None and not plain.is_stale:
+            assert sent.numbers() == [plain.running] == [plain.next]
+        waits = [number for number in plain.wanted if number != plain.running or plain.is_stale]
+        assert sent.table.waiting_steps() == len(waits)
+
+    def told(self, ticket: Ticket) -> str:
+        outcome = self.sent.given[ticket].outcome
+        return outcome.message if isinstance(outcome, PenstockError) else outcome.request_id
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_order_of_events_gives_what_the_semantics_say(seed: int) -> None:
+    walk = Walk(seed)
+    for _ in range(400):
+        walk.step()
+    assert len(walk.sent.given) > 5

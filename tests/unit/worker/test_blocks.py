@@ -1,0 +1,290 @@
+"""A worker's blocks with real models: loaded when they are wanted, let go of, reloaded."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockState
+from penstock.core.config import Config, Telemetry, WorkerSettings
+from penstock.core.errors import ModelNotReady, PenstockError
+from penstock.core.tensors import Tensor, from_array, to_array
+from penstock.tasks.base import TaskRequest
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.worker.blocks import Blocks, BlocksOwner, now
+from penstock.worker.job import WorkerJob
+from penstock.worker.steps import Assigned
+from tests.servers import write_model
+
+LAZY = "residence: {load: lazy}\n"
+PADDING_BYTES = 64 * 1024 * 1024  # of a sparse file: it decides what a model takes, however little that is
+WAIT_S = 30.0
+
+
+def write_factor(repository: Path, name: str, factor: float, settings: str = "") -> None:
+    """`y` is `x` times the factor: answers tell which file was loaded."""
+    shape = ["n", "m"]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        "factor",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])],
+    )
+    write_model(repository, name, graph, f"instances: {{count: 1}}\n{settings}")
+
+
+def write_again(repository: Path, name: str, factor: float, settings: str = "") -> None:
+    (repository / name / "1" / "model.onnx").unlink()
+    (repository / name / "1").rmdir()
+    write_factor(repository, name, factor, settings)
+
+
+def pad(repository: Path, name: str) -> None:
+    with (repository / name / "1" / "padding.bin").open("wb") as file:
+        file.truncate(PADDING_BYTES)
+
+
+class Bed:
+    """The blocks of one worker, which ticks."""
+
+    def __init__(self, repository: Path, budget_bytes: int = 0) -> None:
+        self.repository = repository
+        self.handed_back: list[WorkerJob] = []
+        self.answers: dict[int, list[Tensor] | PenstockError] = {}
+        self.announced = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ids = iter(range(1_000_000))
+        self._registry = CollectorRegistry()
+        config = Config(worker=WorkerSettings(memory_budget_bytes=budget_bytes))
+        owner = BlocksOwner(self._spawn, self._announce, lambda: None, self.handed_back.extend)
+        self.blocks = Blocks(config, WorkerMetrics(self._registry), Traces(Telemetry(), "test"), owner)
+        self._spawn(self._tick_forever())
+
+    def assign(self, *names: str, revision: int = 1) -> None:
+        self.blocks.assign(
+            [Assigned(f"blk-{name}", name, "1", str(self.repository / name), revision) for name in names]
+        )
+
+    def state(self, name: str) -> BlockState:
+        return dict(self.blocks.held())[f"blk-{name}"].state
+
+    def offers(self) -> dict[str, tuple[bool, bool]]:
+        """Name to whether it is dormant and whether it is described."""
+        return {block.model: (is_dormant, block.is_described) for block, is_dormant in self.blocks.offers()}
+
+    def send(self, name: str, value: float = 1.0) -> WorkerJob:
+        request = TaskRequest([from_array("x", np.array([[value]], np.float32))], [])
+        job = WorkerJob(next(self._ids), 1, request, now() + WAIT_S, self._answered)
+        holder = self.blocks.holder(f"blk-{name}")
+        assert holder is not None, f"{name} takes no jobs"
+        holder.accept(job)
+        return job
+
+    async def ask(self, name: str, value: float = 1.0) -> float:
+        return await self.answer(self.send(name, value))
+
+    async def answer(self, job: WorkerJob) -> float:
+        await self.until(lambda: job.job_id in self.answers, "it is answered")
+        outcome = self.answers[job.job_id]
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return float(to_array(outcome[0])[0, 0])
+
+    async def until(self, is_true: Callable[[], object], what: str) -> None:
+        end = now() + WAIT_S
+        while not is_true():
+            assert now() < end, f"it was never so: {what}"
+            await asyncio.sleep(0.005)
+
+    def events(self, name: str) -> dict[str, float]:
+        return {
+            sample.labels["event"]: sample.value
+            for metric in self._registry.collect()
+            for sample in metric.samples
+            if sample.name == "penstock_loads_total" and sample.labels["model"] == name
+        }
+
+    async def close(self) -> None:
+        self.blocks.leave()
+        await self.blocks.drain()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.blocks.close()
+
+    def _announce(self) -> None:
+        self.announced += 1
+
+    def _answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
+        assert job.job_id not in self.answers, "answered twice"
+        self.answers[job.job_id] = outcome
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            self.blocks.tick()
+            self.blocks.flush()
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+    made = Bed(tmp_path)
+    yield made
+    await made.close()
+
+
+async def test_the_first_job_loads_a_lazy_block(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, LAZY)
+    bed.assign("m")
+    await bed.until(bed.offers, "it is offered")
+    assert bed.offers() == {"m": (True, False)}
+    assert bed.state("m") is BlockState.DORMANT
+    assert await bed.ask("m", 5.0) == 10.0
+    assert bed.offers() == {"m": (False, True)}
+    assert bed.state("m") is BlockState.READY
+    assert bed.events("m") == {"woken": 1, "loaded": 1}
+
+
+async def test_jobs_that_come_together_load_it_once(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, LAZY)
+    bed.assign("m")
+    await bed.until(bed.offers, "it is offered")
+    jobs = [bed.send("m", float(number)) for number in range(30)]
+    assert [await bed.answer(job) for job in jobs] == [2.0 * number for number in range(30)]
+    assert bed.events("m") == {"woken": 1, "loaded": 1}
+
+
+async def test_a_wake_loads_it_without_a_job(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, LAZY)
+    bed.assign("m")
+    await bed.until(bed.offers, "it is offered")
+    bed.blocks.wake("blk-m")
+    await bed.until(lambda: bed.offers()["m"] == (False, True), "it is loaded")
+    bed.blocks.wake("blk-nobody")
+
+
+async def test_an_idle_block_rests_with_its_description_and_comes_back(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, "residence: {load: lazy, idle_unload_s: 0.1}\n")
+    bed.assign("m")
+    await bed.until(bed.offers, "it is offered")
+    for number in range(3):
+        assert await bed.ask("m", number) == 2.0 * number
+        await bed.until(lambda: bed.offers() == {"m": (True, True)}, "it rests, and is known")
+    ((block, _),) = bed.blocks.offers()
+    assert block.fingerprint
+    assert [spec.name for spec in block.inputs] == ["x"]
+    assert bed.events("m") == {"woken": 3, "loaded": 3, "idle": 3}
+    (statistics,) = bed.blocks.statistics()
+    assert statistics.success.count == 3, "what was counted stays"
+
+
+async def test_a_lazy_block_that_cannot_be_loaded_fails_its_jobs(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, LAZY)
+    bed.assign("m")
+    await bed.until(bed.offers, "it is offered")
+    (bed.repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
+    jobs = [bed.send("m"), bed.send("m")]
+    for job in jobs:
+        with pytest.raises(ModelNotReady, match="failed to load"):
+            await bed.answer(job)
+    assert bed.state("m") is BlockState.FAILED
+    assert bed.offers() == {}
+    assert bed.blocks.holder("blk-m") is None
+    write_again(bed.repository, "m", 3.0, LAZY)
+    bed.assign("m", revision=2)
+    await bed.until(bed.offers, "it is offered again")
+    assert await bed.ask("m", 5.0) == 15.0
+
+
+async def test_two_models_take_turns_in_room_for_one(tmp_path: Path) -> None:
+    for factor, name in enumerate(("a", "b"), start=2):
+        write_factor(tmp_path, name, float(factor))
+        pad(tmp_path, name)
+    bed = Bed(tmp_path, budget_bytes=PADDING_BYTES * 3 // 2)
+    bed.assign("a", "b")
+    await bed.until(lambda: bed.offers().keys() == {"a", "b"}, "both are offered")
+    assert bed.offers() == {"a": (False, True), "b": (True, False)}, "the first was loaded ahead, the second not"
+    for _ in range(3):
+        assert await bed.ask("b", 5.0) == 15.0
+        assert await bed.ask("a", 5.0) == 10.0
+    assert bed.events("a") == {"loaded": 4, "woken": 3, "evicted": 3}
+    assert bed.events("b") == {"loaded": 3, "woken": 3, "evicted": 3}
+    await bed.close()
+
+
+async def test_a_model_larger_than_the_budget_says_so(tmp_path: Path) -> None:
+    write_factor(tmp_path, "m", 2.0)
+    pad(tmp_path, "m")
+    bed = Bed(tmp_path, budget_bytes=PADDING_BYTES // 2)
+    bed.assign("m")
+    await bed.until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
+    assert "worker.memory_budget_bytes" in dict(bed.blocks.held())["blk-m"].reason
+    await bed.close()
+
+
+async def test_a_reload_swaps_under_load_and_a_failed_one_keeps_serving(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0)
+    bed.assign("m")
+    await bed.until(bed.offers, "it is loaded")
+    file = bed.repository / "m" / "1" / "model.onnx"
+    answers: set[float] = set()
+    for revision in range(2, 8):
+        if revision % 2:
+            write_again(bed.repository, "m", float(revision))
+        else:
+            file.write_bytes(b"no model")
+        bed.assign("m", revision=revision)
+        while bed.state("m") is BlockState.LOADING:
+            answers.add(await bed.ask("m", 1.0))
+        assert bed.state("m") is (BlockState.READY if revision % 2 else BlockState.FAILED)
+        assert await bed.ask("m", 1.0) == (revision if revision % 2 else max(2, revision - 1))
+    assert answers <= {2.0, 3.0, 5.0, 7.0}
+    assert bed.events("m") == {"loaded": 4, "failed": 3}
+    (statistics,) = bed.blocks.statistics()
+    assert statistics.success.count == len(bed.answers), "those of the old ones are counted too"
+
+
+async def test_what_waits_goes_back_when_the_block_is_withdrawn_or_the_worker_leaves(bed: Bed) -> None:
+    for name in ("a", "b"):
+        write_factor(bed.repository, name, 2.0, LAZY)
+    bed.assign("a", "b")
+    await bed.until(lambda: len(bed.offers()) == 2, "both are offered")
+    first, second = bed.send("a"), bed.send("b")
+    announced = bed.announced
+    bed.assign("b")
+    assert bed.handed_back == [first]
+    assert bed.announced > announced
+    bed.blocks.leave()
+    assert bed.handed_back == [first, second]
+    assert bed.blocks.holder("blk-b") is None
+    assert bed.blocks.offers() == []
+
+
+async def test_probes(bed: Bed) -> None:
+    write_factor(bed.repository, "lazy", 2.0, LAZY)
+    write_factor(bed.repository, "eager", 2.0)
+    bed.assign("lazy", "eager")
+    await bed.until(lambda: len(bed.offers()) == 2, "both are offered")
+    told: dict[str, str] = {}
+    for name in ("lazy", "eager", "nobody"):
+        bed.blocks.probe(f"blk-{name}", lambda problem, name=name: told.update({name: problem}))
+    await bed.until(lambda: len(told) == 3, "all have answered")
+    assert told["lazy"] == told["eager"] == ""
+    assert told["nobody"]
+    assert bed.offers()["lazy"] == (True, False), "a probe loads nothing"

@@ -1,0 +1,176 @@
+"""A worker's link with a real socket at its other end: what jobs carry, and what goes back."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import QueueTimeout
+from penstock.core.requests import Controls, InferRequest, SessionStep
+from penstock.core.tensors import Buffer, Tensor
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire import frames
+from penstock.wire.sockets import RouterSocket
+from penstock.worker.job import WorkerJob
+from penstock.worker.link import GatewayLink, LinkOwner
+
+TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
+
+
+class Gateway:
+    """The other end, and the worker's holder of its jobs: it keeps what it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        self.received: list[tuple[str, pb.Frame, list[Buffer]]] = []
+        self.router = RouterSocket(self._on_message)
+        endpoint = self.router.bind(f"ipc://{folder}/link.ipc")
+        self.jobs: list[WorkerJob] = []
+        self.cancelled: list[WorkerJob] = []
+        self.allowed: list[tuple[WorkerJob, int]] = []
+        self.probes: list[tuple[str, Callable[[str], None]]] = []
+        self.woken: list[str] = []
+        self.link = GatewayLink(
+            endpoint,
+            b"worker",
+            LinkOwner(
+                holder=lambda block_id: self if block_id == "blk" else None,
+                hello=lambda: pb.Hello(protocol=frames.PROTOCOL),
+                statistics=list,
+                probe=lambda block_id, done: self.probes.append((block_id, done)),
+                wake=self.woken.append,
+            ),
+        )
+
+    def accept(self, job: WorkerJob) -> None:
+        self.jobs.append(job)
+
+    def cancel(self, job: WorkerJob) -> None:
+        self.cancelled.append(job)
+
+    def allow(self, job: WorkerJob, credits: int) -> None:
+        self.allowed.append((job, credits))
+
+    def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
+        kind, frame = frames.decode(message)
+        self.received.append((kind, frame, message))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+    async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
+        """The next of that kind; what came before it is passed over."""
+        await self.until(lambda: any(found == kind for found, _, _ in self.received))
+        while True:
+            found, frame, message = self.received.pop(0)
+            if found == kind:
+                return frame, message
+
+    async def send_job(self, job_id: int, controls: Controls | None = None, **fields: float) -> WorkerJob:
+        request = InferRequest("m", [TENSOR], request_id="r")
+        if controls is not None:
+            request.controls = controls
+        count = len(self.jobs)
+        self.router.send(b"worker", frames.encode_job(job_id, 1, "blk", 9.0, request, **fields))  # type: ignore[arg-type]
+        await self.until(lambda: len(self.jobs) > count)
+        return self.jobs[-1]
+
+    def send(self, **kind: object) -> None:
+        self.router.send(b"worker", frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self.link.close("test")
+        self.router.close()
+
+
+@pytest.fixture
+async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gateway]:
+    made = Gateway(tmp_path_factory.mktemp("l"))
+    await made.get("hello")
+    yield made
+    made.close()
+
+
+async def test_a_plain_job_has_the_first_level_and_no_bounds_but_its_deadline(gateway: Gateway) -> None:
+    job = await gateway.send_job(1)
+    assert (job.job_id, job.attempt, job.request_id) == (1, 1, "r")
+    assert (job.priority, job.queue_deadline, job.session, job.response_credits) == (1, inf, None, 0)
+    assert job.deadline > time.monotonic()
+
+
+async def test_a_job_brings_its_level_its_time_in_queues_its_session_and_its_credits(gateway: Gateway) -> None:
+    controls = Controls(priority=3, session=SessionStep("s", 4, is_end=True))
+    sent = time.monotonic()
+    job = await gateway.send_job(1, controls, queue_timeout_s=5.0, response_credits=8)
+    assert sent + 5.0 <= job.queue_deadline <= time.monotonic() + 5.0
+    assert (job.priority, job.response_credits) == (3, 8)
+    assert job.session == SessionStep("s", 4, is_start=False, is_end=True)
+
+
+async def test_answers_are_partial_until_the_last(gateway: Gateway) -> None:
+    job = await gateway.send_job(1, response_credits=8)
+    job.reply(job, [TENSOR], True)
+    job.reply(job, [TENSOR], True)
+    job.reply(job, [])
+    job.reply(job, [TENSOR], True)  # too late: it has been answered
+    kinds = []
+    for _ in range(3):
+        frame, message = await gateway.get("result")
+        kinds.append((frame.result.is_partial, len(message) - 1))
+    assert kinds == [(True, 1), (True, 1), (False, 0)]
+    assert len(gateway.link) == 0
+
+
+async def test_a_failure_travels_with_its_code(gateway: Gateway) -> None:
+    job = await gateway.send_job(1)
+    job.reply(job, QueueTimeout("it waited too long"))
+    frame, _ = await gateway.get("result")
+    assert isinstance(frames.failure(frame.result), QueueTimeout)
+
+
+async def test_more_and_cancel_go_to_the_holder_of_the_job(gateway: Gateway) -> None:
+    job = await gateway.send_job(1, response_credits=1)
+    gateway.send(more=pb.More(job_id=1, credits=4))
+    gateway.send(more=pb.More(job_id=1))
+    gateway.send(more=pb.More(job_id=99, credits=4))
+    gateway.send(cancel=pb.Cancel(job_ids=[1, 99]))
+    await gateway.until(lambda: bool(gateway.cancelled))
+    assert (gateway.allowed, gateway.cancelled) == ([(job, 4)], [job])
+    job.reply(job, [TENSOR])  # nobody waits for it
+    gateway.send(statistics_query=pb.StatisticsQuery(query_id=5))
+    await gateway.get("statistics")
+    assert all(kind != "result" for kind, _, _ in gateway.received)
+
+
+async def test_a_probe_is_answered_when_its_block_is(gateway: Gateway) -> None:
+    gateway.send(probe=pb.Probe(probe_id=7, block_id="blk"))
+    await gateway.until(lambda: bool(gateway.probes))
+    block_id, done = gateway.probes[0]
+    assert block_id == "blk"
+    done("it hangs")
+    frame, _ = await gateway.get("probe_result")
+    result = frame.probe_result
+    assert (result.probe_id, result.block_id, result.problem) == (7, "blk", "it hangs")
+
+
+async def test_a_probe_that_is_answered_after_the_link_closed_is_dropped(gateway: Gateway) -> None:
+    gateway.send(probe=pb.Probe(probe_id=7, block_id="blk"))
+    await gateway.until(lambda: bool(gateway.probes))
+    gateway.link.close("the worker stops")
+    gateway.probes[0][1]("")
+
+
+async def test_a_wake_goes_to_the_worker(gateway: Gateway) -> None:
+    gateway.send(wake=pb.Wake(block_id="blk"))
+    await gateway.until(lambda: gateway.woken == ["blk"])
+
+
+async def test_jobs_of_a_block_that_is_not_here_go_back(gateway: Gateway) -> None:
+    request = InferRequest("m", [TENSOR])
+    gateway.router.send(b"worker", frames.encode_job(3, 1, "blk-other", 9.0, request))
+    frame, _ = await gateway.get("hand_back")
+    assert list(frame.hand_back.job_ids) == [3]

@@ -1,0 +1,127 @@
+"""A worker between a real manager and a gateway's socket: what it offers, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.config import Config, Telemetry, WorkerSettings
+from penstock.core.tensors import Buffer
+from penstock.manager.manager import Manager
+from penstock.manager.service import serve_manager
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.wire import frames
+from penstock.wire.descriptions import decode_description
+from penstock.wire.sockets import RouterSocket
+from penstock.worker.loop import Worker
+from tests.servers import write_identity
+
+SETTINGS = WorkerSettings(zone="here", zones={"worker-7": "there"}, weights={"worker-7": 2.5})
+
+
+class Gateway:
+    """Answers hellos as a gateway does, and keeps them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hellos: list[pb.Hello] = []
+        self.handed_back: list[int] = []
+        self.identity = b""
+        self._changed = asyncio.Event()
+        self.socket = RouterSocket(self._on_message)
+        self.endpoint = self.socket.bind(f"ipc://{folder / 'gateway.ipc'}")
+
+    def offers(self) -> dict[str, pb.BlockOffer]:
+        return {offer.model: offer for offer in self.hellos[-1].blocks} if self.hellos else {}
+
+    def described(self, model: str) -> BlockDescription:
+        return decode_description(self.offers()[model].description)
+
+    def send(self, frame: pb.Frame) -> None:
+        self.socket.send(self.identity, frames.encode(frame))
+
+    async def until(self, is_true: Callable[[], object]) -> None:
+        async with asyncio.timeout(30):
+            while not is_true():
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
+        kind, frame = frames.decode(message)
+        self.identity = identity
+        if kind == "hello":
+            self.hellos.append(frame.hello)
+            self.send(pb.Frame(welcome=pb.Welcome(gateway_id="gateway-0", beat_s=0.5)))
+        elif kind == "hand_back":
+            self.handed_back += frame.hand_back.job_ids
+        self._changed.set()
+
+
+class Cluster:
+    def __init__(self, manager: Manager, gateway: Gateway, stop: asyncio.Event, running: "asyncio.Task[None]") -> None:
+        self.manager, self.gateway, self.stop, self.running = manager, gateway, stop, running
+
+    def states(self) -> dict[str, BlockState]:
+        return {view.model: view.state for view in self.manager.view()}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    write_identity(tmp_path / "models", "eager", "FP32", "instances: {count: 2}\nbatching: {max_rows: 4}\n")
+    write_identity(tmp_path / "models", "lazy", "FP32", "instances: {count: 1}\nresidence: {load: lazy}\n")
+    metadata = await SqliteMetadata.open(tmp_path / "metadata.db")
+    manager = Manager(tmp_path / "models", metadata)
+    await manager.deploy_all()
+    address = f"unix:{tmp_path / 'manager.sock'}"
+    server = await serve_manager(manager, address)
+    gateway = Gateway(tmp_path)
+    await manager.gateway_joined("gateway-0", gateway.endpoint)
+    stop = asyncio.Event()
+    metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
+    worker = Worker("worker-7", address, Config(worker=SETTINGS), metrics, traces)
+    running = asyncio.create_task(worker.run(stop))
+    await gateway.until(lambda: gateway.offers().keys() == {"eager", "lazy"})
+    yield Cluster(manager, gateway, stop, running)
+    stop.set()
+    await running
+    gateway.socket.close(linger_ms=0)
+    await server.stop(None)
+    await metadata.close()
+
+
+async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) -> None:
+    hello, offers = cluster.gateway.hellos[-1], cluster.gateway.offers()
+    assert (hello.worker_id, hello.zone) == ("worker-7", "there")
+    eager, lazy = offers["eager"], offers["lazy"]
+    assert (eager.is_dormant, eager.weight, eager.credits) == (False, 5.0, 16)
+    assert (lazy.is_dormant, lazy.weight, lazy.credits) == (True, 2.5, 64)
+    assert cluster.gateway.described("eager").is_described
+    assert not cluster.gateway.described("lazy").is_described
+    async with asyncio.timeout(30):
+        while cluster.states() != {"eager": BlockState.READY, "lazy": BlockState.DORMANT}:
+            await cluster.manager.wait_change(cluster.manager.revision)
+
+
+async def test_a_wake_makes_it_tell_more(cluster: Cluster) -> None:
+    gateway = cluster.gateway
+    gateway.send(pb.Frame(wake=pb.Wake(block_id=gateway.offers()["lazy"].block_id)))
+    await gateway.until(lambda: not gateway.offers()["lazy"].is_dormant)
+    assert [spec.name for spec in gateway.described("lazy").inputs] == ["x"]
+    async with asyncio.timeout(30):
+        while cluster.states()["lazy"] is not BlockState.READY:
+            await cluster.manager.wait_change(cluster.manager.revision)
+
+
+async def test_it_leaves_with_an_empty_hello_and_what_waits(cluster: Cluster) -> None:
+    gateway = cluster.gateway
+    job = pb.Job(job_id=3, attempt=1, block_id=gateway.offers()["lazy"].block_id, timeout_us=30_000_000)
+    gateway.send(pb.Frame(job=job))
+    cluster.stop.set()
+    await gateway.until(lambda: not gateway.hellos[-1].blocks)
+    await gateway.until(lambda: gateway.handed_back == [3])
+    await cluster.running

@@ -1,0 +1,104 @@
+"""A block's requests prepared and finished in task processes, as its runner asks for it."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from penstock.bench.photos import photos
+from penstock.core.config import Limits
+from penstock.core.errors import PenstockError
+from penstock.core.models import ModelSettings
+from penstock.core.signature import Signature
+from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.tasks.base import Prepared, TaskRequest
+from penstock.tasks.building import TaskSpec, build_task
+from penstock.worker.job import WorkerJob
+from penstock.worker.pool_preparation import PoolPreparation
+from penstock.worker.task_pool import TaskProcesses
+
+PLANE = (-1, 1, -1, -1)
+UPSCALE = TaskSpec(
+    Path("nowhere"),
+    ModelSettings(task="upscale"),
+    Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32"),
+    Limits(),
+)
+VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
+TENSOR = TaskSpec(Path("nowhere"), ModelSettings(), Signature(VECTORS, VECTORS, "onnx", "fp32"), Limits())
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.prepared: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
+        self.finished: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
+        self.processes = TaskProcesses(1)
+        self.threads = ThreadPoolExecutor(1)
+
+    async def open(self, spec: TaskSpec) -> PoolPreparation:
+        task = build_task(spec)
+        pool = await self.processes.open(spec, task)
+        return PoolPreparation(
+            task,
+            self.threads,
+            pool,
+            lambda job, outcome: self.prepared.put_nowait((job, outcome)),
+            lambda job, outcome: self.finished.put_nowait((job, outcome)),
+        )
+
+    async def __aenter__(self) -> "Bed":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.processes.close()
+        self.threads.shutdown()
+
+
+def job(number: int, *inputs: Tensor) -> WorkerJob:
+    return WorkerJob(number, 1, TaskRequest(list(inputs), []), 60.0, lambda *_: None)
+
+
+def image(file: bytes) -> Tensor:
+    return Tensor("image", "BYTES", (1,), pack_bytes([file]))
+
+
+async def test_jobs_are_prepared_and_finished():
+    async with Bed() as bed:
+        preparation, task = await bed.open(UPSCALE), build_task(UPSCALE)
+        jobs = [job(number, image(photo)) for number, photo in enumerate(photos())]
+        for each in jobs:
+            preparation.prepare(each)
+        for _ in jobs:
+            each, prepared = await bed.prepared.get()
+            assert isinstance(prepared, Prepared)
+            each.prepared = prepared
+            each.results = [(piece.arrays["x"],) for piece in prepared.pieces]
+            preparation.finish(each)
+        for _ in jobs:
+            each, tensors = await bed.finished.get()
+            local = task.prepare(each.request)
+            (expected,) = task.finish(each.request, local, each.results)
+            assert [bytes(tensor.data) for tensor in tensors] == [expected.data]
+            assert each.timing.finish_ns > 0
+
+
+async def test_a_job_that_cannot_be_prepared_gets_its_error():
+    async with Bed() as bed:
+        preparation = await bed.open(UPSCALE)
+        preparation.prepare(job(1, image(b"no image")))
+        _, error = await bed.prepared.get()
+        assert isinstance(error, PenstockError)
+        assert error.code == "invalid_image"
+
+
+async def test_what_is_quick_stays_on_the_loop():
+    async with Bed() as bed:
+        preparation = await bed.open(TENSOR)
+        given = job(1, from_array("x", np.ones((1, 2), np.float32)))
+        preparation.prepare(given)
+        each, prepared = bed.prepared.get_nowait()  # it was not even awaited
+        assert isinstance(prepared, Prepared)
+        each.prepared, each.results = prepared, [[np.ones((1, 2), np.float32)]]
+        preparation.finish(each)
+        assert bed.finished.qsize() == 1

@@ -1,0 +1,103 @@
+"""A block's sessions on a worker: scripts of events with a fake clock."""
+
+from math import inf
+
+from penstock.core.requests import SessionStep
+from penstock.worker.sessions import BlockSessions, Start
+
+
+def run(sessions: BlockSessions, step: SessionStep, now: float) -> Start:
+    """One job of the session, from its arrival to its answer."""
+    sessions.enter(step.session_id)
+    start = sessions.start(step)
+    if step.is_end:
+        sessions.end(step.session_id)
+    sessions.leave(step.session_id, now)
+    return start
+
+
+def test_a_session_is_new_once() -> None:
+    sessions = BlockSessions(10.0)
+    assert run(sessions, SessionStep("s"), 0.0) == Start(is_new=True, is_anew=False)
+    assert run(sessions, SessionStep("s"), 1.0) == Start(is_new=False, is_anew=False)
+    assert run(sessions, SessionStep("t"), 1.0) == Start(is_new=True, is_anew=False)
+
+
+def test_a_session_that_starts_again_is_new_and_the_old_one_over() -> None:
+    sessions = BlockSessions(10.0)
+    assert run(sessions, SessionStep("s", is_start=True), 0.0) == Start(is_new=True, is_anew=False)
+    assert run(sessions, SessionStep("s", is_start=True), 1.0) == Start(is_new=True, is_anew=True)
+
+
+def test_an_ended_session_is_forgotten_and_may_begin_again() -> None:
+    sessions = BlockSessions(10.0)
+    run(sessions, SessionStep("s", is_start=True), 0.0)
+    run(sessions, SessionStep("s", is_end=True), 1.0)
+    assert len(sessions) == 0
+    assert sessions.next_due() == inf
+    assert run(sessions, SessionStep("s", is_start=True), 2.0) == Start(is_new=True, is_anew=False)
+
+
+def test_sessions_are_over_when_they_were_idle_for_long_enough() -> None:
+    sessions = BlockSessions(10.0)
+    run(sessions, SessionStep("s"), 0.0)
+    run(sessions, SessionStep("t"), 3.0)
+    run(sessions, SessionStep("s"), 5.0)
+    assert sessions.next_due() == 13.0
+    assert sessions.expire(12.9) == []
+    assert sessions.expire(13.0) == ["t"]
+    assert sessions.next_due() == 15.0
+    assert sessions.expire(99.0) == ["s"]
+    assert (len(sessions), sessions.next_due()) == (0, inf)
+
+
+def test_a_session_is_not_idle_while_a_job_of_it_waits_or_runs() -> None:
+    sessions = BlockSessions(10.0)
+    run(sessions, SessionStep("s"), 0.0)
+    sessions.enter("s")
+    assert sessions.expire(99.0) == []
+    assert not sessions.start(SessionStep("s")).is_new
+    sessions.enter("s")
+    sessions.leave("s", 99.0)
+    assert sessions.next_due() == inf
+    sessions.leave("s", 100.0)
+    assert sessions.next_due() == 110.0
+
+
+def test_a_job_that_never_ran_leaves_nothing_behind() -> None:
+    sessions = BlockSessions(10.0)
+    sessions.enter("s")
+    sessions.leave("s", 1.0)
+    assert len(sessions) == 0
+    assert sessions.clear() == []
+
+
+def test_a_session_whose_caller_left_before_its_end_was_told_is_forgotten() -> None:
+    sessions = BlockSessions(10.0)
+    sessions.enter("s")
+    sessions.start(SessionStep("s", is_end=True))
+    sessions.leave("s", 1.0)  # cancelled while it ran
+    sessions.end("s")
+    assert (len(sessions), sessions.next_due()) == (0, inf)
+
+
+def test_the_next_life_of_a_session_may_wait_while_the_first_ends() -> None:
+    sessions = BlockSessions(10.0)
+    sessions.enter("s")
+    sessions.enter("s")
+    sessions.start(SessionStep("s", is_end=True))
+    sessions.end("s")
+    sessions.leave("s", 1.0)
+    assert sessions.start(SessionStep("s", is_start=True)) == Start(is_new=True, is_anew=False)
+
+
+def test_all_that_the_model_knows_is_over_when_the_block_is_let_go() -> None:
+    sessions = BlockSessions(10.0)
+    run(sessions, SessionStep("idle"), 0.0)
+    sessions.enter("running")
+    sessions.start(SessionStep("running"))
+    sessions.enter("waiting")
+    assert sessions.clear() == ["idle", "running"]
+    assert sessions.clear() == []
+    sessions.leave("running", 1.0)
+    assert sessions.start(SessionStep("waiting")).is_new

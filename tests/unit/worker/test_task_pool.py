@@ -1,0 +1,243 @@
+"""Task processes: real ones, that prepare and finish as the worker itself would, and that may die."""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from penstock.bench.photos import photos
+from penstock.core.config import Limits
+from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
+from penstock.core.models import Batching, ModelSettings
+from penstock.core.signature import Signature
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, pack_bytes
+from penstock.tasks.base import Prepared, Task, TaskRequest
+from penstock.tasks.building import TaskSpec, build_task
+from penstock.worker.task_pool import TaskPool, TaskProcesses
+
+PLANE = (-1, 1, -1, -1)
+NOWHERE = Path("nowhere")
+UPSCALE = TaskSpec(
+    NOWHERE,
+    ModelSettings(task="upscale", batching=Batching(max_rows=8)),
+    Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32"),
+    Limits(),
+)
+GRAPH_INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
+GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
+
+
+@pytest.fixture
+async def processes() -> AsyncIterator[TaskProcesses]:
+    made = TaskProcesses(2)
+    yield made
+    await made.close()
+
+
+async def opened(processes: TaskProcesses, spec: TaskSpec) -> tuple[TaskPool, Task]:
+    task = build_task(spec)
+    return await processes.open(spec, task), task
+
+
+def images(*files: bytes) -> TaskRequest:
+    return TaskRequest([Tensor("image", "BYTES", (len(files),), pack_bytes(files))], [])
+
+
+def run(task: Task, prepared: Prepared) -> list[list[Array]]:
+    """As an engine that gives back what it gets."""
+    return [list(task.split([piece], list(task.join([piece]).values()))[0]) for piece in prepared.pieces]
+
+
+def locally(task: Task, request: TaskRequest) -> list[Tensor]:
+    prepared = task.prepare(request)
+    return task.finish(request, prepared, run(task, prepared))
+
+
+def same(found: list[Tensor], expected: list[Tensor]) -> bool:
+    return [(t.name, t.datatype, t.shape, bytes(t.data)) for t in found] == [
+        (t.name, t.datatype, t.shape, bytes(t.data)) for t in expected
+    ]
+
+
+def check_pieces(found: Prepared, expected: Prepared) -> None:
+    assert found.parameters == expected.parameters
+    assert [(p.rows, p.length, p.key) for p in found.pieces] == [(p.rows, p.length, p.key) for p in expected.pieces]
+    for ours, theirs in zip(found.pieces, expected.pieces, strict=True):
+        assert list(ours.arrays) == list(theirs.arrays)
+        for name, array in theirs.arrays.items():
+            assert ours.arrays[name].dtype == array.dtype
+            np.testing.assert_array_equal(ours.arrays[name], array)
+
+
+async def kill_all(processes: TaskProcesses) -> None:
+    killed = processes.pids()
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    while set(killed) & set(processes.pids()):  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def test_images_as_the_worker_would(processes):
+    pool, task = await opened(processes, UPSCALE)
+    requests = [images(photo) for photo in photos()] + [images(*photos()[:3])]
+
+    async def serve(request: TaskRequest) -> list[Tensor]:
+        prepared = await pool.prepare(request)
+        assert pool.holds(prepared)
+        check_pieces(prepared, task.prepare(request))
+        return await pool.finish(request, prepared, run(task, prepared))
+
+    for request, found in zip(requests, await asyncio.gather(*map(serve, requests)), strict=True):
+        assert same(found, locally(task, request))
+
+
+async def test_texts_are_finished_by_the_worker_itself(processes, tmp_path):
+    vocabulary = {"[UNK]": 0, "water": 1, "falls": 2, "onto": 3}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    pool, task = await opened(processes, TaskSpec(tmp_path, ModelSettings(task="embed"), GRAPH, Limits()))
+    texts = ["water falls", "", "falls onto zażółć water", *["water " * n for n in range(200)]]
+    request = TaskRequest([Tensor("text", "BYTES", (len(texts),), pack_bytes(texts))], [])
+    prepared = await pool.prepare(request)
+    check_pieces(prepared, task.prepare(request))
+    assert not pool.holds(prepared)
+    results = [[np.full((1, 4), number, np.float32)] for number in range(len(texts))]
+    assert same(await pool.finish(request, prepared, results), task.finish(request, prepared, results))
+
+
+async def test_tensors_of_every_kind_and_size(processes):
+    inputs = (TensorSpec("half", "BF16", (-1, -1)), TensorSpec("texts", "BYTES", (-1,)))
+    settings = ModelSettings(is_batched=False)
+    pool, task = await opened(
+        processes, TaskSpec(NOWHERE, settings, Signature(inputs, inputs, "onnx", "fp32"), Limits())
+    )
+    keys = set()
+    for columns in (1, 20_000_000, 3):
+        half = np.full((1, columns), 0.5, ml_dtypes.bfloat16)
+        texts = np.array([b"a", b"", b"\xff\x00"], dtype=object)
+        request = TaskRequest([from_array("half", half), from_array("texts", texts)], ["texts"], {"mine": 1.5})
+        prepared = await pool.prepare(request)
+        (piece,) = prepared.pieces
+        np.testing.assert_array_equal(piece.arrays["half"], half)
+        assert piece.arrays["texts"].tolist() == texts.tolist()
+        assert hash(piece.key)
+        keys.add(piece.key)
+        assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+    assert len(keys) == 3  # requests that must not be joined still are not
+
+
+async def test_errors_are_those_of_the_task(processes):
+    pool, _ = await opened(processes, UPSCALE)
+    photo = photos()[0]
+    for request, error, words in [
+        (images(b"no image"), InvalidImage, "element 0: not a JPEG"),
+        (images(*[photo] * 9), RequestTooLarge, "at most 8"),
+        (TaskRequest([Tensor("x", "FP32", (1,), bytes(4))], []), InvalidTensor, "'image' BYTES"),
+    ]:
+        with pytest.raises(error, match=words) as caught:
+            await pool.prepare(request)
+        assert type(caught.value) is error
+    assert (await pool.prepare(images(photo))).pieces
+
+
+async def test_a_task_that_cannot_be_built(processes):
+    spec = TaskSpec(NOWHERE, ModelSettings(task="embed"), GRAPH, Limits())
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        await processes.open(spec, build_task(UPSCALE))
+    pool, _ = await opened(processes, UPSCALE)  # the others do not mind
+    assert (await pool.prepare(images(photos()[0]))).pieces
+
+
+async def test_blocks_share_the_processes(processes):
+    first, task = await opened(processes, UPSCALE)
+    pids = set(processes.pids())
+    second, _ = await opened(processes, UPSCALE)
+    request = images(photos()[1])
+    for pool in (first, second):
+        prepared = await pool.prepare(request)
+        assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+    first.close()
+    first.close()
+    prepared = await second.prepare(request)
+    assert same(await second.finish(request, prepared, run(task, prepared)), locally(task, request))
+    assert pids <= set(processes.pids())
+
+
+async def test_what_a_dead_process_kept_is_prepared_anew(processes):
+    pool, task = await opened(processes, UPSCALE)
+    request = images(*photos()[:2])
+    prepared = await pool.prepare(request)
+    results = run(task, prepared)
+    before = set(processes.pids())
+    await kill_all(processes)
+    assert same(await pool.finish(request, prepared, results), locally(task, request))
+    assert not before & set(processes.pids())
+
+
+async def test_requests_in_a_process_that_dies_are_prepared_elsewhere(processes):
+    pool, task = await opened(processes, UPSCALE)
+    requests = [images(photo) for photo in photos() * 4]
+    preparing = [asyncio.create_task(pool.prepare(request)) for request in requests]
+    await asyncio.sleep(0)
+    await kill_all(processes)
+    for request, prepared in zip(requests, await asyncio.gather(*preparing), strict=True):
+        check_pieces(prepared, task.prepare(request))
+
+
+async def test_a_request_over_which_processes_die_is_given_up():
+    processes = TaskProcesses(1)
+    try:
+        pool, _ = await opened(processes, UPSCALE)
+        file = BytesIO()
+        Image.effect_noise((4000, 3000), 50).save(file, "PNG")  # takes long enough to be killed in it
+        preparing = asyncio.create_task(pool.prepare(images(file.getvalue())))
+        for _ in range(3):
+            while not processes.pids():  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0.05)
+            await kill_all(processes)
+        with pytest.raises(Unavailable, match="died over it") as caught:
+            await preparing
+        assert caught.value.is_retryable
+        assert (await pool.prepare(images(photos()[0]))).pieces
+    finally:
+        await processes.close()
+
+
+async def test_a_caller_that_leaves_harms_no_other(processes):
+    pool, task = await opened(processes, UPSCALE)
+    requests = [images(photo) for photo in photos() * 3]
+    tasks = [asyncio.create_task(pool.prepare(request)) for request in requests]
+    await asyncio.sleep(0.01)
+    for leaving in tasks[::2]:
+        leaving.cancel()
+    for request, staying in zip(requests[1::2], tasks[1::2], strict=True):
+        check_pieces(await staying, task.prepare(request))
+
+
+async def test_nothing_stays_behind():
+    files = len(os.listdir("/proc/self/fd"))
+    processes = TaskProcesses(2)
+    pool, task = await opened(processes, UPSCALE)
+    request = images(photos()[0])
+    prepared = await pool.prepare(request)
+    await pool.finish(request, prepared, run(task, prepared))
+    pids = processes.pids()
+    await processes.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    del prepared, pool, processes
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= files

@@ -1,0 +1,198 @@
+"""A block's runner with real threads, and engines that do as they are told."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import inf
+from typing import Any
+
+import numpy as np
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import Telemetry
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.models import ModelSettings, PythonOptions, PythonTensor
+from penstock.core.signature import Signature
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.engines.base import CallContext
+from penstock.tasks.base import Piece, Prepared, TaskRequest
+from penstock.tasks.tensor import TensorTask
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.worker.job import WorkerJob
+from penstock.worker.loading import LoadedBlock
+from penstock.worker.runner import BlockRunner, now
+
+MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
+
+
+class Doubler:
+    """Doubles its input; fails on negative numbers; waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = 0  # calls
+        self.batches: list[int] = []
+        self.values: list[float] = []  # the first of each batch
+        self.threads: set[str] = set()
+        self.is_closed = False
+
+    def load(self) -> Signature:
+        return MODEL
+
+    def warm_up(self, inputs: Mapping[str, Array]) -> None: ...
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        gate = self.gate
+        self.entered += 1
+        gate.wait(10)
+        self.batches.append(len(inputs["x"]))
+        self.values.append(float(inputs["x"][0, 0]))
+        self.threads.add(threading.current_thread().name)
+        if (inputs["x"] < 0).any():
+            raise EngineFailed("negative")
+        return [inputs["x"] * 2]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Storyteller(Doubler):
+    """A ContextEngine: told x, it doubles it, or tells x answers; on a negative number it fails after that many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.contexts: list[CallContext] = []
+        self.story: list[str] = []  # what the model heard, in its order
+        self.made = 0  # answers
+        self.stopped = threading.Event()  # a stream has come to its end, whichever
+        self.problem = ""
+
+    def infer_with(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> list[Array]:
+        self.contexts.append(context)
+        self.story.append(f"{'start ' if context.is_start else ''}{context.session_id} {context.seq_no}")
+        return self.infer(instance, inputs, outputs)
+
+    def stream(
+        self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
+    ) -> Iterator[list[Array]]:
+        self.contexts.append(context)
+        value = int(inputs["x"][0, 0])
+        try:
+            for number in range(abs(value)):
+                self.gate.wait(10)
+                self.made += 1
+                yield [np.array([[number]], np.float32)]
+            if value < 0:
+                raise EngineFailed("the story has no end")
+        finally:
+            self.stopped.set()
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        self.story.append(f"{session_id} {reason}")
+        self.threads.add(threading.current_thread().name)
+
+    def is_alive(self, instance: int) -> str:
+        self.gate.wait(10)
+        return self.problem
+
+
+class RowsTask(TensorTask):
+    """A piece for each row of a request, none joined with another."""
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        whole = super().prepare(request).pieces[0]
+        rows = whole.arrays["x"]
+        return Prepared([Piece({"x": rows[n : n + 1]}, key=object()) for n in range(whole.rows)])
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        return [from_array("y", np.concatenate([result[0] for result in results]))]
+
+
+def python_settings(is_decoupled: bool = False, **sections: Any) -> ModelSettings:
+    options = PythonOptions(
+        inputs=(PythonTensor(name="x", datatype="FP32", shape=(-1, 1)),),
+        outputs=(PythonTensor(name="y", datatype="FP32", shape=(-1, 1)),),
+        is_decoupled=is_decoupled,
+    )
+    return ModelSettings(engine="python", python=options, **sections)
+
+
+class Bed:
+    def __init__(
+        self,
+        settings: ModelSettings,
+        instances: int = 1,
+        is_steady: bool = True,
+        engine: Doubler | None = None,
+        task: type[TensorTask] = TensorTask,
+    ) -> None:
+        self.engine = engine or Doubler()
+        description = BlockDescription(
+            "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings
+        )
+        self.registry = CollectorRegistry()
+        loaded = LoadedBlock(
+            description, task(MODEL, settings.batching.max_rows, None), self.engine, has_steady_cost=is_steady
+        )
+        self.runner = BlockRunner(
+            loaded, ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test")
+        )
+        self.answers: dict[int, list[Tensor] | PenstockError] = {}
+        self.partials: dict[int, list[float]] = {}
+        self.changed = asyncio.Event()
+
+    def send(
+        self,
+        job_id: int,
+        *values: float,
+        timeout_s: float = 30.0,
+        queue_timeout_s: float = inf,
+        **fields: Any,
+    ) -> WorkerJob:
+        request = TaskRequest([from_array("x", np.array([values], np.float32).T)], [])
+        at = now()
+        job = WorkerJob(
+            job_id, 1, request, at + timeout_s, self.answered, queue_deadline=at + queue_timeout_s, **fields
+        )
+        self.runner.accept(job)
+        return job
+
+    def answered(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
+        assert job.job_id not in self.answers, "answered after the last answer"
+        if is_partial:
+            assert isinstance(outcome, list)
+            self.partials.setdefault(job.job_id, []).append(float(to_array(outcome[0])[0, 0]))
+        else:
+            self.answers[job.job_id] = outcome
+        self.changed.set()
+
+    async def wait(self, count: int) -> None:
+        """For so many last answers."""
+        await self.until(lambda: len(self.answers) >= count)
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not is_so():
+                self.changed.clear()
+                try:
+                    await asyncio.wait_for(self.changed.wait(), 0.005)  # threads do not tell
+                except TimeoutError:
+                    pass
+
+    def value(self, job_id: int) -> float:
+        outcome = self.answers[job_id]
+        assert isinstance(outcome, list), outcome
+        return float(to_array(outcome[0])[0, 0])
+
+    def count(self, metric: str, **labels: str) -> float:
+        return self.registry.get_sample_value(metric, {"model": "m", "version": "1", **labels}) or 0.0
+
+    def close(self) -> None:
+        self.engine.gate.set()
+        self.runner.close()
