@@ -24,6 +24,7 @@ now = time.monotonic
 Run = Callable[[float], Awaitable[InferResponse]]
 OUTCOMES = ("hit", "miss", "shared", "bypass", "refresh")
 LARGEST_SHARE = 16  # an answer larger than this part of the cache would push out too many others
+RECENT = 256  # entries whose bytes need not be read again; they may outlive the store's bound for a while
 DIGESTED_AT_ONCE = 1024 * 1024  # bytes: more are digested in a thread, so that nobody waits for it
 
 
@@ -40,6 +41,8 @@ class ResponseCache:
         self._published = StoreCounts()
         self._unreadable = 0
         self._clearings = 0
+        # What was read of entries that are asked for again and again; an entry that was replaced is another object.
+        self._recent: dict[bytes, tuple[bytes, Answer]] = {}
 
     async def start(self) -> None:
         await self._store.start()
@@ -47,6 +50,15 @@ class ResponseCache:
     async def close(self) -> None:
         await self._flights.close()
         await self._store.close()
+
+    def find_now(self, block: BlockDescription, request: InferRequest) -> InferResponse | None:
+        """The answer where it is in this process's memory; for all that takes longer, ask `through`."""
+        known, controls = self._of(block), request.controls
+        if not known.may_keep or controls.session is not None or controls.cache != "use":
+            return None
+        if request.size_bytes > DIGESTED_AT_ONCE:
+            return None
+        return self._hit(known, known.keys.key(request), request)
 
     async def through(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
         """The kept answer, or that of `run`, which executes the request by the deadline that it is given."""
@@ -60,17 +72,31 @@ class ResponseCache:
         key = await _make_key(known.keys, request)
         if mode == "refresh":
             return await self._refresh(known, key, request, await run(deadline))
+        return self._hit(known, key, request) or await self._ask(known, key, request, deadline, run)
+
+    def _hit(self, known: "_Block", key: bytes, request: InferRequest) -> InferResponse | None:
         kept = self._store.get_now(key)
-        if kept is not None:
-            answer = self._read(kept)
-            if answer is not None:
-                known.counts.add_hit(answer)
-                return answer.as_hit(request, block.version)
-        return await self._ask(known, key, request, deadline, run)
+        if kept is None:
+            return None
+        read = self._recent.get(key)
+        answer = read[1] if read is not None and read[0] is kept else self._read_again(key, kept)
+        if answer is None:
+            return None
+        known.counts.add_hit(answer)
+        return answer.as_hit(request, known.block.version)
+
+    def _read_again(self, key: bytes, kept: bytes) -> Answer | None:
+        answer = self._read(kept)
+        if answer is not None:
+            if len(self._recent) >= RECENT:
+                self._recent.clear()
+            self._recent[key] = kept, answer
+        return answer
 
     async def delete(self, block_id: str | None = None) -> int:
         """Forgets a block's answers, or all of them, and those that are being made now. Returns how many."""
         self._clearings += 1
+        self._recent.clear()
         return await self._store.clear(b"" if block_id is None else key_prefix(block_id))
 
     def statistics(self) -> dict[str, Any]:

@@ -70,7 +70,8 @@ class Serving:
                 if plan.is_plain and request.controls.session is None:
                     response = await self.dispatcher.run(block, request, deadline)
                 else:
-                    response = await self._answer(plan, request, deadline)
+                    found = self.cache.find_now(block, request) if plan.is_cached else None
+                    response = found or await self._answer(plan, request, deadline)
             finally:
                 self.admission.release(request)
         except PenstockError as error:
