@@ -20,11 +20,13 @@ from penstock.bench.ceiling import EmbedCeiling, Schedule
 from penstock.bench.figures import Figure, compute, decision_figure
 from penstock.bench.machine import describe_machine
 from penstock.bench.measure import Bench, Contender, Row, spread
+from penstock.bench.placement import placement_ratios
 from penstock.bench.processes import EchoRun, ServerRun
 from penstock.bench.texts import mixed, queries
 from penstock.core.errors import PenstockError
 
 DECISIONS = "decisions"  # the router's, without a server
+PLACEMENT = "placement"  # a server of its own, and only where it is asked for
 GROUPS: dict[str, list[Contender]] = {
     "text": [
         Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
@@ -52,6 +54,7 @@ GROUPS: dict[str, list[Contender]] = {
         Contender("cache hit c1", "grpc", "noop", repo.CACHED, 1),
     ],
     DECISIONS: [],
+    PLACEMENT: [],
     "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
         Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
@@ -70,7 +73,7 @@ def main() -> int:
     if arguments.check:
         Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
-    groups = arguments.only or list(GROUPS)
+    groups = arguments.only or [group for group in GROUPS if group != PLACEMENT]
     ceiling: list[float] = []
     limits: dict[str, float] = {}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -78,7 +81,7 @@ def main() -> int:
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
-                if group == DECISIONS:
+                if group in (DECISIONS, PLACEMENT):
                     continue
                 _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
                 if group == "text":
@@ -90,9 +93,13 @@ def main() -> int:
     figures = compute(bench.rows, ceiling, lambda group: group in groups)
     if DECISIONS in groups:
         figures.append(_measure_decisions())
+    if PLACEMENT in groups:
+        ratios, rows = placement_ratios(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
+        bench.rows.update(rows)
+        limits.update({figure.key: figure.value for figure in ratios})
     _print(bench.rows, ceiling, figures)
     for name, value in limits.items():
-        _say(f"{name}: {value:.3f} (the engine alone, in this run)")
+        _say(f"{name}: {value:.3f} (in this run, without a bar)")
     if arguments.json:
         report = {**_report(bench.rows, ceiling, figures), "limits": limits}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
