@@ -44,6 +44,9 @@ class Places:
     def gateway(self, gateway_id: str) -> str:
         return f"ipc://{self.folder / gateway_id}.ipc"
 
+    def tasks(self, task_worker_id: str) -> Path:
+        return self.folder / f"{task_worker_id}.sock"
+
 
 def run_serve(config: Config, on_listening: Callable[[str, str], None] = lambda http, grpc: None) -> None:
     """All roles on this machine: manager and gateway here, workers and further gateways as processes.
@@ -63,6 +66,12 @@ def run_worker(worker_id: str, places: Places) -> None:
     start_logs(config.telemetry, role="worker", worker=worker_id)
     share_metrics(places.metrics, worker_id)
     uvloop.run(_worker(worker_id, config, places))
+
+
+def run_task_worker(task_worker_id: str, places: Places) -> None:
+    config = _child_config(places)
+    start_logs(config.telemetry, role="tasks", task_worker=task_worker_id)
+    uvloop.run(_task_worker(task_worker_id, config, places))
 
 
 def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: Places) -> None:
@@ -110,6 +119,8 @@ async def _run_roles(
         config.data_plane.restart_backoff_max_s,
         on_exit=lambda name: forget_gauges(places.metrics, name),
     )
+    for name in _task_worker_ids(config):
+        supervisor.keep(name, _command("tasks", name, places))
     for index in range(config.workers):
         supervisor.keep(f"worker-{index}", _command("worker", f"worker-{index}", places))
     for index in range(1, config.gateways):
@@ -140,8 +151,19 @@ async def _worker(worker_id: str, config: Config, places: Places) -> None:
     _stop_with_parent()
     traces = Traces(config.telemetry, "penstock-worker")
     _spare_collector()
-    await Worker(worker_id, places.manager, config, WorkerMetrics(CollectorRegistry()), traces).run(stop)
+    metrics = WorkerMetrics(CollectorRegistry())
+    task_workers = [places.tasks(name) for name in _task_worker_ids(config)]
+    await Worker(worker_id, places.manager, config, metrics, traces, task_workers).run(stop)
     traces.close()
+
+
+async def _task_worker(task_worker_id: str, config: Config, places: Places) -> None:
+    from penstock.tasks.task_worker import TaskWorker
+
+    stop = _stop_on_signals(signal.SIGTERM)
+    _stop_with_parent()
+    _spare_collector()
+    await TaskWorker(places.tasks(task_worker_id)).run(stop, config.data_plane.drain_s)
 
 
 async def _gateway(gateway_id: str, config: Config, places: Places) -> None:
@@ -177,6 +199,10 @@ def _child_config(places: Places) -> Config:
 
 def _command(role: str, name: str, places: Places, *flags: str) -> list[str]:
     return [sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(places.folder), *flags]
+
+
+def _task_worker_ids(config: Config) -> list[str]:
+    return [f"tasks-{index}" for index in range(config.worker.task_workers)]
 
 
 def _stop_on_signals(*numbers: int) -> asyncio.Event:

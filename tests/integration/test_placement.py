@@ -1,8 +1,8 @@
-"""Requests prepared and finished in task processes, seen from outside: the same answers, and deaths unheard."""
+"""Tasks in task processes and task workers, seen from outside: the same answers, and deaths unheard."""
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,19 +18,34 @@ PLACEMENTS = ("inline", "pool")
 WAIT_S = 120.0
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("placement")
-    for name in ("srcnn", "minilm"):
+def write_models(folder: Path, names: Sequence[str], placements: Sequence[str]) -> Path:
+    for name in names:
         source = ROOT / "models" / name
         settings = yaml.safe_load((source / "model.yaml").read_text())
-        for placement in PLACEMENTS:
+        for placement in placements:
             target = folder / "models" / f"{name}-{placement}"
             target.mkdir(parents=True)
             (target / "1").symlink_to(source / "1")
             (target / "model.yaml").write_text(yaml.safe_dump({**settings, "placement": placement}))
-    two = {"PENSTOCK_WORKER__TASK_PROCESSES": "2"}
-    with ServerProcess(folder / "models", folder, environment=two) as running:
+    return folder / "models"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("placement")
+    models = write_models(folder, ("srcnn", "minilm"), PLACEMENTS)
+    with ServerProcess(models, folder, environment={"PENSTOCK_WORKER__TASK_PROCESSES": "2"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Two workers that share two task workers."""
+    folder = tmp_path_factory.mktemp("task-workers")
+    models = write_models(folder, ("srcnn",), ("inline", "worker"))
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump({"workers": 2, "worker": {"task_workers": 2}}))
+    with ServerProcess(models, folder, "--config", str(config)) as running:
         yield running
 
 
@@ -42,6 +57,12 @@ def task_processes(server: ServerProcess) -> set[int]:
         for child in family
         if child.status() != psutil.STATUS_ZOMBIE and "penstock.tasks.host" in child.cmdline()
     }
+
+
+def task_workers(server: ServerProcess) -> set[int]:
+    """Those that live."""
+    children = psutil.Process(server.pid).children()
+    return {child.pid for child in children if child.status() != psutil.STATUS_ZOMBIE and "tasks" in child.cmdline()}
 
 
 def upscale(server: ServerProcess, placement: str, photo: bytes) -> bytes:
@@ -95,17 +116,58 @@ def test_nobody_hears_a_task_process_die(server):
 
 
 def test_they_end_with_the_server(tmp_path: Path):
-    target = tmp_path / "models" / "srcnn"
-    target.mkdir(parents=True)
-    (target / "1").symlink_to(ROOT / "models/srcnn/1")
-    settings = yaml.safe_load((ROOT / "models/srcnn/model.yaml").read_text())
-    (target / "model.yaml").write_text(yaml.safe_dump({**settings, "placement": "pool"}))
-    with ServerProcess(tmp_path / "models", tmp_path) as server:
+    models = write_models(tmp_path, ("srcnn",), ("pool",))
+    with ServerProcess(models, tmp_path) as server:
         (pid,) = task_processes(server)
         assert server.terminate() == 0
         assert not psutil.pid_exists(pid)
-    with ServerProcess(tmp_path / "models", tmp_path) as server:
+    with ServerProcess(models, tmp_path) as server:
         (pid,) = task_processes(server)
         for child in psutil.Process(server.pid).children():
             child.kill()  # the worker cannot say goodbye
         eventually(lambda: not psutil.pid_exists(pid), "the task process has noticed")
+
+
+def test_task_workers_give_the_same_answers(shared):
+    assert len(task_workers(shared)) == 2
+    assert not task_processes(shared)
+    for photo in photos():
+        assert upscale(shared, "worker", photo) == upscale(shared, "inline", photo)
+
+
+def test_nobody_hears_a_task_worker_die(shared):
+    expected = [upscale(shared, "inline", photo) for photo in photos()]
+    before = task_workers(shared)
+    killed = min(before)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(upscale, shared, "worker", photo) for photo in photos() * 4]
+        next(iter(answers)).result()  # the others are in the middle of it
+        os.kill(killed, signal.SIGKILL)
+        found = [answer.result() for answer in answers]
+    assert found == expected * 4
+    eventually(lambda: len(task_workers(shared)) == 2, "two task workers again")
+    assert task_workers(shared) & before == before - {killed}
+
+
+def test_all_are_answered_when_every_task_worker_dies(shared):
+    expected = [upscale(shared, "inline", photo) for photo in photos()]
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(upscale, shared, "worker", photo) for photo in photos() * 2]
+        next(iter(answers)).result()
+        for pid in task_workers(shared):
+            os.kill(pid, signal.SIGKILL)
+        assert [answer.result() for answer in answers] == expected * 2
+
+
+def test_task_workers_end_with_the_server(tmp_path: Path):
+    models = write_models(tmp_path, ("srcnn",), ("worker",))
+    one = {"PENSTOCK_WORKER__TASK_WORKERS": "1"}
+    with ServerProcess(models, tmp_path, environment=one) as server:
+        (pid,) = task_workers(server)
+        assert upscale(server, "worker", photos()[0])
+        assert server.terminate() == 0
+        assert not psutil.pid_exists(pid)
+    with ServerProcess(models, tmp_path, environment=one) as server:
+        (pid,) = task_workers(server)
+        os.kill(server.pid, signal.SIGKILL)  # it cannot say goodbye
+        eventually(lambda: not psutil.pid_exists(pid), "the task worker has noticed")

@@ -13,6 +13,7 @@ from penstock.bench.measure import Bench, Contender, Row
 from penstock.bench.processes import EchoRun, ServerRun
 
 INLINE = "inline"
+SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
 COPY = "copy"  # upscales by a graph that does nothing: all of its time is preparing and finishing
 # Name, model, kind of payload, callers.
 LOADS = (
@@ -25,7 +26,7 @@ LOADS = (
 
 def placement_ratios(
     models: Path,
-    placements: Sequence[str] = ("pool",),
+    placements: Sequence[str] = ("pool", "worker"),
     rounds: int = 5,
     window_s: float = 4.0,
     warm_up_s: float = 1.5,
@@ -35,7 +36,9 @@ def placement_ratios(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         repository = _build_repository(models, folder, (INLINE, *placements))
-        with ServerRun(repository, folder, *flags) as server, EchoRun() as echo:
+        config = folder / "config.yaml"
+        config.write_text(yaml.safe_dump(SETTINGS))
+        with ServerRun(repository, folder, "--config", str(config), *flags) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, folder, warm_up_s, window_s)
             for load, model, kind, callers in LOADS:
                 bench.rounds(

@@ -17,6 +17,7 @@ RunDir = Annotated[Path, typer.Option(help="The folder of the running server tha
 def register(app: typer.Typer) -> None:
     app.command()(serve)
     app.command(hidden=True)(worker)
+    app.command(hidden=True)(tasks)
     app.command(hidden=True)(gateway)
 
 
@@ -81,6 +82,13 @@ def worker(id_: Id, run_dir: RunDir) -> None:
     from penstock.app import Places, run_worker
 
     run_worker(id_, Places(run_dir))
+
+
+def tasks(id_: Id, run_dir: RunDir) -> None:
+    """Run one task worker of a server (started by `serve`)."""
+    from penstock.app import Places, run_task_worker
+
+    run_task_worker(id_, Places(run_dir))
 
 
 def gateway(id_: Id, run_dir: RunDir, http_port: int = 8080, grpc_port: int = 50051) -> None:

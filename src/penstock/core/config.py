@@ -46,6 +46,7 @@ class WorkerSettings(_Section):
     weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}  # noqa: RUF012 - by worker id; else 1
     memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
     task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
+    task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
 
 
 class Telemetry(_Section):

@@ -172,7 +172,7 @@ class ModelSettings(_Section):
     is_idempotent: bool = True  # False: never run twice, not even when a worker dies
     is_batched: bool | Literal["auto"] = "auto"  # auto: the first dimension is a batch where the file leaves it open
     warm_up: bool = True
-    placement: Literal["inline", "pool"] = "inline"  # where requests are prepared and answers finished
+    placement: Literal["inline", "pool", "worker"] = "inline"  # where requests are prepared and answers finished
     batching: Batching = Batching()
     routing: Routing = Routing()
     health: Health = Health()

@@ -1,7 +1,11 @@
-"""How a worker and a task process hand each other requests and tensors: headers on a socket, bytes in shared memory."""
+"""How a worker and a task process hand each other requests and tensors: headers on a socket, bytes in shared memory.
+
+A task worker is a task process that many workers share: they pass it their memory over its socket.
+"""
 
 import mmap
 import os
+import socket
 import struct
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
@@ -9,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from penstock.core.errors import InternalError
+from penstock.core.errors import InternalError, WireError
 from penstock.core.tensors import Array, Tensor, from_array, to_array
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 
@@ -18,6 +22,8 @@ LENGTH = struct.Struct("<I")  # before each header, which is JSON
 ALIGNMENT = 64
 GRAIN_BYTES = 64 * 1024
 KEPT_BYTES = 32 * 1024 * 1024  # what a block keeps when it is not needed; larger requests are rare
+GREETING = b"\0"  # descriptors travel with a byte at least
+MAX_BLOCKS = 16  # that one connection brings
 
 
 class Block:
@@ -93,6 +99,20 @@ class Frames:
             start = end
         del self._buffer[:start]
         return found
+
+
+def send_blocks(channel: socket.socket, descriptors: Sequence[int]) -> None:
+    """The first thing on a connection: the blocks that both ends will have mapped."""
+    socket.send_fds(channel, [GREETING], list(descriptors))
+
+
+def receive_blocks(channel: socket.socket) -> list[Block]:
+    # One byte is read and no more: what follows are frames.
+    _, descriptors, *_ = socket.recv_fds(channel, len(GREETING), MAX_BLOCKS, socket.MSG_CMSG_CLOEXEC)
+    blocks = [Block(descriptor) for descriptor in descriptors]
+    if not blocks or len(blocks) % 2:
+        raise WireError(f"a worker's connection began with {len(blocks)} blocks; a call's slot has two")
+    return blocks
 
 
 def frame(header: Header) -> bytes:

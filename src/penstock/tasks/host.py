@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, WireError
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
@@ -44,12 +44,6 @@ class Host:
         self._slots = list(zip(blocks[::2], blocks[1::2], strict=True))
         self._tasks: dict[int, Task] = {}
         self._held: dict[int, _Held] = {}
-        self._calls: dict[str, Callable[[Header], Header]] = {
-            "build": self._build,
-            "drop": self._drop,
-            "prepare": self._prepare,
-            "finish": self._finish,
-        }
 
     def answer(self, header: Header) -> Header | None:
         if header["do"] == "forget":
@@ -57,13 +51,27 @@ class Host:
             return None
         answer: Header = {"call": header["call"]}
         try:
-            answer.update(self._calls[header["do"]](header))
+            answer.update(self._do(header))
         except PenstockError as error:
             answer["error"] = (error.code, error.message, error.fields)
         except Exception as error:  # noqa: BLE001 - whatever a task does, the next request finds it alive
             answer["error"] = ("internal", f"{DOING[header['do']]} failed: {type(error).__name__}", {})
             answer["traceback"] = traceback.format_exc()
         return answer
+
+    def _do(self, header: Header) -> Header:
+        # No table of bound methods: it would keep the host, and its memory, until the collector comes by.
+        match header["do"]:
+            case "build":
+                return self._build(header)
+            case "drop":
+                return self._drop(header)
+            case "prepare":
+                return self._prepare(header)
+            case "finish":
+                return self._finish(header)
+            case other:
+                raise WireError(f"a task process cannot do {other!r}")
 
     def _build(self, header: Header) -> Header:
         self._tasks[header["task"]] = build_task(SPEC.validate_python(header["spec"]))
@@ -106,19 +114,23 @@ def _without_arrays(prepared: Prepared) -> Prepared:
     return replace(prepared, pieces=[replace(piece, arrays={}) for piece in prepared.pieces])
 
 
+def serve(channel: socket.socket, answer: Callable[[Header], Header | None]) -> None:
+    """Until the worker leaves or dies."""
+    frames = Frames()
+    try:
+        while data := channel.recv(READ_BYTES):
+            for header in frames.feed(data):
+                if (answered := answer(header)) is not None:
+                    channel.sendall(frame(answered))
+    except ConnectionError:  # the worker is gone
+        return
+
+
 def main(arguments: Iterable[str]) -> None:
     descriptor, *blocks = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its requests end
-    host, frames = Host([Block(block) for block in blocks]), Frames()
     with socket.socket(fileno=descriptor) as channel:
-        try:
-            while data := channel.recv(READ_BYTES):
-                for header in frames.feed(data):
-                    answer = host.answer(header)
-                    if answer is not None:
-                        channel.sendall(frame(answer))
-        except ConnectionError:  # the worker is gone
-            return
+        serve(channel, Host([Block(block) for block in blocks]).answer)
 
 
 if __name__ == "__main__":

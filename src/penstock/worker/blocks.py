@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
+from penstock.core.errors import ConfigError
 from penstock.core.statistics import BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -25,10 +27,12 @@ from penstock.worker.runner import BlockRunner
 from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
 from penstock.worker.survey import Surveyed, reason, survey, undescribed
 from penstock.worker.task_pool import TaskPool, TaskProcesses
+from penstock.worker.task_process import TaskProcess
 
 log = structlog.get_logger()
 now = time.monotonic
 CLOSE_S = 6.0  # what the models of a worker that leaves get to end
+END_S = 0.1  # and what still runs, which `drain` has waited for
 
 
 @dataclass(slots=True)
@@ -42,7 +46,15 @@ class BlocksOwner:
 
 
 class Blocks:
-    def __init__(self, config: Config, metrics: WorkerMetrics, traces: Traces, owner: BlocksOwner) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metrics: WorkerMetrics,
+        traces: Traces,
+        owner: BlocksOwner,
+        task_workers: Sequence[Path] = (),
+    ) -> None:
+        """`task_workers` are their sockets."""
         self._config = config
         self._metrics = metrics
         self._traces = traces
@@ -57,7 +69,9 @@ class Blocks:
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._task_processes = TaskProcesses(config.worker.task_processes)
+        self._task_processes = TaskProcesses([TaskProcess.start] * config.worker.task_processes)
+        self._has_task_workers = bool(task_workers)
+        self._task_workers = TaskProcesses([partial(TaskProcess.connect, path) for path in task_workers])
         self._is_leaving = False
 
     def __len__(self) -> int:
@@ -133,10 +147,11 @@ class Blocks:
 
     async def close(self) -> None:
         """After `drain`, or to abandon what runs: models with code of their own are told, within a bound."""
-        ending = [asyncio.create_task(resident.end(0.0)) for resident in self._resident.values()]
+        ending = [asyncio.create_task(resident.end(END_S)) for resident in self._resident.values()]
         if ending:
             await asyncio.wait(ending, timeout=CLOSE_S)
         await self._task_processes.close()
+        await self._task_workers.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
@@ -206,18 +221,24 @@ class Blocks:
         self._owner.report()
 
     async def _load_there(self, block: Assigned) -> tuple[LoadedBlock, TaskPool | None]:
-        """The model, and its place in the task processes where it wants one."""
+        """The model, and its place in task processes or task workers where it wants one."""
         loaded = await asyncio.get_running_loop().run_in_executor(
             self._loader, load_block, block.block_id, Path(block.folder), block.version, self._config.limits
         )
-        is_inline = loaded.description.settings.placement == "inline" or loaded.task.is_prepare_cheap
-        if is_inline or loaded.task_spec is None:
-            return loaded, None
         try:
-            return loaded, await self._task_processes.open(loaded.task_spec, loaded.task)
+            return loaded, await self._open_tasks(loaded)
         except BaseException:
             await asyncio.to_thread(loaded.engine.close)
             raise
+
+    async def _open_tasks(self, loaded: LoadedBlock) -> TaskPool | None:
+        placement = loaded.description.settings.placement
+        if placement == "worker" and not self._has_task_workers:
+            raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
+        if placement == "inline" or loaded.task.is_prepare_cheap or loaded.task_spec is None:
+            return None
+        processes = self._task_workers if placement == "worker" else self._task_processes
+        return await processes.open(loaded.task_spec, loaded.task)
 
     def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
         block_id = loaded.description.block_id

@@ -4,7 +4,8 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from pathlib import Path
 
 import grpc
 import structlog
@@ -32,7 +33,16 @@ FAREWELL_S = 1.0  # what gateways get to answer the last hello
 
 
 class Worker:
-    def __init__(self, worker_id: str, manager: str, config: Config, metrics: WorkerMetrics, traces: Traces) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        manager: str,
+        config: Config,
+        metrics: WorkerMetrics,
+        traces: Traces,
+        task_workers: Sequence[Path] = (),
+    ) -> None:
+        """`task_workers` are the sockets of those that it may use."""
         self._worker_id = worker_id
         self._manager = manager
         self._config = config
@@ -47,7 +57,7 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
         owner = BlocksOwner(self._spawn, self._announce, self._report.set, self._hand_back)
-        self._blocks = Blocks(config, metrics, traces, owner)
+        self._blocks = Blocks(config, metrics, traces, owner, task_workers)
 
     async def run(self, stop: asyncio.Event) -> None:
         for coroutine in (self._attend_manager(), self._beat_forever(), self._tick_forever()):

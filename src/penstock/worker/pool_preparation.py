@@ -1,4 +1,4 @@
-"""Requests to pieces and results to answers in the worker's task processes: `placement: pool`."""
+"""Requests to pieces and results to answers in task processes or task workers: `placement: pool` and `worker`."""
 
 import asyncio
 import time

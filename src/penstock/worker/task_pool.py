@@ -1,9 +1,9 @@
-"""The task processes of a worker, and each block's use of them: requests prepared and finished off its interpreter."""
+"""The task processes or task workers of a worker, and each block's use of them: tasks off its interpreter."""
 
 import asyncio
 import itertools
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import structlog
@@ -16,6 +16,7 @@ from penstock.worker.task_process import ContextLost, Held, ProcessLost, TaskPro
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Opener = Callable[[], Awaitable[TaskProcess]]  # starts a process, or connects to a task worker
 ATTEMPTS = 3  # a request over which so many processes died may be why they did
 START_S = 60.0  # what calls wait for a process to be there
 STEADY_S = 10.0  # one that lived so long is started again at once
@@ -23,10 +24,10 @@ BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 
 
 class TaskProcesses:
-    """Keeps `count` of them alive, from the first block that needs them to `close`."""
+    """Has one of each opener at all times, from the first block that needs them to `close`."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, openers: Sequence[Opener]) -> None:
+        self._openers = openers
         self._specs: dict[int, TaskSpec] = {}  # of the blocks that use them
         self._numbers = itertools.count(1)
         self._alive: list[TaskProcess] = []
@@ -40,7 +41,7 @@ class TaskProcesses:
         number = next(self._numbers)
         self._specs[number] = spec
         if not self._keepers:
-            self._keepers = [asyncio.create_task(self._keep(), name=f"tasks-{i}") for i in range(self._count)]
+            self._keepers = [asyncio.create_task(self._keep(opener)) for opener in self._openers]
         try:
             await asyncio.gather(*(self._equip(process) for process in self._alive), return_exceptions=True)
             process = await self._pick(number)
@@ -117,13 +118,13 @@ class TaskProcesses:
             raise Draining("the worker is leaving; send the request again")
         return [process for process in self._alive if number in process.built and not process.ended.is_set()]
 
-    async def _keep(self) -> None:
+    async def _keep(self, opener: Opener) -> None:
         """One process after another."""
         backoff_s = BACKOFF_S
         while True:
             started = time.monotonic()
             try:
-                await self._live()
+                await self._live(opener)
             except (ProcessLost, OSError) as error:
                 log.error("task_process_failed", error=repr(error))
             if time.monotonic() - started >= STEADY_S:
@@ -132,9 +133,9 @@ class TaskProcesses:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _live(self) -> None:
+    async def _live(self, opener: Opener) -> None:
         """One process, from its start to its end."""
-        process = await TaskProcess.start()
+        process = await opener()
         try:
             await self._equip(process)
             self._alive.append(process)

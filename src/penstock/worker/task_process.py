@@ -1,14 +1,14 @@
-"""One task process as its worker sees it: calls to it, and its end."""
+"""One task process, or task worker, as a worker sees it: calls to it, and its end."""
 
 import asyncio
 import itertools
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -19,12 +19,12 @@ from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.building import TaskSpec
 from penstock.tasks.handoff import Block, Frames, Header, describe_request, describe_results, frame, read_prepared
+from penstock.worker.task_peer import Peer, connect_worker, start_process
 
 log = structlog.get_logger()
 T = TypeVar("T")
 SLOTS = 2  # one is worked on while the next is filled
 CALL_S = 60.0  # a process that takes longer hangs
-END_S = 2.0  # what it gets to leave
 IN_THREAD_BYTES = 1024 * 1024  # copying more would hold up the loop
 SPEC = TypeAdapter(TaskSpec)
 LOST: Header = {}  # in place of an answer
@@ -65,12 +65,11 @@ class _Slot:
 
 
 class TaskProcess(asyncio.Protocol):
-    def __init__(self, process: "subprocess.Popen[bytes]", slots: Sequence[_Slot]) -> None:
+    def __init__(self, peer: Peer, slots: Sequence[_Slot]) -> None:
         self.ended = asyncio.Event()
         self.built: dict[int, PenstockError | None] = {}  # task to why it could not be built
         self._loop = asyncio.get_running_loop()
-        self._process = process
-        self._slots = slots
+        self._peer = peer
         self._free = list(slots)
         self._queue: deque[asyncio.Future[_Slot]] = deque()  # calls that wait for a slot; a worker's jobs bound them
         self._waiting: dict[int, asyncio.Future[Header]] = {}
@@ -80,28 +79,31 @@ class TaskProcess(asyncio.Protocol):
 
     @classmethod
     async def start(cls) -> "TaskProcess":
+        """A process of this worker alone."""
+        return await cls._open(start_process)
+
+    @classmethod
+    async def connect(cls, path: Path) -> "TaskProcess":
+        """A task worker, at its socket. Raises OSError where it is away."""
+        return await cls._open(partial(connect_worker, path))
+
+    @classmethod
+    async def _open(cls, reach: Callable[[Sequence[int]], tuple[Peer, socket.socket]]) -> "TaskProcess":
         slots = [_Slot(number, Block.create(), Block.create()) for number in range(SLOTS)]
-        ours, theirs = socket.socketpair()
-        inherited = [theirs.fileno(), *(block.descriptor for slot in slots for block in (slot.there, slot.back))]
+        peer, channel = reach([block.descriptor for slot in slots for block in (slot.there, slot.back)])
         try:
-            with theirs:
-                process = _spawn(inherited)
-        except OSError:
-            ours.close()
-            raise
-        try:
-            started = cls(process, slots)
-            ours.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: started, sock=ours)
+            opened = cls(peer, slots)
+            channel.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=channel)
         except BaseException:
-            ours.close()
-            _end_now(process)
+            channel.close()
+            peer.kill()
             raise
-        return started
+        return opened
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._peer.pid
 
     @property
     def load(self) -> int:
@@ -147,18 +149,17 @@ class TaskProcess(asyncio.Protocol):
             self._send({"do": "forget", "held": number})
 
     def kill(self) -> None:
-        self._process.kill()
+        """Its calls are lost, at once."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._peer.kill()
 
     async def close(self) -> None:
-        """Returns when it has ended."""
+        """Returns when it has ended, or has nothing of ours any more."""
         if self._transport is not None:
             self._transport.close()
         try:
-            await asyncio.to_thread(self._process.wait, END_S)
-        except (subprocess.TimeoutExpired, asyncio.CancelledError) as error:
-            _end_now(self._process)
-            if isinstance(error, asyncio.CancelledError):
-                raise
+            await self._peer.leave()
         finally:
             self.connection_lost(None)
 
@@ -177,6 +178,7 @@ class TaskProcess(asyncio.Protocol):
         if self.ended.is_set():
             return
         self.ended.set()
+        self._free.clear()  # the memory goes now, and not when the collector comes by
         for future in self._waiting.values():
             if not future.done():
                 future.set_result(LOST)
@@ -227,7 +229,7 @@ class TaskProcess(asyncio.Protocol):
     def _give_slot(self, slot: _Slot) -> None:
         if self._queue:
             self._queue.popleft().set_result(slot)
-        else:
+        elif not self.ended.is_set():
             self._free.append(slot)
 
 
@@ -243,13 +245,3 @@ def _as_error(answer: Header) -> PenstockError:
     if "traceback" in answer:
         log.error("task_failed", traceback=answer["traceback"])
     return from_code(*answer["error"])
-
-
-def _end_now(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()  # a moment: nothing survives being killed
-
-
-def _spawn(inherited: Sequence[int]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "penstock.tasks.host", *map(str, inherited)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=inherited)

@@ -6,13 +6,13 @@ from penstock.core.models import list_model_folders, read_model_folder
 from penstock.worker.loading import load_block
 from tests.servers import ROOT
 
+PLACES = ("inline", "pool", "worker")
+
 
 def test_its_repository(tmp_path):
-    repository = _build_repository(ROOT / "models", tmp_path, ("inline", "pool"))
+    repository = _build_repository(ROOT / "models", tmp_path, PLACES)
     folders = {folder.name: read_model_folder(folder) for folder in list_model_folders(repository)}
-    assert set(folders) == {
-        f"{model}-{placement}" for model in ("srcnn", COPY, "minilm") for placement in ("inline", "pool")
-    }
+    assert set(folders) == {f"{model}-{placement}" for model in ("srcnn", COPY, "minilm") for placement in PLACES}
     assert all(name.endswith(f"-{folder.settings.placement}") for name, folder in folders.items())
     loaded = load_block("blk", repository / f"{COPY}-pool", "1", Limits())
     assert [spec.name for spec in loaded.description.outputs] == ["image"]

@@ -238,6 +238,13 @@ async def test_a_model_larger_than_the_budget_says_so(tmp_path: Path) -> None:
     await bed.close()
 
 
+async def test_a_model_that_wants_task_workers_where_there_are_none_says_so(bed: Bed) -> None:
+    write_factor(bed.repository, "m", 2.0, "placement: worker\n")
+    bed.assign("m")
+    await bed.until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
+    assert "worker.task_workers above 0" in dict(bed.blocks.held())["blk-m"].reason
+
+
 async def test_a_reload_swaps_under_load_and_a_failed_one_keeps_serving(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0)
     bed.assign("m")

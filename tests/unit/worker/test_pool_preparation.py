@@ -17,6 +17,7 @@ from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.job import WorkerJob
 from penstock.worker.pool_preparation import PoolPreparation
 from penstock.worker.task_pool import TaskProcesses
+from penstock.worker.task_process import TaskProcess
 
 PLANE = (-1, 1, -1, -1)
 UPSCALE = TaskSpec(
@@ -33,7 +34,7 @@ class Bed:
     def __init__(self) -> None:
         self.prepared: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
         self.finished: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
-        self.processes = TaskProcesses(1)
+        self.processes = TaskProcesses([TaskProcess.start])
         self.threads = ThreadPoolExecutor(1)
 
     async def open(self, spec: TaskSpec) -> PoolPreparation:

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from io import BytesIO
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,65 +19,24 @@ from tokenizers.pre_tokenizers import Whitespace
 from penstock.bench.photos import photos
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
-from penstock.core.models import Batching, ModelSettings
+from penstock.core.models import ModelSettings
 from penstock.core.signature import Signature
-from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.tasks.base import Prepared, Task, TaskRequest
+from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
-from penstock.worker.task_pool import TaskPool, TaskProcesses
+from penstock.worker.task_pool import TaskProcesses
+from penstock.worker.task_process import TaskProcess
+from tests.unit.worker.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same
 
-PLANE = (-1, 1, -1, -1)
-NOWHERE = Path("nowhere")
-UPSCALE = TaskSpec(
-    NOWHERE,
-    ModelSettings(task="upscale", batching=Batching(max_rows=8)),
-    Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32"),
-    Limits(),
-)
 GRAPH_INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
 
 
 @pytest.fixture
 async def processes() -> AsyncIterator[TaskProcesses]:
-    made = TaskProcesses(2)
+    made = TaskProcesses([TaskProcess.start] * 2)
     yield made
     await made.close()
-
-
-async def opened(processes: TaskProcesses, spec: TaskSpec) -> tuple[TaskPool, Task]:
-    task = build_task(spec)
-    return await processes.open(spec, task), task
-
-
-def images(*files: bytes) -> TaskRequest:
-    return TaskRequest([Tensor("image", "BYTES", (len(files),), pack_bytes(files))], [])
-
-
-def run(task: Task, prepared: Prepared) -> list[list[Array]]:
-    """As an engine that gives back what it gets."""
-    return [list(task.split([piece], list(task.join([piece]).values()))[0]) for piece in prepared.pieces]
-
-
-def locally(task: Task, request: TaskRequest) -> list[Tensor]:
-    prepared = task.prepare(request)
-    return task.finish(request, prepared, run(task, prepared))
-
-
-def same(found: list[Tensor], expected: list[Tensor]) -> bool:
-    return [(t.name, t.datatype, t.shape, bytes(t.data)) for t in found] == [
-        (t.name, t.datatype, t.shape, bytes(t.data)) for t in expected
-    ]
-
-
-def check_pieces(found: Prepared, expected: Prepared) -> None:
-    assert found.parameters == expected.parameters
-    assert [(p.rows, p.length, p.key) for p in found.pieces] == [(p.rows, p.length, p.key) for p in expected.pieces]
-    for ours, theirs in zip(found.pieces, expected.pieces, strict=True):
-        assert list(ours.arrays) == list(theirs.arrays)
-        for name, array in theirs.arrays.items():
-            assert ours.arrays[name].dtype == array.dtype
-            np.testing.assert_array_equal(ours.arrays[name], array)
 
 
 async def kill_all(processes: TaskProcesses) -> None:
@@ -198,7 +156,7 @@ async def test_requests_in_a_process_that_dies_are_prepared_elsewhere(processes)
 
 
 async def test_a_request_over_which_processes_die_is_given_up():
-    processes = TaskProcesses(1)
+    processes = TaskProcesses([TaskProcess.start])
     try:
         pool, _ = await opened(processes, UPSCALE)
         file = BytesIO()
@@ -230,7 +188,7 @@ async def test_a_caller_that_leaves_harms_no_other(processes):
 
 async def test_nothing_stays_behind():
     files = len(os.listdir("/proc/self/fd"))
-    processes = TaskProcesses(2)
+    processes = TaskProcesses([TaskProcess.start] * 2)
     pool, task = await opened(processes, UPSCALE)
     request = images(photos()[0])
     prepared = await pool.prepare(request)
