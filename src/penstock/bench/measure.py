@@ -1,6 +1,7 @@
 """Rounds of windows: the contenders take turns, so that a slow minute of the machine hits them all."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -75,6 +76,21 @@ class Bench:
                 for contender in order:
                     self._window(contender, loads[contender.name])
                 between()
+        finally:
+            for load in loads.values():
+                load.close()
+
+    def rounds_beside(self, pairs: Sequence[tuple[Contender, Contender]], count: int) -> None:
+        """The first of each pair is measured while the second loads the server."""
+        loads = {contender.name: self._load(contender) for pair in pairs for contender in pair}
+        try:
+            for number in range(count):
+                for measured, other in pairs if number % 2 == 0 else list(reversed(pairs)):
+                    longer = Window(self._window_s + self._warm_up_s, other.concurrency, 0.0, self._warm_up_s / 2)
+                    with ThreadPoolExecutor(1) as pool:
+                        beside = pool.submit(loads[other.name].run, longer)
+                        self._window(measured, loads[measured.name])
+                        beside.result()
         finally:
             for load in loads.values():
                 load.close()

@@ -11,9 +11,11 @@ from onnx import TensorProto, helper
 from penstock.bench.figures import Figure, ratio
 from penstock.bench.measure import Bench, Contender, Row
 from penstock.bench.processes import EchoRun, ServerRun
+from penstock.bench.repository import NOOP, add_noop
 
 INLINE = "inline"
 SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
+NEIGHBOUR = "neighbour"
 COPY = "copy"  # upscales by a graph that does nothing: all of its time is preparing and finishing
 # Name, model, kind of payload, callers.
 LOADS = (
@@ -36,6 +38,7 @@ def placement_ratios(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         repository = _build_repository(models, folder, (INLINE, *placements))
+        add_noop(repository / NOOP)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(SETTINGS))
         with ServerRun(repository, folder, "--config", str(config), *flags) as server, EchoRun() as echo:
@@ -48,13 +51,24 @@ def placement_ratios(
                     ],
                     rounds,
                 )
+            bench.rounds_beside([_neighbours(placement) for placement in (INLINE, *placements)], rounds)
     rows = bench.rows
     figures = [
         ratio(f"{load}_{placement}_over_inline", rows[f"{load} {placement}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
         for load, *_ in LOADS
         for placement in placements
     ]
+    p99 = {place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].latencies_ms] for place in (INLINE, *placements)}
+    figures += [
+        ratio(f"{NEIGHBOUR}_p99_{placement}_over_inline", p99[placement], p99[INLINE], 0.0) for placement in placements
+    ]
     return figures, rows
+
+
+def _neighbours(placement: str) -> tuple[Contender, Contender]:
+    """A no-op on the worker that prepares photographs, and these."""
+    photos = Contender(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
+    return Contender(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos
 
 
 def _build_repository(models: Path, folder: Path, placements: Sequence[str]) -> Path:

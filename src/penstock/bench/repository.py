@@ -24,8 +24,8 @@ def build_repository(models: Path, target: Path) -> Path:
     _add(models / SHIPPED, target / ARRIVAL, {**onnx, "batching": arrival})
     _add(models / SHIPPED, target / SINGLE, {**onnx, "batching": {**onnx["batching"], "max_rows": 1}})
     _add(models / PHOTOS, target / PHOTOS, yaml.safe_load((models / PHOTOS / "model.yaml").read_text()))
-    _add_noop(target / NOOP)
-    _add_noop(target / CACHED, cache={"enabled": True})
+    add_noop(target / NOOP)
+    add_noop(target / CACHED, cache={"enabled": True})
     return target
 
 
@@ -35,7 +35,7 @@ def _add(source: Path, target: Path, settings: dict[str, object]) -> None:
     (target / "model.yaml").write_text(yaml.safe_dump(settings))
 
 
-def _add_noop(target: Path, **settings: object) -> None:
+def add_noop(target: Path, **settings: object) -> None:
     (target / "1").mkdir(parents=True)
     source = Path(__file__).parent / "data" / "identity"
     shutil.copy(source / "model.onnx", target / "1" / "model.onnx")
