@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Telemetry
 from penstock.core.errors import EngineFailed, PenstockError
-from penstock.core.models import ModelSettings, PythonOptions, PythonTensor
+from penstock.core.models import ModelSettings, PythonOptions, TensorOption
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext
@@ -116,8 +116,8 @@ class RowsTask(TensorTask):
 
 def python_settings(is_decoupled: bool = False, **sections: Any) -> ModelSettings:
     options = PythonOptions(
-        inputs=(PythonTensor(name="x", datatype="FP32", shape=(-1, 1)),),
-        outputs=(PythonTensor(name="y", datatype="FP32", shape=(-1, 1)),),
+        inputs=(TensorOption(name="x", datatype="FP32", shape=(-1, 1)),),
+        outputs=(TensorOption(name="y", datatype="FP32", shape=(-1, 1)),),
         is_decoupled=is_decoupled,
     )
     return ModelSettings(engine="python", python=options, **sections)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from penstock.core.config import DataPlane, Limits, Port
 from penstock.core.errors import ConfigError
@@ -14,7 +14,7 @@ from penstock.core.models import Batching, _Section
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]
-Engine = Literal["onnx", "openvino", "pytorch"]
+Engine = Annotated[Literal["onnx", "openvino", "torch"], BeforeValidator(lambda given: _engine(given))]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Device = Literal["cpu", "cuda", "mps"]
 Protocol = Literal["grpc", "stream", "rest"]
@@ -29,6 +29,11 @@ ALIASES = {
 }
 UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows"}  # else texts
 MOST_CASES = 2000
+
+
+def _engine(given: Any) -> Any:
+    """`pytorch` is what the torch engine is called where it is a backend."""
+    return "torch" if given == "pytorch" else given
 
 
 class ModelPart(_Section):
@@ -113,7 +118,8 @@ class MatrixPart(_Section):
     def excludes(self, combination: Mapping[str, Any]) -> bool:
         def matches(entry: Mapping[str, Any]) -> bool:
             return all(
-                combination.get(key) in (value if isinstance(value, list) else [value]) for key, value in entry.items()
+                combination.get(key) in map(_engine, value if isinstance(value, list) else [value])
+                for key, value in entry.items()
             )
 
         return any(matches(entry) for entry in self.exclude if entry)
@@ -224,7 +230,8 @@ def _case(
     model = ALIASES.get(settings["name"], settings["name"])
     precision = settings["precision"] or (_quantized(settings["device"]) if settings["quantized"] else "fp32")
     is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
-    engine = settings["engine"] or ("onnx" if is_converted else engine_of(model))
+    own = settings["engine"] or engine_of(model)
+    engine = settings["engine"] or ("onnx" if is_converted and own == "openvino" else own)
     data = parts["experiment"]["data"]
     named = [f"{key}={_shown(combination[key])}" for key in combination if key not in _PLAIN]
     variant = " ".join([model, engine, precision, settings["device"], *named])

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import read_yaml
+from penstock.core.plugins import ENGINES, TASKS, check_name
+from penstock.core.yaml_file import read_yaml, read_yaml_over
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 DEVICE = re.compile(r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")
@@ -23,6 +24,10 @@ Policy = Literal[
     "hash",
     "locality",
 ]
+DEFAULT_FILES = {"python": "model.py", "torch": "model.pt"}  # by engine; else model.onnx
+VERSION_FILE = "version.yaml"  # in a version's folder: what differs there from model.yaml
+MODEL_ONLY = ("task", "versions", "tags")  # what no version can have for itself
+MAX_LISTED = 8  # names in a message
 INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
@@ -137,6 +142,34 @@ class EmbedOptions(_Section):
     output: str = "sentence_embedding"  # the graph's output that becomes `embedding`
 
 
+class ScoreOptions(_Section):
+    """How a query and a passage become a number."""
+
+    method: Literal["auto", "cosine", "cross"] = "auto"  # auto: cosine where the graph gives vectors
+    tokenizer: str = "tokenizer.json"
+    max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # of a text, or of a pair for a cross-encoder
+    output: str = ""  # the graph's output; empty: sentence_embedding or logits
+    activation: Literal["sigmoid", "none"] = "sigmoid"  # of a cross-encoder
+
+
+class ClassifyOptions(_Section):
+    """What becomes the graph's input, and what its output means."""
+
+    input: Literal["auto", "image", "text", "tensor"] = "auto"  # auto: as the graph's inputs look
+    labels: str = "labels.txt"  # one a line, in the order of the graph's output
+    output: str = ""  # the graph's output; empty: its only one
+    activation: Literal["softmax", "sigmoid", "none"] = "softmax"
+    top_k: Annotated[int, Field(ge=1, le=1000)] = 1  # labels in an answer, best first
+    tokenizer: str = "tokenizer.json"
+    max_length: Annotated[int, Field(ge=4, le=65536)] = 256
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None  # pixels along an image's side; None: as the graph says
+    fit: Literal["crop", "stretch", "pad"] = "crop"
+    colors: Literal["rgb", "bgr", "gray"] = "rgb"
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, of values from 0 to 1
+    std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
+    max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of an image that is sent
+
+
 class UpscaleOptions(_Section):
     scale: Annotated[int, Field(ge=1, le=8)] = 2
     tile: Annotated[int, Field(ge=32, le=4096)] = 256  # pixels of output along a tile's side
@@ -144,7 +177,7 @@ class UpscaleOptions(_Section):
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input
 
 
-class PythonTensor(_Section):
+class TensorOption(_Section):
     name: Annotated[str, Field(min_length=1)]
     datatype: str
     shape: tuple[int, ...]  # -1: any size
@@ -154,17 +187,26 @@ class PythonOptions(_Section):
     """What a Python model takes and gives."""
 
     class_name: str = "Model"
-    inputs: tuple[PythonTensor, ...] = ()
-    outputs: tuple[PythonTensor, ...] = ()
+    inputs: tuple[TensorOption, ...] = ()
+    outputs: tuple[TensorOption, ...] = ()
     is_decoupled: bool = False  # gives any number of answers to one request
+    memory_mb: Annotated[int, Field(ge=64)] | Literal["auto", "none"] = "auto"  # of an instance; auto: they share half of all
+
+
+class TorchOptions(_Section):
+    """What a PyTorch file does not tell of itself."""
+
+    inputs: tuple[TensorOption, ...] = ()  # in the order of its arguments; a TorchScript file needs them
+    outputs: tuple[TensorOption, ...] = ()
+    compile: bool = False  # torch.compile, which takes minutes with the first requests
 
 
 class ModelSettings(_Section):
     """model.yaml."""
 
-    task: Literal["tensor", "embed", "upscale"] = "tensor"
-    engine: Literal["onnx", "openvino", "python"] = "onnx"
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    task: str = "tensor"
+    engine: str = "onnx"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     file: str = "model.onnx"
     description: str = ""
     tags: tuple[str, ...] = ()
@@ -183,23 +225,42 @@ class ModelSettings(_Section):
     instances: Instances = Instances()
     timeouts: Timeouts = Timeouts()
     embed: EmbedOptions = EmbedOptions()
+    score: ScoreOptions = ScoreOptions()
+    classify: ClassifyOptions = ClassifyOptions()
     upscale: UpscaleOptions = UpscaleOptions()
     python: PythonOptions = PythonOptions()
+    torch: TorchOptions = TorchOptions()
+    options: dict[str, Any] = {}  # of a task or an engine that another package brings
 
     @model_validator(mode="before")
     @classmethod
     def _names_the_file(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("engine") == "python" and "file" not in given:
-            return {**given, "file": "model.py"}
+        if isinstance(given, dict) and "file" not in given and given.get("engine") in DEFAULT_FILES:
+            return {**given, "file": DEFAULT_FILES[given["engine"]]}
         return given
+
+    @field_validator("task")
+    @classmethod
+    def _is_task(cls, name: str) -> str:
+        return check_name(TASKS, name)
+
+    @field_validator("engine")
+    @classmethod
+    def _is_engine(cls, name: str) -> str:
+        return check_name(ENGINES, name)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelSettings":
         if self.engine == "onnx" and self.precision == "bf16":
             raise ValueError("precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)")
+        if self.precision == "fp16" and self.engine in ("onnx", "openvino"):
+            raise ValueError(
+                "precision fp16 is a file's own here: penstock model quantize --precision fp16 makes one "
+                "(engine: torch converts as it loads)"
+            )
         if self.engine == "openvino" and self.instances.device not in ("auto", "cpu"):
             raise ValueError(
-                f"instances.device {self.instances.device} needs engine: onnx (OpenVINO serves on the CPU)"
+                f"instances.device {self.instances.device} needs engine: onnx or torch (OpenVINO serves on the CPU)"
             )
         if self.engine == "python" and self.task != "tensor":
             raise ValueError("engine: python needs task: tensor")
@@ -221,8 +282,23 @@ class ModelFolder:
     settings: ModelSettings
     versions: tuple[str, ...]  # those to serve, oldest first
 
+    def settings_of(self, version: str) -> ModelSettings:
+        """With what the version's own version.yaml lays over them."""
+        return version_settings(self.path, version, self.settings)
+
+    def of_version(self, version: str) -> "ModelFolder":
+        """As if there were this version alone."""
+        return ModelFolder(self.name, self.path, self.settings_of(version), (version,))
+
     def file(self, version: str) -> Path:
-        return self.path / version / self.settings.file
+        return self.path / version / self.settings_of(version).file
+
+
+def version_settings(folder: Path, version: str, settings: ModelSettings) -> ModelSettings:
+    file = folder / version / VERSION_FILE
+    if not file.is_file():
+        return settings
+    return read_yaml_over(file, folder / "model.yaml", ModelSettings, MODEL_ONLY)
 
 
 def read_model_folder(path: Path) -> ModelFolder:
@@ -230,8 +306,17 @@ def read_model_folder(path: Path) -> ModelFolder:
     if not NAME.match(name):
         raise ConfigError(f"{path}: a model's name is letters, digits, '.', '_' and '-', at most 128", file=str(path))
     settings = read_yaml(path / "model.yaml", ModelSettings)
+    try:
+        versions = _versions(path, settings)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path}: cannot be read: {error.strerror}", file=str(path)) from error
+    return ModelFolder(name, path, settings, tuple(str(version) for version in versions))
+
+
+def _versions(path: Path, settings: ModelSettings) -> list[int]:
+    """Those to serve."""
     found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
-    present = [version for version in found if version > 0 and (path / str(version) / settings.file).is_file()]
+    present = [version for version in found if version > 0 and _file(path, version, settings).is_file()]
     if settings.versions == "latest":
         chosen = present[-1:]
     elif settings.versions == "all":
@@ -242,14 +327,38 @@ def read_model_folder(path: Path) -> ModelFolder:
             raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
     if not chosen:
         raise ConfigError(
-            f"{path}: no version to serve: expected {path.name}/1/{settings.file}"
-            + ("; run 'penstock model import minilm'" if name == "minilm" else ""),
+            f"{path}: no version to serve: expected {path.name}/1/{settings.file}, found {_contents(path)}"
+            + ("; run 'penstock model import minilm'" if path.name == "minilm" else ""),
             file=str(path),
         )
-    return ModelFolder(name, path, settings, tuple(str(version) for version in chosen))
+    return chosen
+
+
+def _file(folder: Path, version: int, settings: ModelSettings) -> Path:
+    return folder / str(version) / version_settings(folder, str(version), settings).file
+
+
+def _contents(folder: Path) -> str:
+    """What lies in a model's folder beside its model.yaml, as much as fits into a message."""
+    found = []
+    for child in sorted(folder.iterdir()):
+        if child.is_dir():
+            found += [f"{child.name}/{inner.name}" for inner in sorted(child.iterdir())] or [f"{child.name}/ (empty)"]
+        elif child.name != "model.yaml":
+            found.append(child.name)
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return (", ".join(found[:MAX_LISTED]) + more) or "nothing beside model.yaml"
 
 
 def list_model_folders(repository: Path) -> list[Path]:
     if not repository.is_dir():
         raise ConfigError(f"{repository}: no such model repository (a folder of model folders)", file=str(repository))
-    return sorted(child for child in repository.iterdir() if (child / "model.yaml").is_file())
+    return sorted(child for child in repository.iterdir() if _may_be_model(child))
+
+
+def _may_be_model(child: Path) -> bool:
+    """Also one that may not be looked into: whoever reads it then says so."""
+    try:
+        return (child / "model.yaml").is_file()
+    except PermissionError:
+        return True

@@ -1,6 +1,9 @@
 """A YAML file read into a typed tree, whose errors name file and line."""
 
-from collections.abc import Hashable
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,21 +14,184 @@ from penstock.core.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
 Location = tuple[Hashable, ...]
+Lines = Mapping[Location, int]
+_KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    kind: str  # unreadable, invalid_yaml, unknown_key, invalid_value
+    error: ConfigError
+
+    @classmethod
+    def of_file(cls, error: ConfigError) -> "Fault":
+        return cls("invalid_yaml" if "line" in error.fields else "unreadable", error)
 
 
 def read_yaml(path: Path, schema: type[T]) -> T:
-    document, lines = _parse(path)
-    if not isinstance(document, dict):
-        raise _error(path, 1, "must be a mapping of settings")
+    return _or_raise(*examine_yaml(path, schema))
+
+
+def read_yaml_over(path: Path, base: Path, schema: type[T], kept: Sequence[str] = ()) -> T:
+    """`base` with what `path` says laid over it, section by section; the keys in `kept` are the base's alone."""
+    return _or_raise(*examine_yaml_over(path, base, schema, kept))
+
+
+def examine_yaml(path: Path, schema: type[T]) -> tuple[T | None, list[Fault]]:
+    """All that is wrong with a file, and what it says beside that; None where that makes no sense by itself."""
     try:
-        return schema.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        location: Location = tuple(first["loc"])
-        raise _error(path, _line(lines, location), _explain(schema, first, location)) from error
+        source = _read(path)
+    except ConfigError as error:
+        return None, [Fault.of_file(error)]
+    return _validate(source.document, schema, [source])
 
 
-def _parse(path: Path) -> tuple[object, dict[Location, int]]:
+def examine_yaml_over(
+    path: Path, base: Path, schema: type[T], kept: Sequence[str] = ()
+) -> tuple[T | None, list[Fault]]:
+    try:
+        over, under = _read(path), _read(base)
+    except ConfigError as error:
+        return None, [Fault.of_file(error)]
+    wrong = [key for key in over.document if key in kept]
+    faults = [over.fault((key,), f"'{key}' is a matter of {base.name}, for all versions alike") for key in wrong]
+    for key in wrong:
+        del over.document[key]
+    found, more = _validate(_laid_over(under.document, over.document), schema, [over, under])
+    return found, faults + more
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    path: Path
+    document: dict[Any, Any]
+    lines: Lines
+
+    def reach(self, location: Location) -> Location:
+        """As much of a location as the file has: pydantic adds names of its own, and what is missing."""
+        found: Location = ()
+        for part in location:
+            step = next((step for step in ((*found, part), (*found, str(part))) if step in self.lines), None)
+            if step is None:
+                break
+            found = step
+        return found
+
+    def fault(self, location: Location, message: str, kind: str = "invalid_value") -> Fault:
+        return Fault(kind, _error(self.path, self.lines.get(location, 1), message))
+
+
+def _or_raise(found: T | None, faults: list[Fault]) -> T:
+    if faults:
+        raise faults[0].error
+    assert found is not None
+    return found
+
+
+def _validate(document: dict[Any, Any], schema: type[T], sources: Sequence[_Source]) -> tuple[T | None, list[Fault]]:
+    """What is wrong is left out and the rest is tried again: some faults show only where others are gone."""
+    faults: dict[str, Fault] = {}
+    removed: set[str] = set()
+    while True:
+        try:
+            return schema.model_validate(document), list(faults.values())
+        except ValidationError as error:
+            places = _places(error.errors(), sources)
+            for (source, location), errors in places:
+                fault = _fault(source, location, errors, schema)
+                if location or not _keys_in(fault.error.message) & removed:
+                    faults.setdefault(fault.error.message, fault)
+            gone = [location for (_, location), _ in reversed(places) if _remove(document, location)]
+            if not gone:
+                return None, list(faults.values())
+            removed |= {name for location in gone for name in _names(schema, location)}
+
+
+Place = tuple[_Source, Location]
+
+
+def _places(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Place, list[Any]]]:
+    """By the file that is at fault, which is the one that knows most of the location, and the location in it."""
+    found: dict[tuple[Path, Location], tuple[Place, list[Any]]] = {}
+    for each in errors:
+        source, location = max(((source, source.reach(each["loc"])) for source in sources), key=lambda at: len(at[1]))
+        found.setdefault((source.path, location), ((source, location), []))[1].append(each)
+    return list(found.values())
+
+
+def _fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> Fault:
+    first, name = errors[0], ".".join(str(part) for part in location)
+    if first["type"] == "extra_forbidden":
+        return source.fault(location, _unknown(schema, location, name), "unknown_key")
+    if first["type"] == "missing":
+        return source.fault(location, f"{'.'.join(str(part) for part in first['loc'])} is missing")
+    messages = [str(each["msg"]).removeprefix("Value error, ").removeprefix("Input should be ") for each in errors]
+    if not location:
+        return source.fault(_mentioned(source.lines, messages[0]), messages[0])
+    must = "must be " if str(first["msg"]).startswith("Input should be ") else ""
+    # A key may be of several kinds, and each says what it wants.
+    said, given = f"{name}: {must}{' or '.join(dict.fromkeys(messages))}", f"{first['input']!r:.80}"
+    return source.fault(location, said if given in said else f"{said}, got {given}")
+
+
+def _unknown(schema: type[BaseModel], location: Location, name: str) -> str:
+    if near := _near(schema, location):
+        return f"unknown key '{name}'; did you mean '{near[0]}'?"
+    known = _fields_at(schema, location[:-1])
+    return f"unknown key '{name}'" + (f"; known here: {', '.join(known)}" if known else "")
+
+
+def _near(schema: type[BaseModel], location: Location) -> list[str]:
+    return get_close_matches(str(location[-1]), _fields_at(schema, location[:-1]), 1)
+
+
+def _names(schema: type[BaseModel], location: Location) -> set[str]:
+    """Of a key that is left out, and of the one that may have been meant."""
+    above = [str(part) for part in location[:-1] if not isinstance(part, int)]
+    return {".".join([*above, str(last)]) for last in (location[-1], *_near(schema, location))} | {".".join(above)}
+
+
+def _keys_in(message: str) -> set[str]:
+    return set(_KEY.findall(message))
+
+
+def _mentioned(lines: Lines, message: str) -> Location:
+    """The first key that a message about several is about."""
+    keys = (tuple(word.split(".")) for word in _KEY.findall(message))
+    return next((key for key in keys if key in lines), ())
+
+
+def _remove(document: Any, location: Location) -> bool:
+    *way, last = location or (None,)
+    for part in way:
+        key = _key(document, part)
+        if key is None:
+            return False
+        document = document[key]
+    key = _key(document, last)
+    if key is None:
+        return False
+    del document[key]
+    return True
+
+
+def _key(container: Any, part: Hashable) -> Any:
+    if isinstance(container, list):
+        return part if isinstance(part, int) and part < len(container) else None
+    if not isinstance(container, dict):
+        return None
+    return next((key for key in container if key == part or str(key) == part), None)
+
+
+def _laid_over(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+    found = {**base, **over}
+    for key, value in over.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            found[key] = _laid_over(base[key], value)
+    return found
+
+
+def _read(path: Path) -> _Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -33,14 +199,17 @@ def _parse(path: Path) -> tuple[object, dict[Location, int]]:
     lines: dict[Location, int] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return {}, lines
-        _note_lines(path, node, (), lines)
-        return yaml.safe_load(text), lines
+        if node is not None:
+            _note_lines(path, node, (), lines)
+        document = {} if node is None else yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
-        raise _error(path, mark.line + 1 if mark else 1, f"is not valid YAML: {problem}") from error
+        message = f"is not valid YAML: {problem}"
+        raise _error(path, mark.line + 1 if mark else 1, message) from error
+    if not isinstance(document, dict):
+        raise _error(path, 1, "must be a mapping of settings")
+    return _Source(path, document, lines)
 
 
 def _note_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:
@@ -57,21 +226,6 @@ def _note_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Loc
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             _note_lines(path, value, (*location, index), lines)
-
-
-def _line(lines: dict[Location, int], location: Location) -> int:
-    while location and location not in lines:
-        location = location[:-1]
-    return lines.get(location, 1)
-
-
-def _explain(schema: type[BaseModel], error: Any, location: Location) -> str:
-    name = ".".join(str(part) for part in location)
-    if error["type"] == "extra_forbidden":
-        known = _fields_at(schema, location[:-1])
-        return f"unknown key '{name}'" + (f"; known here: {', '.join(known)}" if known else "")
-    message = str(error["msg"]).removeprefix("Value error, ")
-    return f"{name or 'settings'}: {message[:1].lower()}{message[1:]}, got {error['input']!r:.80}"
 
 
 def _fields_at(schema: type[BaseModel], location: Location) -> list[str]:

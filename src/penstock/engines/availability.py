@@ -1,5 +1,11 @@
 """What this machine and this installation can run, asked of the runtimes themselves."""
 
+from pathlib import Path
+
+from penstock.core.errors import ConfigError
+
+_TORCH_FILES = (".pt", ".pt2", ".ts", ".torchscript", ".json")
+
 
 def why_not(engine: str, device: str, precision: str) -> str | None:
     """Why a combination cannot run here; None where it can."""
@@ -7,7 +13,22 @@ def why_not(engine: str, device: str, precision: str) -> str | None:
         return _why_not_openvino(device, precision)
     if engine == "onnx":
         return _why_not_onnx(device)
+    if engine == "torch":
+        return _why_not_torch(device, precision)
     return f"Penstock has no {engine} engine"
+
+
+def why_not_file(engine: str, file: Path) -> str | None:
+    """Why the engine cannot read the file, as far as its name tells."""
+    is_torch = file.suffix in _TORCH_FILES
+    if engine == "torch" and not is_torch:
+        return (
+            f"the torch engine reads TorchScript, torch.export and folders of transformers, and {file.name} is none; "
+            "docs/torch-models.md says how to save one"
+        )
+    if engine in ("onnx", "openvino") and is_torch:
+        return f"the {engine} engine reads ONNX, and {file.name} is a file of PyTorch"
+    return None
 
 
 def _why_not_onnx(device: str) -> str | None:
@@ -29,4 +50,19 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
 
         if "BF16" not in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
             return "the processor has neither AVX-512 BF16 nor AMX"
+    return None
+
+
+def _why_not_torch(device: str, precision: str) -> str | None:
+    if precision == "int8":
+        return "the torch engine has no INT8; the engines onnx and openvino have"
+    from penstock.engines.torch import require
+
+    try:
+        require("torch")
+        from penstock.engines.torch_devices import choose
+
+        choose(device, precision)
+    except ConfigError as error:
+        return error.message
     return None

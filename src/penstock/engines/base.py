@@ -13,7 +13,7 @@ from penstock.core.tensors import Array
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     file: Path
-    precision: str  # auto, fp32, bf16
+    precision: str  # auto, fp32, bf16, fp16
     threads: int
     instances: int
     device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps

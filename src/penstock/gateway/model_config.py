@@ -12,7 +12,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
 
 MAX_COUNT = 2**64 - 1
-BACKENDS = {"onnxruntime_onnx": "onnxruntime", "openvino": "openvino", "python": "python"}
+BACKENDS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}  # else as the platform is called
 
 
 def metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:
@@ -31,7 +31,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
     config = config_pb.ModelConfig(
         name=block.model,
         platform=block.platform,
-        backend=BACKENDS[block.platform],
+        backend=BACKENDS.get(block.platform, block.platform),
         max_batch_size=block.max_batch_size,
         input=[
             config_pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:])

@@ -1,18 +1,19 @@
 """From a model folder to a block that is ready to run: engine, task, warm-up."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.models import ModelSettings
-from penstock.engines.base import Engine, EngineSpec
+from penstock.engines.base import Engine
+from penstock.engines.building import build_engine
 from penstock.tasks.base import Task
 from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.memory import family_bytes, trim
 from penstock.worker.survey import fingerprint_of, instance_count, model_files, read_version, size_bytes
 
+STEADY_ENGINES = ("onnx", "openvino")
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
 
 
@@ -32,7 +33,7 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
     settings = model.settings
     files = model_files(model, version)
     fingerprint = fingerprint_of(model.path, files)
-    engine = _ENGINES[settings.engine](_engine_spec(model.file(version), settings), settings)
+    engine = build_engine(model.file(version), settings, instance_count(settings))
     trim()  # what others have freed must not hide what this one takes
     before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
     try:
@@ -65,15 +66,9 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
     return LoadedBlock(description, task, engine, is_steady, max(added_bytes, size_bytes(files)), task_spec)
 
 
-def _engine_spec(file: Path, settings: ModelSettings) -> EngineSpec:
-    """Its instances are the processor's: on a GPU all of them share one session, however many they are."""
-    instances = settings.instances
-    return EngineSpec(file, settings.precision, instances.threads, instance_count(settings), instances.device)
-
-
 def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
     """A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known."""
-    return device == "cpu" and settings.engine != "python" and has_steady_cost(file)
+    return device == "cpu" and settings.engine in STEADY_ENGINES and has_steady_cost(file)
 
 
 def has_steady_cost(file: Path) -> bool:
@@ -90,32 +85,3 @@ def has_steady_cost(file: Path) -> bool:
 def credits(settings: ModelSettings, instances: int) -> int:
     """Twice what the instances can hold: enough for like lengths to meet, the rest waits where it can go elsewhere."""
     return 2 * instances * settings.batching.max_rows
-
-
-# Each imports its runtime only when a model asks for it.
-
-
-def _onnx(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.onnx import OnnxEngine
-
-    return OnnxEngine(spec)
-
-
-def _openvino(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.openvino import OpenVinoEngine
-
-    return OpenVinoEngine(spec)
-
-
-def _python(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.python import PythonEngine
-
-    timeouts = settings.timeouts
-    return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
-
-
-_ENGINES: dict[str, Callable[[EngineSpec, ModelSettings], Engine]] = {
-    "onnx": _onnx,
-    "openvino": _openvino,
-    "python": _python,
-}

@@ -62,7 +62,7 @@ def read_version(folder: Path, version: str) -> ModelFolder:
     model = read_model_folder(folder)
     if version not in model.versions:
         raise ConfigError(f"{folder}: version {version} is not there any more")
-    return model
+    return model.of_version(version)
 
 
 def model_files(model: ModelFolder, version: str) -> list[Path]:

@@ -33,17 +33,17 @@ def test_which_versions_are_served(tmp_path: Path, policy: str, served: tuple[st
 @pytest.mark.parametrize(
     ("text", "line", "hint"),
     [
-        ("task: tensor\nbatching:\n  max_row: 3\n", 3, "unknown key 'batching.max_row'; known here: "),
+        ("task: tensor\nbatching:\n  max_row: 3\n", 3, "unknown key 'batching.max_row'; did you mean 'max_rows'?"),
         ("task: tensor\nenginee: onnx\n", 2, "unknown key 'enginee'"),
         ("task: paint\n", 1, "task"),
         ("batching:\n  max_rows: 0\n", 2, "greater than or equal to 1"),
         ("batching:\n  max_delay_ms: -1\n", 2, "max_delay_ms"),
         ("instances:\n  count: 2\n  threads: none\n", 3, "threads"),
-        ("engine: onnx\nprecision: bf16\n", 1, "needs engine: openvino"),
+        ("engine: onnx\nprecision: bf16\n", 2, "needs engine: openvino"),
         ("instances:\n  device: gpu\n", 2, "must be auto, cpu, cuda, cuda:<number> or mps"),
         ("instances:\n  device: cuda:x\n", 2, "must be auto, cpu, cuda, cuda:<number> or mps"),
-        ("engine: openvino\ninstances:\n  device: cuda\n", 1, "device cuda needs engine: onnx"),
-        ("engine: openvino\ninstances:\n  device: mps\n", 1, "device mps needs engine: onnx"),
+        ("engine: openvino\ninstances:\n  device: cuda\n", 3, "device cuda needs engine: onnx"),
+        ("engine: openvino\ninstances:\n  device: mps\n", 3, "device mps needs engine: onnx"),
         ("task: tensor\ntask: embed\n", 2, "given twice"),
         ("task: [\n", 2, "not valid YAML"),
         ("- a\n", 1, "must be a mapping"),
@@ -76,6 +76,23 @@ def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
 def test_no_version_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"m/1/model\.onnx"):
         read_model_folder(make(tmp_path, "task: tensor\n"))
+
+
+def test_no_version_says_what_is_there(tmp_path: Path) -> None:
+    model = make(tmp_path, "task: tensor\n")
+    with pytest.raises(ConfigError, match=r"found nothing beside model\.yaml$"):
+        read_model_folder(model)
+    for name in ("1/encoder.onnx", "v2/model.onnx", "labels.txt"):
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).touch()
+    (model / "3").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        read_model_folder(model)
+    assert caught.value.message.endswith("found 1/encoder.onnx, 3/ (empty), labels.txt, v2/model.onnx")
+    for number in range(20):
+        (model / "1" / f"part{number:02}").touch()
+    with pytest.raises(ConfigError, match=r"part06 and 16 more$"):
+        read_model_folder(model)
 
 
 def test_a_version_that_is_asked_for_must_be_there(tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""Error messages within what protocols carry."""
+
+from itertools import accumulate, takewhile
+
+TEXT_COST = 6000  # as gRPC's metadata carries it: beyond 8 KiB the caller would get another error
+MOST_COST = 12  # of one character
+
+
+def shorten(text: str) -> str:
+    """The beginning and the end, within what an error message may cost on its way."""
+    if MOST_COST * len(text) <= TEXT_COST:
+        return text
+    if len(text) <= TEXT_COST and sum(map(_cost, text)) <= TEXT_COST:
+        return text
+    head = _within(text[:TEXT_COST], TEXT_COST // 4)
+    end = _within(text[-TEXT_COST:][::-1], TEXT_COST - TEXT_COST // 4)[::-1]
+    return f"{head}\n…\n{end}"
+
+
+def _within(text: str, budget: int) -> str:
+    costs = accumulate(map(_cost, text))
+    return text[: sum(1 for _ in takewhile(lambda cost: cost <= budget, costs))]
+
+
+def _cost(char: str) -> int:
+    """gRPC writes a byte as itself or as %XX."""
+    return 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode("utf-8", "replace"))

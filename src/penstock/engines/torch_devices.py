@@ -1,0 +1,72 @@
+"""Where PyTorch runs a model and in what precision: what is asked for against what is there."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from penstock.core.errors import ConfigError
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CUDA = "it needs an NVIDIA GPU with its driver, and a PyTorch that is built for CUDA: see pytorch.org"
+_MPS = "it needs an Apple GPU and PyTorch's package for macOS"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    name: str  # cpu, cuda, cuda:1, mps
+    precision: str  # auto, fp32, bf16, fp16
+
+    @property
+    def device(self) -> Any:
+        return torch.device(self.name)
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def dtype(self) -> Any:
+        """What weights are converted to where a folder is loaded."""
+        return DTYPES[self.precision if self.precision != "auto" else "fp32"]
+
+
+def choose(device: str, precision: str) -> Target:
+    """Raises ConfigError where the machine has not what is asked for."""
+    if precision != "auto" and precision not in DTYPES:
+        raise ConfigError(f"precision {precision}: engine: torch runs fp32, bf16 and fp16")
+    name = _best() if device == "auto" else device
+    kind, _, index = name.partition(":")
+    if kind == "cuda":
+        _check_cuda(name, int(index or 0))
+    elif kind == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError(f"instances.device mps: there is none, there is {_there_is()}; {_MPS}")
+    _check_precision(kind, precision)
+    return Target(name, precision)
+
+
+def _best() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _check_cuda(name: str, index: int) -> None:
+    if not torch.cuda.is_available():
+        raise ConfigError(f"instances.device {name}: there is none, there is {_there_is()}; {_CUDA}")
+    if index >= torch.cuda.device_count():
+        raise ConfigError(f"instances.device {name}: there is no such GPU, there is {_there_is()}")
+
+
+def _there_is() -> str:
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return ", ".join(["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])])
+
+
+def _check_precision(kind: str, precision: str) -> None:
+    if precision == "fp16" and kind == "cpu":
+        raise ConfigError("precision fp16 needs instances.device cuda or mps; on the CPU use precision: bf16 or fp32")
+    if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise ConfigError("precision bf16: this GPU has none; use precision: fp16")
+    if precision == "bf16" and kind == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+        raise ConfigError("precision bf16: Metal has it from macOS 14 on; use precision: fp16")

@@ -1,0 +1,140 @@
+"""Files of torch.export: they tell their inputs and outputs themselves."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind, TensorArgument
+from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
+
+from penstock.core.errors import ConfigError
+from penstock.core.models import TensorOption, TorchOptions
+from penstock.core.tensors import TensorSpec
+from penstock.engines.torch_devices import Target
+from penstock.engines.torch_model import DATATYPES, TorchModel, autocast_of, leaves, main_precision
+
+_MATRIX_OPS = ("linear", "matmul", "mm", "addmm", "bmm", "conv1d", "conv2d", "conv3d")  # that autocast knows
+
+Fill = Callable[[Sequence[Any]], tuple[Sequence[Any], dict[str, Any]]]
+
+
+def open_program(file: Path, options: TorchOptions, target: Target) -> TorchModel:
+    # Some releases read a file's weights so that PyTorch warns itself of it.
+    warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+    program = torch.export.load(file)
+    weights = [*program.state_dict.values(), *program.constants.values()]
+    weights = [each for each in weights if isinstance(each, torch.Tensor)]
+    if target.kind != "cpu" or any(each.device.type != "cpu" for each in weights):
+        program = move_to_device_pass(program, target.device)
+    own_inputs, fill = _inputs(file, program)
+    inputs, places = _named("inputs", own_inputs, options.inputs)
+    outputs, chosen = _named("outputs", _outputs(file, program), options.outputs)
+    if len(inputs) < len(own_inputs):
+        raise ConfigError(f"torch.inputs: {file.name} takes {_names(own_inputs)}")
+    precision = main_precision(weights)
+    autocast = autocast_of(file, precision, target)
+    module = program.module()
+    if autocast is not None:
+        _convert(program, module, autocast)
+
+    def call(given: Sequence[Any]) -> Any:
+        ordered = [tensor for _, tensor in sorted(zip(places, given, strict=True), key=lambda pair: pair[0])]
+        arguments, keywords = fill(ordered)
+        found = [leaf for _, leaf in leaves(module(*arguments, **keywords))]
+        return [found[place] for place in chosen]
+
+    runs_in = precision if autocast is None else target.precision
+    return TorchModel(inputs, outputs, runs_in, module, call, autocast=autocast)
+
+
+def _inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    arguments = [each.arg for each in program.graph_signature.input_specs if each.kind == InputKind.USER_INPUT]
+    found = []
+    for argument in arguments:
+        if isinstance(argument, TensorArgument):
+            found.append(_spec(file, argument.name, values[argument.name]))
+        elif not isinstance(argument, ConstantArgument):
+            raise ConfigError(f"{file}: its input '{argument.name}' is no tensor; only tensors are served")
+
+    def fill(given: Sequence[Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        tensors = iter(given)
+        flat = [each.value if isinstance(each, ConstantArgument) else next(tensors) for each in arguments]
+        positional, keywords = pytree.tree_unflatten(flat, program.call_spec.in_spec)
+        return positional, keywords
+
+    return found, fill
+
+
+def _outputs(file: Path, program: Any) -> list[TensorSpec]:
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    arguments = [each.arg for each in program.graph_signature.output_specs if each.kind == OutputKind.USER_OUTPUT]
+    # The outputs' places in what the module gives are told with their arguments in place of the tensors.
+    given = leaves(pytree.tree_unflatten(arguments, program.call_spec.out_spec))
+    found = []
+    for name, argument in given:
+        if isinstance(argument, ConstantArgument) and argument.value is None:
+            continue
+        if not isinstance(argument, TensorArgument):
+            raise ConfigError(f"{file}: its output '{name}' is no tensor; only tensors are served")
+        shown = f"output_{name}".rstrip("_") if not name or name[0].isdigit() else name
+        found.append(_spec(file, shown, values[argument.name]))
+    return found
+
+
+def _spec(file: Path, name: str, value: Any) -> TensorSpec:
+    datatype = DATATYPES.get(value.dtype)
+    if datatype is None:
+        raise ConfigError(f"{file}: '{name}' is {value.dtype}, which no protocol datatype carries")
+    return TensorSpec(name, datatype, tuple(size if isinstance(size, int) else -1 for size in value.shape))
+
+
+def _named(
+    which: str, own: Sequence[TensorSpec], options: Sequence[TensorOption]
+) -> tuple[tuple[TensorSpec, ...], list[int]]:
+    """As model.yaml has them, and the place of each in the file: that of its name, else its own."""
+    if not options:
+        return tuple(own), list(range(len(own)))
+    known = [spec.name for spec in own]
+    given = [option.name for option in options]
+    is_renamed = not set(given) <= set(known)
+    places = list(range(len(given))) if is_renamed else [known.index(name) for name in given]
+    is_mixed = is_renamed and any(name in known and known.index(name) != place for place, name in enumerate(given))
+    if is_mixed or (is_renamed and len(given) != len(known)):
+        raise ConfigError(f"torch.{which}: the file has {_names(own)}; name all of them, in this order")
+    for option, place in zip(options, places, strict=True):
+        _check_alike(which, own[place], option)
+    return tuple(TensorSpec(each.name, each.datatype, tuple(each.shape)) for each in options), places
+
+
+def _check_alike(which: str, own: TensorSpec, option: TensorOption) -> None:
+    is_alike = own.datatype == option.datatype and len(own.shape) == len(option.shape)
+    if not is_alike or any(-1 not in pair and pair[0] != pair[1] for pair in zip(own.shape, option.shape, strict=True)):
+        raise ConfigError(
+            f"torch.{which}: '{option.name}' is {own.datatype} {list(own.shape)} in the file, "
+            f"not {option.datatype} {list(option.shape)}"
+        )
+
+
+def _names(specs: Sequence[TensorSpec]) -> str:
+    return ", ".join(spec.name for spec in specs)
+
+
+def _convert(program: Any, module: Any, dtype: Any) -> None:
+    """For autocast: takes out the checks that a tensor is FP32, and converts what else each call would convert."""
+    targets = dict(program.graph_signature.inputs_to_parameters)
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and node.name in targets and node.users:
+            ops = {str(user.target).removeprefix("aten.").partition(".")[0] for user in node.users}
+            weight = module.get_parameter(targets[node.name])
+            if ops <= set(_MATRIX_OPS) and weight.dim() > 1:
+                weight.data = weight.data.to(dtype)
+    for part in module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in list(part.graph.nodes):
+                if "_assert_tensor_metadata" in str(node.target):
+                    part.graph.erase_node(node)
+            part.recompile()

@@ -1,0 +1,70 @@
+"""Which kind of PyTorch file a model is, by its name, and what opens it."""
+
+from pathlib import Path
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.models import TorchOptions
+from penstock.core.tensors import BYTES
+from penstock.engines.torch import FOLDER_PACKAGES
+from penstock.engines.torch_devices import Target
+from penstock.engines.torch_model import TORCH_TYPES, TorchModel
+from penstock.engines.torch_runner import brief
+
+KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
+_PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")
+
+
+def open_file(file: Path, options: TorchOptions, target: Target) -> TorchModel:
+    """Raises ConfigError with what is wrong."""
+    _check_options(options)
+    try:
+        return _open(file, options, target)
+    except PenstockError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{file}: PyTorch cannot load it: {brief(error)}", file=str(file)) from error
+
+
+def _open(file: Path, options: TorchOptions, target: Target) -> TorchModel:
+    if file.name in FOLDER_PACKAGES:
+        if options.inputs or options.outputs:
+            raise ConfigError(f"torch.inputs and torch.outputs: a folder with {file.name} tells them; take them out")
+        from penstock.engines import torch_folders
+
+        if file.name == "modules.json":
+            return torch_folders.open_sentence_encoder(file.parent, target)
+        return torch_folders.open_classifier(file.parent, target)
+    if file.suffix == ".pt2":
+        from penstock.engines.torch_export import open_program
+
+        return open_program(file, options, target)
+    if file.suffix in (".pt", ".ts", ".torchscript"):
+        from penstock.engines.torch_script import open_script
+
+        return open_script(file, options, target)
+    raise ConfigError(f"file: {file.name}: {_advice(file.suffix)}", file=str(file))
+
+
+def _advice(suffix: str) -> str:
+    if suffix in _PICKLES:
+        return (
+            "this is a pickle, which runs code as it is read, and is not loaded; save the module as TorchScript "
+            "(torch.jit.save) or with torch.export.save, or its weights as model.safetensors"
+        )
+    if suffix == ".safetensors":
+        return "these are weights alone; name modules.json or config.json, which lie beside them"
+    if suffix == ".onnx":
+        return "this is an ONNX file; use engine: onnx or openvino"
+    return f"engine: torch reads {KINDS}"
+
+
+def _check_options(options: TorchOptions) -> None:
+    for place, tensors in (("torch.inputs", options.inputs), ("torch.outputs", options.outputs)):
+        for tensor in tensors:
+            if tensor.datatype == BYTES:
+                raise ConfigError(f"{place}: '{tensor.name}' is BYTES, and PyTorch has no tensors of bytes")
+            if tensor.datatype not in TORCH_TYPES:
+                known = ", ".join(TORCH_TYPES)
+                raise ConfigError(f"{place}: '{tensor.name}' has datatype '{tensor.datatype}'; there are {known}")
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise ConfigError(f"{place}: two tensors have the same name")

@@ -1,0 +1,138 @@
+"""Tasks and engines that packages bring: real packages on the path, good ones and broken ones."""
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigError, InvalidTensor
+from penstock.core.models import ModelSettings
+from penstock.core.plugins import ENGINES, TASKS, Kind, check_name, load_plugin
+
+NUMBERS = itertools.count(1)
+ENGINE = """
+class Engine:
+    def __init__(self, *arguments): self.arguments = arguments
+    def load(self): ...
+    def warm_up(self, inputs): ...
+    def infer(self, instance, inputs, outputs): ...
+    def close(self): ...
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a package with one module and entry points onto the path, as pip would."""
+
+    def put(source: str, *entries: str, group: str = ENGINES.group) -> str:
+        number = next(NUMBERS)
+        module = f"plugged_{number}"
+        folder = tmp_path / module
+        info = folder / f"{module}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{module}.py").write_text(source)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        points = "\n".join(entry.format(module=module) for entry in entries)
+        (info / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
+        monkeypatch.syspath_prepend(folder)
+        return module
+
+    return put
+
+
+def said(kind: Kind, name: str, *arguments: object) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_plugin(kind, name)(*arguments)
+    return caught.value.message
+
+
+def test_a_package_brings_an_engine(install: Any) -> None:
+    module = install(ENGINE, "mine = {module}:Engine")
+    assert check_name(ENGINES, "mine") == "mine"
+    assert ModelSettings(engine="mine").engine == "mine"
+    made = load_plugin(ENGINES, "mine")("spec", "settings")
+    assert (type(made).__module__, made.arguments) == (module, ("spec", "settings"))
+    with pytest.raises(ValueError, match="there is no task 'mine'; there are tensor, embed, "):
+        check_name(TASKS, "mine")
+
+
+def test_nothing_is_imported_for_a_name(install: Any) -> None:
+    module = install("raise RuntimeError('imported')", "mine = {module}:Engine")
+    assert check_name(ENGINES, "mine") == "mine"
+    assert check_name(ENGINES, "onnx") == "onnx"
+    assert module not in sys.modules
+
+
+def test_a_wrong_name_is_told_with_the_nearest(install: Any) -> None:
+    install(ENGINE, "tensorrt = {module}:Engine")
+    with pytest.raises(ValueError, match=r"there are onnx, openvino, torch, python, tensorrt; did you mean tensorrt\?"):
+        check_name(ENGINES, "tensorr")
+    with pytest.raises(ValueError, match=r"did you mean openvino\?"):
+        check_name(ENGINES, "openvin")
+
+
+def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
+    from penstock.engines.building import build_engine
+
+    install("raise RuntimeError('imported')", "onnx = {module}:Engine")
+    assert check_name(ENGINES, "onnx") == "onnx"
+    assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx"
+    with pytest.raises(ValueError, match=r"there are onnx, openvino, torch, python$"):
+        check_name(ENGINES, "xyz")
+
+
+@pytest.mark.parametrize(
+    ("source", "point", "reason"),
+    [
+        ("import nowhere_at_all", "{module}:Engine", "ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        ("def broken(:", "{module}:Engine", "SyntaxError"),
+        ("raise SystemExit(3)", "{module}:Engine", "SystemExit: 3"),
+        ("", "{module}:Engine", "AttributeError"),
+        ("", "nowhere_at_all:Engine", "ModuleNotFoundError"),
+        ("Engine = 3", "{module}:Engine", "is no class or function"),
+        ("Engine = None", "{module}:Engine", "is no class or function"),
+        ("def Engine(): ...", "{module}:Engine", "failed: TypeError"),
+        ("def Engine(*_): raise OSError('no runtime')", "{module}:Engine", "failed: OSError: no runtime"),
+        ("def Engine(*_): ...", "{module}:Engine", "gave a NoneType without load, warm_up, infer, close"),
+        (ENGINE.replace("close", "end"), "{module}:Engine", "gave a Engine without close"),
+    ],
+)
+def test_what_is_wrong_with_a_package_is_told(install: Any, source: str, point: str, reason: str) -> None:
+    install(source, f"mine = {point}")
+    message = said(ENGINES, "mine", "spec", "settings")
+    assert message.startswith("engine 'mine': ")
+    assert reason in message
+
+
+def test_its_own_errors_go_through(install: Any) -> None:
+    install(
+        "from penstock.core.errors import InvalidTensor\ndef make(*_): raise InvalidTensor('mine')",
+        "mine = {module}:make",
+    )
+    with pytest.raises(InvalidTensor, match=r"^mine$"):
+        load_plugin(ENGINES, "mine")()
+
+
+def test_two_packages_of_one_name_are_not_guessed_between(install: Any) -> None:
+    first = install(ENGINE, "mine = {module}:Engine")
+    second = install(ENGINE, "mine = {module}:Engine")
+    message = said(ENGINES, "mine")
+    assert "several packages bring it" in message
+    assert first in message
+    assert second in message
+
+
+def test_a_task_must_be_one(install: Any) -> None:
+    install("class Task:\n    def __init__(self, spec): ...\n", "paint = {module}:Task", group=TASKS.group)
+    assert "without signature, engine_outputs, prepare" in said(TASKS, "paint", "spec")
+    assert "no installed package brings it" in said(TASKS, "draw", "spec")
+
+
+def test_broken_metadata_of_any_package_is_told(install: Any) -> None:
+    install(ENGINE, "a line that is no entry point")
+    assert "entry points cannot be read" in said(ENGINES, "mine")
+    assert check_name(ENGINES, "onnx") == "onnx"
+    with pytest.raises(ValueError, match="entry points cannot be read"):
+        check_name(ENGINES, "mine")

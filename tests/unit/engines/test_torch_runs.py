@@ -1,0 +1,272 @@
+"""Where PyTorch runs a model: devices, threads, instances side by side, and what is not there."""
+
+import os
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.models import TensorOption, TorchOptions
+from penstock.core.tensors import Array
+from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.base import EngineSpec
+from penstock.engines.torch import TorchEngine
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+HAS_CUDA = torch.cuda.is_available()
+HAS_MPS = torch.backends.mps.is_available()
+WIDTH = 512
+OPTIONS = TorchOptions(
+    inputs=(TensorOption(name="x", datatype="FP32", shape=(-1, WIDTH)),),
+    outputs=(TensorOption(name="y", datatype="FP32", shape=(-1, WIDTH)),),
+)
+X: Array = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
+
+
+class Square(nn.Module):
+    """Large enough for PyTorch to share it out among threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+
+class Grows(nn.Module):
+    """Takes as many GB as its first number says."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.zeros(int(x[0, 0]), 1 << 28, device=x.device).sum()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("torch") / "model.pt"
+    torch.jit.script(Square()).save(str(path))
+    return path
+
+
+def on(device: str, file: Path, precision: str = "auto", threads: int = 1, instances: int = 2) -> TorchEngine:
+    return TorchEngine(EngineSpec(file, precision, threads, instances, device), OPTIONS)
+
+
+# --- threads and instances
+
+
+def operating_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux shows them")
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_each_instance_has_its_threads_and_no_more(file: Path, threads: int) -> None:
+    engine = on("cpu", file, threads=threads)
+    engine.load()
+    before = settled()
+    instances, inside = 2, threading.Barrier(3)
+    counted: list[int] = []
+
+    def run(instance: int) -> None:
+        for _ in range(3):
+            engine.infer(instance, {"x": X}, ["y"])
+        counted.append(torch.get_num_threads())
+        inside.wait(30)  # all have their threads by now
+        inside.wait(30)
+
+    callers = [threading.Thread(target=run, args=(instance,)) for instance in range(instances)]
+    for caller in callers:
+        caller.start()
+    inside.wait(30)
+    during = operating_threads() - before
+    inside.wait(30)
+    for caller in callers:
+        caller.join()
+    assert counted == [threads] * instances
+    assert during == instances * threads
+
+
+def settled() -> int:
+    """The number of threads once none of an earlier test is on its way out."""
+    last, since = operating_threads(), time.monotonic()
+    while time.monotonic() - since < 0.3:
+        if operating_threads() != last:
+            last, since = operating_threads(), time.monotonic()
+        time.sleep(0.02)
+    return last
+
+
+def test_engines_of_unlike_thread_counts_do_not_change_each_other_s(file: Path) -> None:
+    one, three = on("cpu", file, threads=1), on("cpu", file, threads=3)
+    one.load()
+    three.load()
+    seen: dict[str, set[int]] = {"one": set(), "three": set()}
+
+    def run(name: str, engine: TorchEngine) -> None:
+        for _ in range(50):
+            engine.infer(0, {"x": X[:1]}, [])
+            seen[name].add(torch.get_num_threads())
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(run, ("one", "three"), (one, three)))
+    assert seen == {"one": {1}, "three": {3}}
+
+
+def test_instances_in_parallel_give_what_one_gives(file: Path) -> None:
+    engine = on("cpu", file, instances=4)
+    engine.load()
+    engine.warm_up({"x": X[:1]})
+    sizes = [1 + 7 * n % 13 for n in range(80)]
+    expected = {size: engine.infer(0, {"x": X[:size]}, ["y"])[0] for size in set(sizes)}
+
+    def run(number: int) -> bool:
+        # The last instance is the worker's loop.
+        (found,) = engine.infer(number % 5, {"x": X[: sizes[number]]}, ["y"])
+        return bool(np.allclose(found, expected[sizes[number]], atol=1e-5))
+
+    with ThreadPoolExecutor(5) as pool:
+        assert all(pool.map(run, range(80)))
+
+
+def test_answers_belong_to_the_caller(file: Path) -> None:
+    engine = on("cpu", file)
+    engine.load()
+    (first,) = engine.infer(0, {"x": X[:2]}, ["y"])
+    kept = first.copy()
+    engine.infer(0, {"x": X[2:4]}, ["y"])
+    assert np.array_equal(first, kept)
+
+
+def test_nothing_is_kept_for_gradients(tmp_path: Path) -> None:
+    class Tells(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + int(torch.is_grad_enabled())
+
+    torch.jit.script(Tells()).save(str(tmp_path / "model.pt"))
+    engine = on("cpu", tmp_path / "model.pt")
+    engine.load()
+    assert not engine.infer(0, {"x": np.zeros((1, WIDTH), np.float32)}, [])[0].any()
+    assert torch.is_grad_enabled()  # elsewhere
+
+
+def test_instances_share_the_weights(file: Path) -> None:
+    engine = on("cpu", file, instances=8)
+    engine.load()
+    assert engine._runner is not None
+    assert len(list(engine._runner._model.module.parameters())) == 2
+
+
+# --- devices and precisions
+
+
+@pytest.mark.skipif(HAS_CUDA or HAS_MPS, reason="has a GPU")
+def test_auto_is_the_cpu_where_there_is_no_gpu(file: Path) -> None:
+    assert on("auto", file).load().device == "cpu"
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="has an NVIDIA GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_no_cuda_is_an_error_that_says_what_there_is(file: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=rf"instances\.device {device}: there is none, there is cpu; .*NVIDIA"):
+        on(device, file).load()
+
+
+@pytest.mark.skipif(HAS_MPS, reason="has an Apple GPU")
+def test_no_mps_is_an_error_that_says_what_is_needed(file: Path) -> None:
+    with pytest.raises(ConfigError, match=r"instances\.device mps: there is none, .*macOS"):
+        on("mps", file).load()
+
+
+def test_fp16_on_the_cpu_is_refused_with_advice(file: Path) -> None:
+    with pytest.raises(ConfigError, match="on the CPU use precision: bf16 or fp32"):
+        on("cpu", file, "fp16").load()
+
+
+def test_a_package_that_is_missing_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock\[torch\]'"):
+        on("cpu", file).load()
+    assert "pip install 'penstock[torch]'" in (why_not("torch", "cpu", "fp32") or "")
+
+
+def test_what_a_machine_can_run_is_known_beforehand() -> None:
+    assert why_not("torch", "cpu", "fp32") is None
+    assert why_not("torch", "cpu", "bf16") is None
+    assert "on the CPU use precision: bf16" in (why_not("torch", "cpu", "fp16") or "")
+    assert "has no INT8" in (why_not("torch", "cpu", "int8") or "")
+    assert HAS_CUDA or "there is cpu" in (why_not("torch", "cuda", "fp16") or "")
+    assert why_not("tensorrt", "cuda", "fp16") == "Penstock has no tensorrt engine"
+
+
+def test_what_an_engine_can_read_is_known_beforehand() -> None:
+    assert "reads TorchScript, torch.export" in (why_not_file("torch", Path("1/model.onnx")) or "")
+    assert "model.pt is a file of PyTorch" in (why_not_file("onnx", Path("1/model.pt")) or "")
+    assert "modules.json is a file of PyTorch" in (why_not_file("openvino", Path("1/modules.json")) or "")
+    for name in ("model.pt", "model.pt2", "modules.json", "config.json"):
+        assert why_not_file("torch", Path(name)) is None
+    assert why_not_file("onnx", Path("model.onnx")) is None
+
+
+# --- an NVIDIA GPU
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
+def test_cuda_gives_what_the_cpu_gives(file: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "model.pt2"
+    shapes = ({0: torch.export.Dim("rows")},)
+    torch.export.save(torch.export.export(Square(), (torch.from_numpy(X),), dynamic_shapes=shapes), exported)
+    cpu = on("cpu", file)
+    cpu.load()
+    (expected,) = cpu.infer(0, {"x": X}, [])
+    readonly = X.copy()
+    readonly.flags.writeable = False
+    for path in (file, exported):
+        for device in ("cuda", "cuda:0", "auto"):
+            for precision, tolerance in (("fp32", 1e-5), ("fp16", 0.01), ("bf16", 0.05)):
+                engine = on(device, path, precision)
+                signature = engine.load()
+                assert signature.device == ("cuda" if device == "auto" else device)
+                assert signature.precision == precision
+                for sent in (X, readonly):
+                    (found,) = engine.infer(0, {"x": sent}, [])
+                    assert found.dtype == np.float32
+                    assert np.allclose(found, expected, atol=tolerance)
+    with pytest.raises(ConfigError, match=r"cuda:99: there is no such GPU, there is cpu, cuda:0"):
+        on("cuda:99", file).load()
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
+def test_instances_overlap_on_a_gpu_and_keep_their_answers_apart(file: Path) -> None:
+    engine = on("cuda", file)
+    engine.load()
+
+    def run(number: int) -> bool:
+        rows = X[: 1 + number % 64] * (1 + number % 3)
+        (found,) = engine.infer(number % 6, {"x": rows}, [])
+        return bool(np.allclose(found, np.maximum(rows @ weight.T + bias, 0), atol=1e-3))
+
+    weight, bias = (each.detach().numpy() for each in Square().parameters())
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(run, range(300)))
+
+
+@pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
+def test_a_gpu_without_memory_fails_with_advice_and_goes_on(tmp_path: Path) -> None:
+    torch.jit.script(Grows()).save(str(tmp_path / "model.pt"))
+    engine = on("cuda", tmp_path / "model.pt")
+    engine.load()
+    for _ in range(2):
+        with pytest.raises(EngineFailed, match=r"cuda is out of memory: lower batching\.max_rows"):
+            engine.infer(0, {"x": np.full((1, WIDTH), 10_000, np.float32)}, [])
+        (found,) = engine.infer(0, {"x": np.ones((1, WIDTH), np.float32)}, [])
+        assert np.array_equal(found, np.ones((1, WIDTH)))
