@@ -129,6 +129,13 @@ def test_output_selection(client):
     np.testing.assert_array_equal(one.as_numpy("sum"), A + B)
 
 
+def test_a_long_message_of_an_error_is_shortened_rather_than_lost(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException, match="unknown output '水水") as caught:
+        client.infer("add_sub", add_sub(), outputs=[triton.InferRequestedOutput("水" * 5000)])
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert "the model gives sum, difference" in caught.value.message()
+
+
 @pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
 def test_compression(client, algorithm):
     answer = client.infer("identity_fp32", floats(2, 50_000), compression_algorithm=algorithm)

@@ -11,11 +11,12 @@ from typing import Any
 import structlog
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
-from penstock.core.models import PythonOptions, PythonTensor
+from penstock.core.models import PythonOptions, TensorOption
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python_instance import PythonInstance
+from penstock.engines.python_limit import limit_bytes
 from penstock.engines.python_messages import Message
 from penstock.engines.python_process import Program, PythonProcess
 from penstock.engines.python_requirements import check_requirements
@@ -148,6 +149,7 @@ class PythonEngine:
             instance=instance,
             threads=self._spec.threads,
             device=self._spec.device,
+            memory_bytes=limit_bytes(self._options.memory_mb, self._spec.instances),
         )
 
 
@@ -177,7 +179,7 @@ def _tensors(inputs: Mapping[str, Array]) -> list[Tensor]:
     return [from_array(name, array) for name, array in inputs.items()]
 
 
-def _specs(file: Path, key: str, tensors: Sequence[PythonTensor]) -> tuple[TensorSpec, ...]:
+def _specs(file: Path, key: str, tensors: Sequence[TensorOption]) -> tuple[TensorSpec, ...]:
     names: set[str] = set()
     for tensor in tensors:
         problem = ""

@@ -7,6 +7,7 @@ Nothing here or in what it imports knows of the worker: the model's code has the
 
 import ctypes
 import faulthandler
+import fcntl
 import io
 import os
 import signal
@@ -17,9 +18,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, InvalidRequest
 from penstock.core.tensors import TensorSpec, to_array
 from penstock.engines import python_model
+from penstock.engines.python_limit import MIB, is_out_of_memory, set_limit, widen_limit
 from penstock.engines.python_memory import Arena
 from penstock.engines.python_messages import Channel, Message, PeerGone
 from penstock.engines.python_model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
@@ -31,6 +34,9 @@ _OURS = (__file__, python_model.__file__)
 class Host:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
+        self._pid = os.getpid()
+        self._limit: int | None = None  # of its memory
+        self._wide_limit: tuple[int, int] | None = None
         self._model: Any = None
         self._outputs: tuple[TensorSpec, ...] = ()
         self._sessions: dict[str, dict[Any, Any]] = {}
@@ -48,24 +54,64 @@ class Host:
     def run(self) -> None:
         """Until the engine says stop, or is gone."""
         try:
-            while (message := self._channel.receive()).kind != "stop":
+            while (message := self._receive()).kind != "stop":
                 reply = self._answer(message)
+                self._leave_if_a_copy()
                 reply.fields["call"] = message.fields["call"]
                 self._channel.send(reply)
         except PeerGone:
             return
         self._stop()
 
+    def _receive(self) -> Message:
+        try:
+            return self._channel.receive()
+        except MemoryError:
+            self._make_room()
+            sys.stderr.write(f"the tensors of a request do not fit into the model's memory{self._advice()}\n")
+            os._exit(1)
+
     def _answer(self, message: Message) -> Message:
         try:
             return self._handlers[message.kind](message)
         except (EngineFailed, InvalidRequest) as error:
             return _failed(error.code, error.message)
-        except Exception as error:  # noqa: BLE001 - it is the model's, and goes to whoever asked
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except MemoryError as error:
+            return self._out_of_memory(error)
+        except BaseException as error:  # noqa: BLE001 - it is the model's, and goes to whoever asked
+            if is_out_of_memory(error):
+                return self._out_of_memory(error)
             return _failed(EngineFailed.code, f"the model failed: {describe(error, _OURS)}")
+
+    def _out_of_memory(self, error: BaseException) -> Message:
+        """The engine ends this process when it has the answer."""
+        self._make_room()
+        reply = _failed(EngineFailed.code, f"the model ran out of memory{self._advice()}: {describe(error, _OURS)}")
+        reply.fields["is_out_of_memory"] = True
+        return reply
+
+    def _make_room(self) -> None:
+        """To tell of it."""
+        if self._wide_limit:
+            widen_limit(self._wide_limit)
+
+    def _advice(self) -> str:
+        if not self._limit:
+            return ""
+        return f" ({self._limit // MIB} MiB: python.memory_mb; set more, or look for what the model keeps)"
+
+    def _leave_if_a_copy(self) -> None:
+        """A process that the model forked, and that came back here, must not speak for this one."""
+        if os.getpid() != self._pid:
+            os._exit(1)
 
     def _load(self, message: Message) -> Message:
         fields = message.fields
+        self._limit = fields["memory_bytes"]
+        if self._limit:
+            self._wide_limit = set_limit(self._limit)
         file = Path(fields["file"])
         self._outputs = tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in fields["outputs"])
         context = ModelContext(folder=file.parent, **fields["context"])
@@ -158,7 +204,7 @@ def _close(answers: Iterator[object]) -> None:
 
 def _failed(code: str, text: str) -> Message:
     # A lone surrogate, as in the name of a file, could not travel on.
-    return Message("failed", {"code": code, "message": text.encode("utf-8", "backslashreplace").decode()})
+    return Message("failed", {"code": code, "message": shorten(text.encode("utf-8", "backslashreplace").decode())})
 
 
 def _end_with(parent: int) -> None:
@@ -175,10 +221,12 @@ def main() -> None:
     del sys.argv[1:]
     for fd in (connection, incoming, outgoing):
         os.set_inheritable(fd, False)
-    faulthandler.enable(all_threads=False)
+    # Not to fd 2 itself, which a model may close, or make something else of.
+    faulthandler.enable(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 100), all_threads=False)
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
-    Host(Channel(socket.socket(fileno=connection), Arena(outgoing), Arena(incoming))).run()
+    with socket.socket(fileno=connection) as to_engine:  # closed even if threads of the model's keep the process
+        Host(Channel(to_engine, Arena(outgoing), Arena(incoming))).run()
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ class PythonInstance:
         with self._changed:
             self._process, self._loading = process, None
             self._changed.notify_all()
-        log.info("model_process_started", pid=process.pid, **self._labels())
+        log.info("model_process_started", pid=process.pid, memory_mb=process.memory_mib(), **self._labels())
         return ""
 
     def _labels(self) -> dict[str, str | int]:

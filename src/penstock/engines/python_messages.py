@@ -73,7 +73,7 @@ class Channel:
         body = self._take(body_size, deadline)
         try:
             return self._decode(json.loads(header), body)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PeerGone("it sent what is no message") from error
 
     def _decode(self, header: dict[str, Any], body: bytearray) -> Message:
@@ -84,7 +84,7 @@ class Channel:
             Tensor(name, datatype, tuple(shape), part)
             for (name, datatype, shape, _), part in zip(header["tensors"], data, strict=True)
         ]
-        return Message(header["kind"], header["fields"], tensors)
+        return Message(header["kind"], dict(header["fields"]), tensors)
 
     def _send_all(self, data: bytes, deadline: float) -> None:
         left = memoryview(data)

@@ -18,6 +18,7 @@ from penstock.core.tensors import Tensor, TensorSpec, from_array
 from penstock.engines.python_messages import tail
 
 MAX_SUMMARY_CHARS = 300
+MAX_ANSWER_BYTES = 256 * 1024 * 1024  # a larger one would keep a gateway from all else for too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,13 @@ def to_tensors(answer: object, specs: Sequence[TensorSpec]) -> list[Tensor]:
         raise EngineFailed(f"infer gave an output '{unknown[0]}'; python.outputs has {', '.join(names)}")
     if missing := [name for name in names if name not in answer]:
         raise EngineFailed(f"infer gave no output '{missing[0]}'; python.outputs has {', '.join(names)}")
-    return [_to_tensor(spec, answer[spec.name]) for spec in specs]
+    tensors = [_to_tensor(spec, answer[spec.name]) for spec in specs]
+    size = sum(len(tensor.data) for tensor in tensors)
+    if size > MAX_ANSWER_BYTES:
+        raise EngineFailed(
+            f"infer gave {size} bytes; an answer may have {MAX_ANSWER_BYTES}: give it in parts (python.is_decoupled)"
+        )
+    return tensors
 
 
 def _to_tensor(spec: TensorSpec, array: object) -> Tensor:

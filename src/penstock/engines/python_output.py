@@ -16,6 +16,7 @@ LINES_PER_S = 50.0
 BURST_LINES = 200
 MAX_LINE_BYTES = 1000
 TAIL_BYTES = 8 * 1024
+FLOOD_PAUSE_S = 0.001  # between reads of what is dropped: whoever floods waits, not the worker's other threads
 REPORT_S = 1.0  # how often dropped lines are told of
 _READ_BYTES = 64 * 1024
 _LAST_READS = 16  # once the process has ended, another that it made may still be writing
@@ -91,6 +92,8 @@ class ModelOutput:
                         selector.unregister(key.fileobj)
                     elif chunk:
                         self._take(key.data, chunk)
+                if self._dropped or any(len(stream.partial) > MAX_LINE_BYTES for stream in self._streams):
+                    time.sleep(FLOOD_PAUSE_S)
                 self._report()
         self._finish()
 

@@ -1,5 +1,6 @@
 """One process of a Python model, from its start to its end, as the engine sees it."""
 
+import contextlib
 import itertools
 import os
 import select
@@ -15,13 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, from_code
 from penstock.core.tensors import Tensor, TensorSpec
+from penstock.engines.python_limit import MIB, says_no_memory
 from penstock.engines.python_memory import Arena
 from penstock.engines.python_messages import Channel, Message, PeerGone
 from penstock.engines.python_output import ModelOutput
+from penstock.engines.python_usage import used_bytes
 
 PING_S = 2.0
+WATCH_S = 1.0  # between two looks at its memory
 GRACE_S = 1.0  # from its last word, or a signal that it may answer, to its end
 THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _DOING = {"load": "was loaded", "end_session": "ended a session", "close": "closed a stream"}
@@ -38,6 +43,7 @@ class Program:
     instance: int
     threads: int
     device: str
+    memory_bytes: int | None  # of each process; None: no limit
 
     @property
     def model(self) -> str:
@@ -53,6 +59,7 @@ class Program:
             "class_name": self.class_name,
             "outputs": [(spec.name, spec.datatype, spec.shape) for spec in self.outputs],
             "is_decoupled": self.is_decoupled,
+            "memory_bytes": self.memory_bytes,
             "context": {
                 "model": self.model,
                 "version": self.version,
@@ -68,6 +75,8 @@ class PythonProcess:
 
     def __init__(self, program: Program) -> None:
         self.end = ""  # how it ended; empty while it runs
+        self._limit = program.memory_bytes
+        self._condemned = ""  # why it is being ended
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # one message at a time, and nothing is closed under it
         with ExitStack() as stack:
@@ -77,6 +86,7 @@ class PythonProcess:
             stack.callback(to_model.close)
             from_model = Arena.create()
             stack.callback(from_model.close)
+            self._arenas = (to_model, from_model)
             with theirs:
                 self._popen = _spawn((theirs.fileno(), to_model.fd, from_model.fd), program.threads)
             self.pid = self._popen.pid
@@ -99,13 +109,15 @@ class PythonProcess:
                 reply = self._exchange(Message(kind, fields, tensors), timeout_s)
             except TimeoutError:
                 words = self._bury(f"it did not answer within {timeout_s:g} s")
-                raise EngineFailed(
-                    f"the model did not answer within {timeout_s:g} s; its process was ended{words}"
-                ) from None
+                said = f"the model did not answer within {timeout_s:g} s; its process was ended{words}"
+                raise EngineFailed(shorten(said)) from None
             except PeerGone as error:
-                words = self._bury()
+                words = self._bury(lost=str(error))
                 doing = _DOING.get(kind, "ran this request")
-                raise EngineFailed(f"the model's process ended while it {doing}: {self.end}{words}") from error
+                said = f"the model's process ended while it {doing}: {self.end}{words}"
+                raise EngineFailed(shorten(said)) from error
+            if reply.fields.get("is_out_of_memory"):
+                self._end_out_of_memory()
         if reply.kind == "failed":
             raise from_code(reply.fields["code"], reply.fields["message"], {})
         return reply
@@ -142,10 +154,21 @@ class PythonProcess:
             self._lock.release()
 
     def kill(self) -> None:
-        self._popen.kill()
+        if self._popen.returncode is None:
+            self._kill_all()
 
     def wait_end(self) -> None:
-        self._has_ended_within(None)
+        """Meanwhile looks at its memory now and then: not all of it is what the system limits."""
+        while not self._has_ended_within(WATCH_S if self._limit else None):
+            used_mib = self.memory_mib()
+            if self._limit and used_mib > self._limit // MIB:
+                self._condemned = f"its memory came to {used_mib} MiB, {_limit(self._limit)}"
+                self._abort()
+
+    def memory_mib(self) -> int:
+        """With the processes that it made, and without what it shares with the engine."""
+        shared = sum(arena.held_bytes() for arena in self._arenas)
+        return used_bytes(self.pid, shared, self._limit or 0) // MIB
 
     def release(self) -> None:
         """When it has ended: notes how, and gives back what it had. Called by the thread that made it."""
@@ -165,19 +188,40 @@ class PythonProcess:
             if reply.fields.get("call") == number:
                 return reply
 
-    def _bury(self, reason: str = "") -> str:
+    def _bury(self, hanging: str = "", lost: str = "") -> str:
         """Sees to its end and notes how that was; returns its last words, to be put after a sentence.
 
-        One that hangs is ended by SIGABRT first: Python then writes where it was.
+        `hanging`: why it is to be ended, though it could go on. `lost`: what is wrong if it does not end by itself.
         """
-        if reason:
-            self._popen.send_signal(signal.SIGABRT)
-        if not self._has_ended_within(GRACE_S):
-            self._popen.kill()
+        if hanging or not self._has_ended_within(GRACE_S):
+            self._abort()
+        else:
+            lost = ""
+        self._kill_all()
         code = self._popen.wait()
         words = self._output.last_words(GRACE_S)
-        self.end = reason or _describe(code)
+        self.end = self._condemned or hanging or lost or _describe(code)
+        if code and self._limit and not self._condemned and says_no_memory(words):
+            self.end += f", {_limit(self._limit)}"
         return f"\n{words}" if words else ""
+
+    def _abort(self) -> None:
+        """By SIGABRT first: Python then writes where it was."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
+        if not self._has_ended_within(GRACE_S):
+            self._kill_all()
+
+    def _end_out_of_memory(self) -> None:
+        """It has answered, and what it leaked goes with it."""
+        self._kill_all()
+        self._popen.wait()
+        self.end = "it ran out of memory" + (f", {_limit(self._limit)}" if self._limit else "")
+
+    def _kill_all(self) -> None:
+        """With what it started: that would keep the memory, the ports and the GPU that its successor needs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def _has_ended_within(self, timeout_s: float | None) -> bool:
         poll = select.poll()
@@ -195,8 +239,13 @@ def _spawn(fds: tuple[int, int, int], threads: int) -> "subprocess.Popen[bytes]"
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         pass_fds=fds,
+        process_group=0,
         env={**os.environ, **dict.fromkeys(THREAD_SETTINGS, str(threads))},
     )
+
+
+def _limit(limit: int) -> str:
+    return f"and it may have {limit // MIB} MiB (python.memory_mb)"
 
 
 def _describe(code: int) -> str:

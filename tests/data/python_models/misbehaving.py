@@ -1,19 +1,26 @@
 """Does what the parameter `do` says, most of which a model should not do."""
 
+import asyncio
 import ctypes
+import mmap
 import os
 import signal
+import stat
 import sys
+import threading
 import time
 
 import numpy as np
 
 from penstock.core.errors import InvalidTensor
 
+MIB = 1024 * 1024
+
 
 class Model:
     def __init__(self, context):
         self.folder = context.folder
+        self.kept = []
         if (self.folder / "broken").exists():
             raise RuntimeError("it is broken")
 
@@ -58,6 +65,13 @@ class Model:
     def do_raise(self, answer):
         raise ValueError("the moon is not full")
 
+    def do_raise_at_length(self, answer):
+        raise ValueError("水" * 10_000)
+
+    def do_cancel(self, answer):
+        """What is no Exception."""
+        raise asyncio.CancelledError
+
     def do_refuse(self, answer):
         raise InvalidTensor("X must not be negative")
 
@@ -77,14 +91,132 @@ class Model:
     def do_hang(self, answer):
         time.sleep(3600)
 
+    def do_spin(self, answer):
+        while True:
+            pass
+
+    def do_abort(self, answer):
+        os.abort()
+
+    def do_exit_in_thread(self, answer):
+        threading.Thread(target=os._exit, args=(8,)).start()
+        time.sleep(3600)
+
+    def do_leave_a_thread(self, answer):
+        threading.Thread(target=time.sleep, args=(3600,)).start()
+        sys.exit(4)
+
+    def do_recurse(self, answer):
+        return self.do_recurse(answer)
+
+    def do_hook(self, answer):
+        sys.excepthook = threading.excepthook = lambda *_: os._exit(9)
+        raise ValueError("the moon is not full")
+
+    def do_close_standard(self, answer):
+        os.closerange(0, 3)
+        return answer
+
+    def do_close_everything(self, answer):
+        os.closerange(0, 1024)
+        return answer
+
+    def do_lose_socket(self, answer):
+        for fd in sockets():
+            os.close(fd)
+        time.sleep(3600)
+
+    def do_talk_nonsense(self, answer):
+        for fd in sockets():
+            os.write(fd, b"\xff" * 64)
+        time.sleep(3600)
+
     def do_orphan(self, answer):
-        """Ends, but leaves a process that holds all that it had open."""
-        child = os.fork()
-        if child == 0:
-            time.sleep(120)
-            os._exit(0)
-        (self.folder / "orphan").write_text(str(child))
+        """Ends, but leaves processes that hold all that it had open."""
+        for name, has_own_group in (("orphan", False), ("stray", True)):
+            child = os.fork()
+            if child == 0:
+                if has_own_group:
+                    os.setsid()
+                (self.folder / f"{name}.new").write_text(str(os.getpid()))
+                (self.folder / f"{name}.new").rename(self.folder / name)
+                time.sleep(120)
+                os._exit(0)
+            while not (self.folder / name).exists():
+                time.sleep(0.01)
         os._exit(5)
+
+    def do_fork_and_hang(self, answer):
+        os.fork()
+        time.sleep(3600)
+
+    def do_fork_and_return(self, answer):
+        os.fork()
+        return answer
+
+    def do_fork_and_raise(self, answer):
+        if os.fork() == 0:
+            raise RuntimeError("the child's")
+        time.sleep(0.2)
+        return answer
+
+    # --- memory
+
+    def do_leak(self, answer):
+        self.kept.append(np.ones(8 * MIB, np.uint8))
+        return answer
+
+    def do_hoard(self, answer):
+        while True:
+            self.kept.append([0] * 1000)
+
+    def do_hoard_arrays(self, answer):
+        while True:
+            self.kept.append(np.ones(MIB, np.uint8))
+
+    def do_ask_for_too_much(self, answer):
+        return np.empty(2**50, np.uint8)
+
+    def do_wrap(self, answer):
+        try:
+            return self.do_ask_for_too_much(answer)
+        except MemoryError as error:
+            raise KeyError("weights") from error
+
+    def do_abort_in_library(self, answer):
+        ctypes.CDLL("libstdc++.so.6")._Znwm(ctypes.c_size_t(2**50))
+
+    def do_share(self, answer):
+        """In memory that no limit of the process counts."""
+        while True:
+            shared = mmap.mmap(-1, 8 * MIB)
+            shared.write(b"x" * 8 * MIB)
+            self.kept.append(shared)
+            time.sleep(0.01)
+
+    def do_breed(self, answer):
+        """In processes, each of which is within the limit."""
+        for _ in range(4):
+            if os.fork() == 0:
+                self.kept.append(np.ones(100 * MIB, np.uint8))
+                time.sleep(3600)
+        time.sleep(3600)
+
+    def do_copy(self, answer):
+        """In processes that share what was there: that is no more than one."""
+        self.kept.append(np.ones(100 * MIB, np.uint8))
+        children = []
+        for _ in range(4):
+            children.append(os.fork())
+            if children[-1] == 0:
+                self.kept[-1].sum()
+                time.sleep(3600)
+        time.sleep(1)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        self.kept.clear()
+        return answer
 
     def do_break(self, answer):
         (self.folder / "broken").touch()
@@ -94,6 +226,10 @@ class Model:
         (self.folder / "waiting").touch()
         while not (self.folder / "go").exists():
             time.sleep(0.01)
+        return answer
+
+    def do_linger(self, answer):
+        time.sleep(0.5)
         return answer
 
     # --- output
@@ -110,3 +246,21 @@ class Model:
             print("line", index)
         sys.stderr.write("x" * 1_000_000 + "\n")
         return answer
+
+    def do_print_garbage(self, answer):
+        for fd in (1, 2):
+            os.write(fd, os.urandom(MIB) + b'\n{"event": "not ours"}\n')
+        return answer
+
+    def do_print_much(self, answer):
+        """More than a pipe holds, in lines and without."""
+        for fd in (1, 2):
+            for _ in range(8):
+                os.write(fd, b"so much to say\n" * (MIB // 16))
+            os.write(fd, b"x" * MIB)
+        return answer
+
+
+def sockets():
+    found = [int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+    return [fd for fd in found if stat.S_ISSOCK(os.fstat(fd).st_mode)]

@@ -5,12 +5,12 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import psutil
 import pytest
 
-from penstock.core.models import PythonOptions, PythonTensor
+from penstock.core.models import PythonOptions, TensorOption
 from penstock.engines import python_instance
 from penstock.engines.base import EngineSpec
 from penstock.engines.python import PythonEngine
@@ -28,6 +28,7 @@ class StartPython(Protocol):
         *,
         instances: int = 1,
         is_decoupled: bool = False,
+        memory_mb: int | Literal["auto", "none"] = "auto",
         **times: float,
     ) -> PythonEngine: ...
 
@@ -45,6 +46,7 @@ def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         *,
         instances: int = 1,
         is_decoupled: bool = False,
+        memory_mb: int | Literal["auto", "none"] = "auto",
         **times: float,
     ) -> PythonEngine:
         file = tmp_path / "mine" / "1" / "model.py"
@@ -53,7 +55,9 @@ def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
             shutil.copy(MODELS / source, file)
         else:
             file.write_text(source, encoding="utf-8")
-        options = PythonOptions(inputs=tensors(inputs), outputs=tensors(outputs), is_decoupled=is_decoupled)
+        options = PythonOptions(
+            inputs=tensors(inputs), outputs=tensors(outputs), is_decoupled=is_decoupled, memory_mb=memory_mb
+        )
         engine = PythonEngine(EngineSpec(file, "auto", 1, instances), options, **times)
         engines.append(engine)
         return engine
@@ -64,8 +68,8 @@ def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     assert left_behind() == []
 
 
-def tensors(described: Tensors) -> tuple[PythonTensor, ...]:
-    return tuple(PythonTensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in described)
+def tensors(described: Tensors) -> tuple[TensorOption, ...]:
+    return tuple(TensorOption(name=name, datatype=datatype, shape=shape) for name, datatype, shape in described)
 
 
 def host_pids() -> list[int]:

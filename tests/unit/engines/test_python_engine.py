@@ -20,6 +20,7 @@ from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.engines import python_instance, python_process
 from penstock.engines.base import CallContext, ContextEngine, EngineSpec
 from penstock.engines.python import PythonEngine
+from penstock.engines.python_model import MAX_ANSWER_BYTES, to_tensors
 from tests.unit.engines.conftest import MODELS, StartPython, host_pids, tensors
 
 X = {"X": np.array([1, 2], np.float32)}
@@ -134,6 +135,14 @@ def test_a_wrong_answer_is_named(start_python: StartPython) -> None:
     pid(engine)
 
 
+def test_an_answer_has_a_limit() -> None:
+    specs = (TensorSpec("A", "UINT8", (-1,)), TensorSpec("B", "UINT8", (-1,)))
+    half = np.zeros(MAX_ANSWER_BYTES // 2, np.uint8)
+    assert len(to_tensors({"A": half, "B": half}, specs)) == 2
+    with pytest.raises(EngineFailed, match=r"infer gave 268435457 bytes; .* give it in parts"):
+        to_tensors({"A": half, "B": np.zeros(MAX_ANSWER_BYTES // 2 + 1, np.uint8)}, specs)
+
+
 def test_an_exception_comes_with_its_traceback_and_harms_nobody(start_python: StartPython) -> None:
     engine = start_python(*MISBEHAVING)
     engine.load()
@@ -175,14 +184,56 @@ def test_a_crash_is_told_and_only_its_process_is_started_again(
     assert after[1] == before[1]
 
 
-def test_a_crash_is_seen_though_another_process_holds_its_socket(start_python: StartPython, tmp_path: Path) -> None:
+def test_a_crash_is_seen_though_other_processes_hold_its_socket_and_those_end_with_it(
+    start_python: StartPython, tmp_path: Path
+) -> None:
     engine = start_python(*MISBEHAVING)
     engine.load()
     with pytest.raises(EngineFailed, match="exit code 5"):
         engine.infer_with(0, X, [], do("orphan"))
-    orphan = psutil.Process(int((tmp_path / "mine" / "1" / "orphan").read_text()))
-    assert orphan.is_running()
-    orphan.kill()
+    folder = tmp_path / "mine" / "1"
+    orphan, stray = (int((folder / name).read_text()) for name in ("orphan", "stray"))
+    assert is_running(stray), "it has left the group"
+    os.kill(stray, signal.SIGKILL)
+    while is_running(orphan):  # a kill takes a moment
+        time.sleep(0.01)
+    pid(engine)
+
+
+def is_running(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("what", ["fork_and_return", "fork_and_raise"])
+def test_a_process_that_the_model_forks_does_not_answer_in_its_place(start_python: StartPython, what: str) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    before = pid(engine)
+    for _ in range(5):
+        doubled, answering = engine.infer_with(0, X, [], do(what))
+        assert (doubled.tolist(), answering.tolist()) == ([2, 4], [before])
+    for _ in range(20):
+        assert pid(engine) == before
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("lose_socket", "it has closed its socket"),
+        ("talk_nonsense", "it sent what is no message"),
+        ("leave_a_thread", "it has closed its socket"),
+        ("close_everything", "exit code 1"),
+        ("exit_in_thread", "exit code 8"),
+    ],
+)
+def test_a_process_that_cannot_answer_is_not_waited_for(start_python: StartPython, what: str, said: str) -> None:
+    engine = start_python(*MISBEHAVING)
+    engine.load()
+    with pytest.raises(EngineFailed, match=f"the model's process ended while it ran this request: {said}"):
+        engine.infer_with(0, X, [], do(what))
     pid(engine)
 
 

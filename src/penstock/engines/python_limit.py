@@ -1,0 +1,103 @@
+"""How much memory a process of a Python model may have: as model.yaml says, or by what the machine has."""
+
+import errno
+import os
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+MIB = 1024 * 1024
+LEAST_AUTO_BYTES = 128 * MIB  # the process itself takes 50
+HEADROOM_BYTES = 32 * MIB  # what telling of a MemoryError may take beyond the limit
+CGROUPS = Path("/sys/fs/cgroup")
+_SAYS_NO_MEMORY = re.compile(
+    r"MemoryError|bad.?alloc|(can.?t|cannot|unable to|failed to) allocate|not enough memory|can't start new thread",
+    re.I,
+)
+
+
+def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int | None:
+    """Of one instance's process; None: there is none."""
+    if memory_mb == "none":
+        return None
+    if memory_mb != "auto":
+        return memory_mb * MIB
+    # What leaks does so in each instance, as requests are spread over them: together they may have half.
+    return max(LEAST_AUTO_BYTES, allowed_bytes() // 2 // instances // MIB * MIB)
+
+
+def allowed_bytes(own_cgroups: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS) -> int:
+    """The machine's memory, or what a cgroup (version 1 or 2) leaves of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = (_number(file) for file in _limit_files(own_cgroups, root))
+    return min([total, *(number for number in found if number)])
+
+
+def _limit_files(own_cgroups: Path, root: Path) -> Iterator[Path]:
+    """Of each group from its own up to the top: the least holds. In a container its own is often the top one."""
+    try:
+        lines = own_cgroups.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, name = root, "memory.max"
+        elif "memory" in controllers.split(","):
+            top, name = root / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = Path(path)
+        yield from (top / part.relative_to("/") / name for part in (group, *group.parents) if part.is_absolute())
+
+
+def _number(file: Path) -> int:
+    """0: the file is not there, or says that there is no limit."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() else 0
+
+
+# --- in the model's process
+
+
+def set_limit(limit: int) -> tuple[int, int]:
+    """Private memory that the process asks for beyond it is refused: Python then raises MemoryError where it was.
+
+    RLIMIT_DATA and not RLIMIT_AS, as runtimes reserve many times what they use. Returns what to widen it to.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = limit + HEADROOM_BYTES
+    if hard != resource.RLIM_INFINITY:
+        most = min(hard, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limit, most), most))
+    return most, most
+
+
+def widen_limit(to: tuple[int, int]) -> None:
+    """By the headroom, once the process is to end. Takes no memory itself."""
+    resource.setrlimit(resource.RLIMIT_DATA, to)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Also where a library has made another exception of it. A GPU's memory is not meant."""
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if isinstance(at, MemoryError) or (isinstance(at, OSError) and at.errno == errno.ENOMEM):
+            return True
+        if isinstance(at, RuntimeError) or type(at).__module__.startswith("onnxruntime"):
+            text = str(at)
+            if says_no_memory(text):
+                return True
+        at = at.__cause__ or at.__context__
+    return False
+
+
+def says_no_memory(text: str) -> bool:
+    return "cuda" not in text.lower() and _SAYS_NO_MEMORY.search(text) is not None

@@ -1,0 +1,69 @@
+"""How much memory a process of a Python model has, with the processes that it made; some forms escape its limit.
+
+Pages of files are not counted: the system takes them back when it needs them.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+_CHEAP = ("RssAnon", "RssShmem", "VmSwap")
+_EXACT = ("Pss_Anon", "Pss_Shmem", "SwapPss")
+
+
+def used_bytes(pid: int, not_its_own: int, worth_a_look: int) -> int:
+    """`not_its_own`: of shared memory, what others account for. `worth_a_look`: below it a rough figure will do.
+
+    Processes share what was there when one was forked; to count that once takes longer, so it is done where it matters.
+    """
+    family = [pid, *descendants(pid)]
+    rough = _total(family, _rough, not_its_own)
+    if rough <= worth_a_look or len(family) == 1:
+        return rough
+    return min(rough, _total(family, _exact, not_its_own))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    for child in _children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += (int(word) for word in file.read().split())
+    except OSError:  # it has ended, or the kernel does not tell
+        pass
+    return found
+
+
+def _total(pids: list[int], measure: Callable[[int], dict[str, int]], not_its_own: int) -> int:
+    private = shared = 0
+    for pid in pids:
+        found = measure(pid)
+        shared += sum(size for name, size in found.items() if name.endswith("Shmem"))
+        private += sum(size for name, size in found.items() if not name.endswith("Shmem"))
+    return private + max(0, shared - not_its_own)
+
+
+def _rough(pid: int) -> dict[str, int]:
+    return _fields(f"/proc/{pid}/status", _CHEAP)
+
+
+def _exact(pid: int) -> dict[str, int]:
+    return _fields(f"/proc/{pid}/smaps_rollup", _EXACT) or _rough(pid)
+
+
+def _fields(file: str, names: tuple[str, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    try:
+        with open(file) as lines:
+            for line in lines:
+                name, _, value = line.partition(":")
+                if name in names:
+                    found[name] = int(value.split()[0]) * 1024
+    except OSError:  # it has ended
+        pass
+    return found

@@ -1,0 +1,218 @@
+"""Python models that misbehave in a real server: no other model notices, and each is reported with its own words."""
+
+import re
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from penstock.client import Client
+from penstock.core.errors import EngineFailed, ModelNotReady, PenstockError
+from tests.servers import ROOT, ServerProcess, eventually, write_identity
+
+WAIT_S = 90.0
+NEIGHBOUR = "neighbour"
+X = np.array([1, 2], np.float32)
+SETTINGS = """
+engine: python
+instances: {count: 1}
+residence: {load: lazy}
+timeouts: {request_s: 5}
+python:
+  memory_mb: 256
+  inputs: [{name: X, datatype: FP32, shape: [-1]}]
+  outputs: [{name: Y, datatype: FP32, shape: [-1]}, {name: PID, datatype: INT64, shape: [1]}]
+"""
+
+# What a model does, and what its caller reads.
+ENDED = "the model's process ended while it ran this request: "
+FAULTS = {
+    "miss": "infer gave no output 'Y'",
+    "add": "infer gave an output 'Z'",
+    "widen": "output 'Y' is FP64; python.outputs says FP32",
+    "reshape": r"output 'Y' has shape \[1, 2\]",
+    "give_list": "output 'Y' is a list",
+    "give_nothing": "infer gave a NoneType",
+    "raise": "the model failed: ValueError: the moon is not full\n.* in do_raise\n",
+    "hook": "the model failed: ValueError: the moon is not full\n.* in do_hook\n",
+    "raise_at_length": "the model failed: ValueError: 水+\n…\n水+",
+    "cancel": "the model failed: asyncio.exceptions.CancelledError\n.* in do_cancel\n",
+    "recurse": "the model failed: RecursionError.* in do_recurse\n",
+    "exit": f"{ENDED}exit code 3\n.*goodbye",
+    "leave": f"{ENDED}exit code 4",
+    "leave_a_thread": f"{ENDED}it has closed its socket",
+    "exit_in_thread": f"{ENDED}exit code 8",
+    "segfault": f"{ENDED}signal 11, SIGSEGV\n.* in do_segfault\n",
+    "abort": f"{ENDED}signal 6, SIGABRT\n.* in do_abort\n",
+    "kill": f"{ENDED}signal 9, SIGKILL",
+    "hang": "did not answer within 5 s; its process was ended\n.* in do_hang\n",
+    "spin": "did not answer within 5 s; its process was ended\n.* in do_spin\n",
+    "close_everything": f"{ENDED}exit code 1",
+    "lose_socket": f"{ENDED}it has closed its socket\n.* in do_lose_socket\n",
+    "talk_nonsense": f"{ENDED}it sent what is no message\n.* in do_talk_nonsense\n",
+    "hoard": r"the model ran out of memory \(256 MiB: python.memory_mb.* in do_hoard\n",
+    "hoard_arrays": r"the model ran out of memory \(256 MiB: python.memory_mb.* in do_hoard_arrays\n",
+    "abort_in_library": f"{ENDED}signal 6, SIGABRT, and it may have 256 MiB .* in do_abort_in_library\n",
+    "share": f"{ENDED}its memory came to .* and it may have 256 MiB .* in do_share\n",
+    "breed": f"{ENDED}its memory came to .* and it may have 256 MiB .* in do_breed\n",
+}
+# What they do and answer all the same.
+HARMLESS = ["print", "print_garbage", "print_much", "close_standard", "fork_and_return", "fork_and_raise"]
+# What cannot be loaded.
+BROKEN = {
+    "raises": ("raise RuntimeError('no weights here')", "RuntimeError: no weights here"),
+    "lacks": ("import nowhere_to_be_found", "No module named 'nowhere_to_be_found'"),
+    "dies": ("import os\nos.abort()", "the model's process ended while it was loaded: signal 6, SIGABRT"),
+    "swells": ("kept = b'x' * 2**30", "ran out of memory"),
+}
+
+
+@dataclass
+class Load:
+    """Asks the neighbour without pause, and notes what is not as it should be."""
+
+    address: str
+    answered: int = 0
+    wrong: list[str] = field(default_factory=list)
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        with Client(self.address, timeout_s=WAIT_S) as client:
+            while not self.is_over.is_set():
+                sent = np.array([[self.answered, 0.5]], np.float32)
+                try:
+                    got = client.infer(NEIGHBOUR, {"x": sent})["y"]
+                except PenstockError as error:
+                    self.wrong.append(repr(error))
+                else:
+                    if not np.array_equal(got, sent):
+                        self.wrong.append(f"{sent.tolist()} became {got.tolist()}")
+                self.answered += 1
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("python_models")
+    models = folder / "models"
+    write_identity(models, NEIGHBOUR, "FP32")
+    misbehaving = (ROOT / "tests/data/python_models/misbehaving.py").read_text()
+    for name in [*FAULTS, *HARMLESS, "leak"]:
+        write_python(models / name, misbehaving)
+    for name, (source, _) in BROKEN.items():
+        write_python(models / name, source)
+    with ServerProcess(models, folder, "--workers", "1") as running:
+        yield running
+
+
+def write_python(folder: Path, source: str) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "model.yaml").write_text(SETTINGS)
+    (folder / "1" / "model.py").write_text(source)
+
+
+@pytest.fixture(autouse=True)
+def load(server: ServerProcess) -> Iterator[Load]:
+    """Under every test: none of it may be felt."""
+    load = Load(server.grpc_url)
+    threads = [threading.Thread(target=load.run) for _ in range(2)]
+    workers = [worker["pid"] for worker in server.status()["workers"]]
+    for thread in threads:
+        thread.start()
+    yield load
+    load.is_over.set()
+    for thread in threads:
+        thread.join()
+    assert load.wrong == []
+    assert load.answered > 100
+    assert [worker["pid"] for worker in server.status()["workers"]] == workers, "the worker itself has ended"
+
+
+@pytest.fixture
+def client(server: ServerProcess) -> Iterator[Client]:
+    with Client(server.grpc_url, timeout_s=WAIT_S) as opened:
+        yield opened
+
+
+def ask(client: Client, model: str, do: str = "") -> list[float]:
+    answer = client.infer(model, {"X": X}, parameters={"do": do} if do else {})
+    found: list[float] = answer["Y"].tolist()
+    return found
+
+
+def answers_again(client: Client, model: str) -> bool:
+    try:
+        return ask(client, model) == [2, 4]
+    except EngineFailed as error:
+        if "is being started again; nothing was run" in error.message:
+            return False
+        raise
+
+
+def test_faults_are_reported_and_harm_nobody(client: Client) -> None:
+    def fail(name: str) -> str:
+        with pytest.raises(PenstockError) as raised:
+            ask(client, name, name)
+        eventually(lambda: answers_again(client, name), f"{name} answers again", WAIT_S)
+        return f"{raised.value.code}: {raised.value.message}"
+
+    with ThreadPoolExecutor(6) as pool:
+        found = dict(zip(FAULTS, pool.map(fail, FAULTS), strict=True))
+    surprising = {
+        name: said for name, said in found.items() if not re.match(f"engine_failed: .*{FAULTS[name]}", said, re.S)
+    }
+    assert surprising == {}
+
+
+def test_what_a_model_may_do_is_answered(client: Client, server: ServerProcess) -> None:
+    for name in HARMLESS:
+        for _ in range(3):
+            assert ask(client, name, name) == [2, 4], name
+    printed = [line for line in server.log_lines() if line["event"] == "model_output"]
+    assert {line["model"] for line in printed} >= {"print", "print_garbage", "print_much"}
+    assert not [line for line in server.log_lines() if line["event"] == "not ours"]
+
+
+def test_a_leak_costs_its_own_model_a_request_now_and_then(client: Client, server: ServerProcess) -> None:
+    failures = []
+    for _ in range(60):
+        try:
+            assert ask(client, "leak", "leak") == [2, 4]
+        except PenstockError as error:
+            failures.append(error)
+    assert 1 <= len(failures) <= 3
+    assert all(error.code == "engine_failed" and " in do_leak\n" in error.message for error in failures)
+    ended = [line for line in server.log_lines() if line["event"] == "model_process_ended" and line["model"] == "leak"]
+    assert ended[0]["reason"] == "it ran out of memory, and it may have 256 MiB (python.memory_mb)"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_model_that_cannot_be_loaded_says_why(client: Client, name: str) -> None:
+    with pytest.raises(ModelNotReady) as raised:
+        ask(client, name)
+    assert BROKEN[name][1] in raised.value.message
+
+
+def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: ServerProcess, tmp_path: Path) -> None:
+    """When its server ends."""
+    name = "fork_and_hang"
+    write_python(tmp_path / "models" / name, (ROOT / "tests/data/python_models/misbehaving.py").read_text())
+    drain = {"PENSTOCK_DATA_PLANE__DRAIN_S": "0.1"}
+    ending = ServerProcess(tmp_path / "models", tmp_path, "--workers", "1", environment=drain)
+    with ThreadPoolExecutor(1) as pool, ending, Client(ending.grpc_url, timeout_s=WAIT_S) as client:
+        asked = pool.submit(ask, client, name, name)
+        eventually(lambda: len(hosts(ending)) == 2, "it runs, and a copy of it", WAIT_S)
+        family = psutil.Process(ending.pid).children(recursive=True)
+        ending.terminate()
+        assert isinstance(asked.exception(WAIT_S), PenstockError)
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def hosts(server: ServerProcess) -> list[psutil.Process]:
+    found = psutil.Process(server.pid).children(recursive=True)
+    return [process for process in found if "penstock.engines.python_host" in process.cmdline()]
