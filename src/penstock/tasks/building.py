@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.core.config import Limits
 from penstock.core.models import ModelSettings
+from penstock.core.plugins import TASKS, load_plugin
 from penstock.core.signature import Signature
 from penstock.tasks.base import Task
 
@@ -22,7 +23,10 @@ class TaskSpec:
 
 def build_task(spec: TaskSpec) -> Task:
     """Raises ConfigError with what is wrong."""
-    return _TASKS[spec.settings.task](spec)
+    name = spec.settings.task
+    factory = _TASKS.get(name) or load_plugin(TASKS, name)
+    task: Task = factory(spec)
+    return task
 
 
 # Each imports its libraries only when a model asks for it.
@@ -31,8 +35,11 @@ def build_task(spec: TaskSpec) -> Task:
 def _tensor(spec: TaskSpec) -> Task:
     from penstock.tasks.tensor import TensorTask
 
-    is_batched = None if spec.settings.is_batched == "auto" else spec.settings.is_batched
-    return TensorTask(spec.signature, spec.settings.batching.max_rows, is_batched)
+    settings = spec.settings
+    is_batched = None if settings.is_batched == "auto" else settings.is_batched
+    if settings.engine == "python" and is_batched is None:
+        is_batched = False  # its requests are never joined, and it knows itself what its first dimension is
+    return TensorTask(spec.signature, settings.batching.max_rows, is_batched)
 
 
 def _embed(spec: TaskSpec) -> Task:
@@ -43,10 +50,30 @@ def _embed(spec: TaskSpec) -> Task:
     return EmbedTask(spec.folder, settings.embed, max_rows, spec.signature, max_tokens)
 
 
+def _score(spec: TaskSpec) -> Task:
+    from penstock.tasks.score import build_score_task
+
+    settings = spec.settings
+    max_rows, max_tokens = settings.batching.max_rows, spec.limits.max_tokens
+    return build_score_task(spec.folder, settings.score, max_rows, spec.signature, max_tokens)
+
+
+def _classify(spec: TaskSpec) -> Task:
+    from penstock.tasks.classify import ClassifyTask
+
+    return ClassifyTask(spec.folder, spec.settings, spec.signature, spec.limits.max_tokens)
+
+
 def _upscale(spec: TaskSpec) -> Task:
     from penstock.tasks.upscale import UpscaleTask
 
     return UpscaleTask(spec.settings.upscale, spec.signature, spec.settings.batching.max_rows)
 
 
-_TASKS: Mapping[str, Callable[[TaskSpec], Task]] = {"tensor": _tensor, "embed": _embed, "upscale": _upscale}
+_TASKS: Mapping[str, Callable[[TaskSpec], Task]] = {
+    "tensor": _tensor,
+    "embed": _embed,
+    "score": _score,
+    "classify": _classify,
+    "upscale": _upscale,
+}

@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.core.errors import ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
+from penstock.core.errors import ConfigError, RequestTooLarge
 from penstock.core.models import UpscaleOptions
 from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, pack_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
-from penstock.tasks.images import DecodedImage, ImageHeader, decode, encode_png, read_header
+from penstock.tasks.columns import check_outputs
+from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
+from penstock.tasks.images import DecodedImage, ImageHeader, encode_png
 
-IMAGE = "image"
 GRAIN = 16  # pixels
-EXPECTED = f"this model takes one input, '{IMAGE}' BYTES [n] or [n, 1], each element a JPEG or PNG file"
 Plane = NDArray[np.uint8]
 
 
@@ -61,14 +61,14 @@ class UpscaleTask:
         self.signature = TaskSignature((spec,), (spec,), max_rows)
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        files = unpack_bytes(_check_request(request, self.signature.max_batch_size))
-        # Every header before any pixel: a request that is refused costs no decoding.
-        headers = [_read_header(index, file, self._options.max_pixels) for index, file in enumerate(files)]
+        given = take_files(request, self.signature.max_batch_size)
+        check_outputs(request, (IMAGE,))
+        headers = read_headers(given, self._options.max_pixels)
         self._check_sum(headers)
         pieces: list[Piece] = []
         enlarged: list[_Enlarged] = []
-        for index, header in enumerate(headers):
-            luminance, waiting = self._enlarge(_decode(index, header))
+        for decoded in decode_all(headers):
+            luminance, waiting = self._enlarge(decoded)
             enlarged.append(waiting)
             tiles = self._cut(luminance, waiting.tiling)
             pieces += [Piece({self._input: tile}, key=tile.shape) for tile in tiles]
@@ -165,47 +165,6 @@ def _compose(enlarged: _Enlarged, luminance: Plane) -> DecodedImage:
     if enlarged.alpha:
         image.putalpha(enlarged.alpha)
     return DecodedImage(image, enlarged.color_profile)
-
-
-def _read_header(index: int, file: bytes, max_pixels: int) -> ImageHeader:
-    try:
-        header = read_header(file)
-    except InvalidImage as error:
-        raise _at(index, error) from error
-    if header.pixels > max_pixels:
-        raise InvalidImage(
-            f"input '{IMAGE}' element {index}: the image says it has {header.size} pixels; "
-            f"this model takes at most {max_pixels}: shrink it or send parts of it"
-        )
-    return header
-
-
-def _decode(index: int, header: ImageHeader) -> DecodedImage:
-    try:
-        return decode(header)
-    except InvalidImage as error:
-        raise _at(index, error) from error
-
-
-def _at(index: int, error: InvalidImage) -> InvalidImage:
-    return InvalidImage(f"input '{IMAGE}' element {index}: {error.message}")
-
-
-def _check_request(request: TaskRequest, max_rows: int) -> Tensor:
-    names = [tensor.name for tensor in request.inputs]
-    if names != [IMAGE]:
-        raise InvalidTensor(f"{EXPECTED}; got {', '.join(map(repr, names)) or 'none'}")
-    if unknown := [name for name in request.outputs if name != IMAGE]:
-        raise InvalidTensor(f"unknown output '{unknown[0]}'; this model has '{IMAGE}'")
-    tensor = request.inputs[0]
-    is_column = len(tensor.shape) == 2 and tensor.shape[1] == 1
-    if tensor.datatype != BYTES or not (len(tensor.shape) == 1 or is_column):
-        raise InvalidTensor(f"{EXPECTED}; got {tensor.datatype} {list(tensor.shape)}")
-    if tensor.shape[0] < 1:
-        raise InvalidRequest(f"input '{IMAGE}' has no rows; send at least one image")
-    if tensor.shape[0] > max_rows:
-        raise RequestTooLarge(f"input '{IMAGE}' has {tensor.shape[0]} images; send at most {max_rows} at a time")
-    return tensor
 
 
 def _check_graph(engine: Signature) -> tuple[TensorSpec, TensorSpec]:

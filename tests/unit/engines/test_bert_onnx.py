@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
 from penstock.engines.bert_onnx import convert, find_minilm_weights
+from tests.checkpoints import reference_logits, save_classifier
 
 REFERENCE = Path(__file__).parents[2] / "data"
 TEXTS: list[str] = json.loads((REFERENCE / "minilm_reference.json").read_text())
@@ -248,6 +249,38 @@ def test_a_bad_file_is_named(source: Path, tmp_path: Path, name: str, content: s
     (source / name).write_text(content)
     with pytest.raises(ConfigError, match=message):
         convert(source, tmp_path / "target")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_classifier(tmp_path_factory.mktemp("classifier"), ["no", "perhaps", "yes"])
+
+
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_a_classifiers_logits_are_transformers(classifier: Path, tmp_path: Path, engine: str) -> None:
+    """In one batch, with padding and token types, what each pair gets alone."""
+    convert(classifier, tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.enable_padding()
+    pairs = list(zip(TEXTS[:6], TEXTS[6:12], strict=True))
+    encoded = tokenizer.encode_batch(pairs)
+    fields = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+    feed = {name: np.array([getattr(each, field) for each in encoded]) for name, field in fields.items()}
+    if engine == "onnx":
+        logits = ort.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"]).run(None, feed)[0]
+    else:
+        hints = {"INFERENCE_PRECISION_HINT": "f32"}
+        logits = ov.Core().compile_model(tmp_path / "model.onnx", "CPU", hints).create_infer_request().infer(feed)[0]
+    expected = reference_logits(classifier, [first for first, _ in pairs], [second for _, second in pairs])
+    assert logits.shape == (6, 3)
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+    assert np.ptp(expected, axis=0).min() > 0.1  # pairs differ, or nothing would be shown
+
+
+def test_a_classifiers_labels_are_written(classifier: Path, tmp_path: Path) -> None:
+    convert(classifier, tmp_path)
+    assert (tmp_path / "labels.txt").read_text() == "no\nperhaps\nyes\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["labels.txt", "model.onnx", "tokenizer.json"]
 
 
 def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

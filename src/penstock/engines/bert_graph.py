@@ -1,0 +1,172 @@
+"""A BERT as an ONNX graph: an encoder of sentences, or a classifier of texts and pairs."""
+
+from collections.abc import Callable, Sequence
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.core.tensors import Array
+from penstock.engines.bert_source import BertConfig, Weights
+
+OPSET = 20  # the first with Gelu
+IR_VERSION = 10
+# Far below any score, so that the softmax gives a padded token exactly 0, and finite, so that
+# a row without any token gives no NaN.
+MASKED_SCORE = -10_000.0
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
+
+
+class _Graph:
+    """Nodes and constants in the order they are added; an operation returns its output's name."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        # Constants that every layer shares, such as shapes and axes.
+        self.shared: dict[tuple[object, ...], str] = {}
+
+    def op(self, kind: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        output = output or f"{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [output], name=output, **attributes))
+        return output
+
+    def weight(self, array: Array) -> str:
+        name = f"constant_{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+        return name
+
+    def number(self, value: float) -> str:
+        return self._share(("number", value), lambda: np.array(value, dtype=np.float32))
+
+    def integers(self, *values: int) -> str:
+        return self._share(("integers", *values), lambda: np.array(values, dtype=np.int64))
+
+    def _share(self, key: tuple[object, ...], make: Callable[[], Array]) -> str:
+        if key not in self.shared:
+            self.shared[key] = self.weight(make())
+        return self.shared[key]
+
+
+class _Bert:
+    def __init__(self, config: BertConfig, weights: Weights) -> None:
+        self._config = config
+        self._weights = weights
+        self.graph = _Graph()
+
+    def embed_tokens(self, ids: str, types: str = "") -> str:
+        """Without `types` every token is of type 0."""
+        graph, weights, hidden = self.graph, self._weights, self._config.hidden
+        words = weights.get("embeddings.word_embeddings.weight", -1, hidden)
+        positions = weights.get("embeddings.position_embeddings.weight", -1, hidden)
+        kinds = weights.get("embeddings.token_type_embeddings.weight", -1, hidden)
+        if not types:
+            positions = positions + kinds[0]
+        count = graph.op("Shape", ids, start=1, end=2)
+        zero = graph.integers(0)
+        here = graph.op("Slice", graph.weight(positions), zero, count, zero)
+        x = graph.op("Add", graph.op("Gather", graph.weight(words), ids), here)
+        if types:
+            x = graph.op("Add", x, graph.op("Gather", graph.weight(kinds), types))
+        return self._layer_norm(x, "embeddings")
+
+    def encode(self, x: str) -> str:
+        bias = self.score_bias(MASK)
+        for index in range(self._config.layers):
+            x = self.layer(index, x, bias)
+        return x
+
+    def score_bias(self, mask: str) -> str:
+        """[batch, 1, 1, tokens]: 0 for a token, MASKED_SCORE for padding."""
+        graph = self.graph
+        real = graph.op("Cast", graph.op("Unsqueeze", mask, graph.integers(1, 2)), to=TensorProto.FLOAT)
+        return graph.op("Mul", graph.op("Sub", graph.number(1.0), real), graph.number(MASKED_SCORE))
+
+    def layer(self, index: int, x: str, bias: str) -> str:
+        graph, name = self.graph, f"encoder.layer.{index}"
+        attended = self._linear(self._attend(f"{name}.attention.self", x, bias), f"{name}.attention.output.dense")
+        x = self._layer_norm(graph.op("Add", attended, x), f"{name}.attention.output")
+        inner = graph.op("Gelu", self._linear(x, f"{name}.intermediate.dense", -1))
+        outer = self._linear(inner, f"{name}.output.dense", self._config.hidden, -1)
+        return self._layer_norm(graph.op("Add", outer, x), f"{name}.output")
+
+    def pool(self, x: str, mask: str, output: str) -> str:
+        """The mean over a row's tokens, of length 1; zeros for a row without tokens."""
+        graph, first = self.graph, self.graph.integers(1)
+        real = graph.op("Cast", mask, to=TensorProto.FLOAT)
+        # Not a MatMul with the mask: OpenVINO would run that in BF16, and the cosine to FP32 was
+        # 0.99991 in place of 0.99997.
+        kept = graph.op("Mul", x, graph.op("Unsqueeze", real, graph.integers(2)))
+        total = graph.op("ReduceSum", kept, first, keepdims=0)
+        count = graph.op("Max", graph.op("ReduceSum", real, first, keepdims=1), graph.number(1e-9))
+        mean = graph.op("Div", total, count)
+        norm = graph.op("Max", graph.op("ReduceL2", mean, first, keepdims=1), graph.number(1e-12))
+        return graph.op("Div", mean, norm, output=output)
+
+    def classify(self, x: str, classes: int, output: str) -> str:
+        """From the first token, whose vector stands for the whole."""
+        graph = self.graph
+        first = graph.op("Squeeze", graph.op("Gather", x, graph.integers(0), axis=1), graph.integers(1))
+        pooled = graph.op("Tanh", self._linear(first, "pooler.dense"))
+        return self._linear(pooled, "classifier", classes, output=output)
+
+    def _attend(self, name: str, x: str, bias: str) -> str:
+        graph, size = self.graph, self._config.hidden // self._config.heads
+        split = graph.integers(0, 0, self._config.heads, size)
+
+        def heads_of(part: str, perm: Sequence[int]) -> str:
+            return graph.op("Transpose", graph.op("Reshape", self._linear(x, f"{name}.{part}"), split), perm=perm)
+
+        query, key, value = (
+            heads_of("query", (0, 2, 1, 3)),
+            heads_of("key", (0, 2, 3, 1)),
+            heads_of("value", (0, 2, 1, 3)),
+        )
+        scores = graph.op("Div", graph.op("MatMul", query, key), graph.number(sqrt(size)))
+        shares = graph.op("Softmax", graph.op("Add", scores, bias), axis=-1)
+        mixed = graph.op("Transpose", graph.op("MatMul", shares, value), perm=(0, 2, 1, 3))
+        return graph.op("Reshape", mixed, graph.integers(0, 0, self._config.hidden))
+
+    def _linear(self, x: str, name: str, width: int | None = None, depth: int | None = None, output: str = "") -> str:
+        graph, hidden = self.graph, self._config.hidden
+        weight = self._weights.get(f"{name}.weight", width or hidden, depth or hidden)
+        bias = self._weights.get(f"{name}.bias", weight.shape[0])
+        return graph.op("Add", graph.op("MatMul", x, graph.weight(weight.T)), graph.weight(bias), output=output)
+
+    def _layer_norm(self, x: str, name: str) -> str:
+        scale, shift = (
+            self.graph.weight(self._weights.get(f"{name}.LayerNorm.{part}", self._config.hidden))
+            for part in ("weight", "bias")
+        )
+        return self.graph.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=self._config.layer_norm_eps)
+
+
+def build_encoder(config: BertConfig, weights: Weights) -> onnx.ModelProto:
+    """Texts to vectors of length 1. Every token is of type 0."""
+    bert = _Bert(config, weights)
+    output = "sentence_embedding"
+    bert.pool(bert.encode(bert.embed_tokens(IDS)), MASK, output)
+    return _model(bert.graph, "bert_sentence_encoder", (IDS, MASK), output, config.hidden)
+
+
+def build_classifier(config: BertConfig, weights: Weights, classes: int) -> onnx.ModelProto:
+    """Texts or pairs of texts to a number for each class."""
+    bert = _Bert(config, weights)
+    output = "logits"
+    bert.classify(bert.encode(bert.embed_tokens(IDS, TYPES)), classes, output)
+    return _model(bert.graph, "bert_classifier", (IDS, MASK, TYPES), output, classes)
+
+
+def _model(graph: _Graph, name: str, inputs: Sequence[str], output: str, width: int) -> onnx.ModelProto:
+    info = helper.make_tensor_value_info
+    made = helper.make_graph(
+        graph.nodes,
+        name,
+        [info(each, TensorProto.INT64, ["batch", "tokens"]) for each in inputs],
+        [info(output, TensorProto.FLOAT, ["batch", width])],
+        graph.constants,
+    )
+    opset = helper.make_opsetid("", OPSET)
+    return helper.make_model(made, producer_name="penstock", opset_imports=[opset], ir_version=IR_VERSION)

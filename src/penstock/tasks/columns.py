@@ -1,0 +1,31 @@
+"""BYTES inputs with one element a row: [n] or [n, 1]."""
+
+from collections.abc import Sequence
+
+from penstock.core.errors import InvalidRequest, InvalidTensor
+from penstock.core.tensors import BYTES, Tensor
+from penstock.tasks.base import TaskRequest
+
+
+def take_inputs(request: TaskRequest, inputs: list[str], expected: str) -> list[Tensor]:
+    """The request's inputs in the order of `inputs`; `expected` says what the model takes."""
+    names = [tensor.name for tensor in request.inputs]
+    if names == inputs:
+        return request.inputs
+    if sorted(names) != sorted(inputs):
+        raise InvalidTensor(f"{expected}; got {', '.join(map(repr, names)) or 'none'}")
+    return sorted(request.inputs, key=lambda tensor: inputs.index(tensor.name))
+
+
+def check_outputs(request: TaskRequest, outputs: Sequence[str]) -> None:
+    if unknown := [name for name in request.outputs if name not in outputs]:
+        raise InvalidTensor(f"unknown output '{unknown[0]}'; this model has {', '.join(map(repr, outputs))}")
+
+
+def check_column(tensor: Tensor, expected: str, element: str) -> None:
+    """`element` is what a row holds: a text, an image."""
+    is_column = len(tensor.shape) == 1 or (len(tensor.shape) == 2 and tensor.shape[1] == 1)
+    if tensor.datatype != BYTES or not is_column:
+        raise InvalidTensor(f"{expected}; got {tensor.datatype} {list(tensor.shape)}")
+    if tensor.shape[0] < 1:
+        raise InvalidRequest(f"input '{tensor.name}' has no rows; send at least one {element}")

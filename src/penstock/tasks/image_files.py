@@ -1,0 +1,51 @@
+"""BYTES inputs whose elements are JPEG or PNG files."""
+
+from collections.abc import Iterator
+
+from penstock.core.errors import InvalidImage, RequestTooLarge
+from penstock.core.tensors import Tensor, unpack_bytes
+from penstock.tasks.base import TaskRequest
+from penstock.tasks.columns import check_column, take_inputs
+from penstock.tasks.images import DecodedImage, ImageHeader, decode, read_header
+
+IMAGE = "image"
+EXPECTED = f"this model takes one input, '{IMAGE}' BYTES [n] or [n, 1], each element a JPEG or PNG file"
+
+
+def take_files(request: TaskRequest, max_rows: int) -> Tensor:
+    (tensor,) = take_inputs(request, [IMAGE], EXPECTED)
+    check_column(tensor, EXPECTED, "image")
+    if tensor.shape[0] > max_rows:
+        raise RequestTooLarge(f"input '{IMAGE}' has {tensor.shape[0]} images; send at most {max_rows} at a time")
+    return tensor
+
+
+def read_headers(tensor: Tensor, max_pixels: int) -> list[ImageHeader]:
+    """Every header before any pixel: a request that is refused costs no decoding."""
+    return [_read_header(index, file, max_pixels) for index, file in enumerate(unpack_bytes(tensor))]
+
+
+def decode_all(headers: list[ImageHeader]) -> Iterator[DecodedImage]:
+    """Takes each off the list: one that is decoded keeps its pixels for as long as it is held."""
+    for index in range(len(headers)):
+        try:
+            yield decode(headers.pop(0))
+        except InvalidImage as error:
+            raise _at(index, error) from error
+
+
+def _read_header(index: int, file: bytes, max_pixels: int) -> ImageHeader:
+    try:
+        header = read_header(file)
+    except InvalidImage as error:
+        raise _at(index, error) from error
+    if header.pixels > max_pixels:
+        raise InvalidImage(
+            f"input '{IMAGE}' element {index}: the image says it has {header.size} pixels; "
+            f"this model takes at most {max_pixels}: shrink it or send parts of it"
+        )
+    return header
+
+
+def _at(index: int, error: InvalidImage) -> InvalidImage:
+    return InvalidImage(f"input '{IMAGE}' element {index}: {error.message}")

@@ -1,0 +1,165 @@
+"""The score task: how well passages answer a query, by the cosine of two vectors or by a cross-encoder."""
+
+from collections.abc import Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.models import ScoreOptions
+from penstock.core.signature import Signature
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array
+from penstock.tasks.base import Piece, Prepared, Task, TaskRequest, TaskSignature
+from penstock.tasks.columns import check_outputs, take_inputs
+from penstock.tasks.graph import find_output
+from penstock.tasks.numbers import sigmoid
+from penstock.tasks.pairs import PairTokens
+from penstock.tasks.text import TextGraph, read_texts
+
+QUERY, PASSAGE = "query", "passage"
+SCORE = "score"
+EXPECTED = f"this model takes two inputs, '{QUERY}' and '{PASSAGE}', each BYTES [n] or [n, 1]"
+OUTPUTS = {"cosine": "sentence_embedding", "cross": "logits"}  # what graphs call them
+MAX_LOGITS = 2  # of a cross-encoder: the score, or one for each of "does not answer" and "answers"
+GATHERED_ROWS = 1024  # vectors that are copied at a time
+
+
+def build_score_task(
+    folder: Path, options: ScoreOptions, max_rows: int, engine: Signature, max_tokens_per_request: int
+) -> Task:
+    method, output = _choose(options, engine)
+    if method == "cross" and output.shape[1] > MAX_LOGITS:
+        raise ConfigError(
+            f"score.method: a cross-encoder gives 1 or 2 numbers for a pair, but '{output.name}' has "
+            f"{output.shape[1]}; set method: cosine where they are vectors, or task: classify"
+        )
+    tokenizer = folder / options.tokenizer
+    graph = TextGraph("score", engine, tokenizer, options.max_length, max_tokens_per_request)
+    if method == "cosine":
+        return CosineTask(graph, output.name, max_rows)
+    return CrossTask(graph, options, output.name, max_rows)
+
+
+def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
+    """The method and the graph's output."""
+    names = [spec.name for spec in engine.outputs]
+    wanted = [OUTPUTS[options.method]] if options.method in OUTPUTS else list(OUTPUTS.values())
+    name = options.output or next((name for name in wanted if name in names), names[0] if len(names) == 1 else "")
+    if not name:
+        raise ConfigError(
+            f"score.output: the graph has no {' or '.join(wanted)}, but {', '.join(names)}: "
+            "say which holds the vectors or the scores"
+        )
+    output = find_output(engine, name, "score.output")
+    if options.method != "auto":
+        return options.method, output
+    for method, known in OUTPUTS.items():
+        if name == known:
+            return method, output
+    if output.shape[1] < 1:
+        raise ConfigError(
+            f"score.method: '{name}' does not say how wide it is; set cosine where it holds vectors, cross where scores"
+        )
+    return ("cross" if output.shape[1] <= MAX_LOGITS else "cosine"), output
+
+
+class _ScoreTask:
+    """What both methods share."""
+
+    is_prepare_cheap = False
+    is_finish_cheap = True
+
+    def __init__(self, graph: TextGraph, output: str, max_rows: int) -> None:
+        self._graph = graph
+        self.engine_outputs: Sequence[str] = (output,)
+        inputs = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in (QUERY, PASSAGE))
+        self.signature = TaskSignature(inputs, (TensorSpec(SCORE, "FP32", (-1, 1)),), max_rows)
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        return self._graph.join(pieces)
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        rows = outputs[0]
+        return [(rows[row : row + 1],) for row in range(len(pieces))]
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        return self._graph.warm_up_inputs(self.signature.max_batch_size)
+
+
+class CosineTask(_ScoreTask):
+    """Every text that a request has, however often, is encoded once."""
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        queries, passages = _read(request)
+        places: dict[str, int] = {}
+        of_query, of_passage = (
+            [places.setdefault(text, len(places)) for text in texts] for texts in (queries, passages)
+        )
+        pieces, tokens = self._graph.pieces(list(places))
+        sent = sum(pieces[place].length for place in (*of_query, *of_passage))
+        self._graph.check_tokens(sent, len(queries) + len(passages), "texts")
+        return Prepared(pieces, (of_query, of_passage), {"tokens": tokens})
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        of_query, of_passage = (np.array(places) for places in prepared.context)
+        vectors = _unit(np.concatenate([result[0] for result in results]).astype(np.float32, copy=False))
+        if len(of_query) == 1:
+            scores = (vectors @ vectors[of_query[0]])[of_passage]
+        else:
+            scores = np.concatenate(list(_products(vectors, of_query, of_passage)))
+        return [from_array(SCORE, scores.clip(-1, 1).reshape(-1, 1))]  # rounding may lead beyond
+
+
+class CrossTask(_ScoreTask):
+    """A pair is a piece; a text that is in many pairs is tokenized once."""
+
+    def __init__(self, graph: TextGraph, options: ScoreOptions, output: str, max_rows: int) -> None:
+        super().__init__(graph, output, max_rows)
+        self._pairs = PairTokens(graph.tokenizer, graph.max_length)
+        self._has_sigmoid = options.activation == "sigmoid"
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        queries, passages = _read(request)
+        distinct = list(dict.fromkeys((*queries, *passages)))
+        ids = dict(zip(distinct, self._graph.encode(distinct, with_special=False), strict=True))
+        paired = zip(repeat(queries[0]) if len(queries) == 1 else queries, passages, strict=False)
+        pieces: list[Piece] = []
+        tokens = 0
+        for piece in self._pairs.pieces((ids[query], ids[passage]) for query, passage in paired):
+            pieces.append(piece)
+            tokens += piece.length
+            self._graph.check_tokens(tokens, len(passages), "pairs")
+        return Prepared(pieces, parameters={"tokens": tokens})
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        logits = np.concatenate([result[0] for result in results]).astype(np.float32, copy=False)
+        if logits.shape[1] > MAX_LOGITS:
+            raise EngineFailed(
+                f"the model gave {logits.shape[1]} numbers for a pair; a cross-encoder gives 1 or 2: set score.method"
+            )
+        # Of two, the sigmoid of their difference is the softmax's second.
+        scores = logits[:, 1:] - logits[:, :1] if logits.shape[1] == MAX_LOGITS else logits
+        return [from_array(SCORE, sigmoid(scores) if self._has_sigmoid else scores)]
+
+
+def _read(request: TaskRequest) -> tuple[list[str], list[str]]:
+    given = take_inputs(request, [QUERY, PASSAGE], EXPECTED)
+    check_outputs(request, (SCORE,))
+    queries, passages = (read_texts(tensor, EXPECTED) for tensor in given)
+    if len(queries) not in (1, len(passages)):
+        raise InvalidTensor(
+            f"{len(queries)} queries for {len(passages)} passages; send one query for all, or one for each"
+        )
+    return queries, passages
+
+
+def _unit(vectors: Array) -> Array:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, np.float32(1))
+
+
+def _products(vectors: Array, first: Array, second: Array) -> Iterator[Array]:
+    for start in range(0, len(first), GATHERED_ROWS):
+        rows = slice(start, start + GATHERED_ROWS)
+        yield np.einsum("ij,ij->i", vectors[first[rows]], vectors[second[rows]])

@@ -1,0 +1,187 @@
+"""Texts as a graph takes them: decoded, tokenized, cut, and joined with padding."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
+from penstock.core.signature import Signature
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, unpack_bytes
+from penstock.tasks.base import Piece, Prepared, TaskRequest
+from penstock.tasks.columns import check_column, take_inputs
+from penstock.tasks.graph import IDS, MASK, TYPES, has_text_inputs
+
+TEXT = "text"
+EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
+CHUNK = 64  # texts that are tokenized before their sum is held against the limit
+HEAD_CHARS_PER_TOKEN = 8  # English has about five
+# A blank, or a Chinese character, which BERT takes for a word of its own.
+BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
+
+
+def read_texts(tensor: Tensor, expected: str) -> list[str]:
+    check_column(tensor, expected, "text")
+    return [_decode(tensor.name, index, raw) for index, raw in enumerate(unpack_bytes(tensor))]
+
+
+def _decode(name: str, index: int, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidTensor(
+            f"input '{name}' element {index} is not valid UTF-8: {error.reason} at byte {error.start}"
+        ) from error
+
+
+class TextTokenizer:
+    """Token ids with the special ones, cut at `max_length`."""
+
+    def __init__(self, path: Path, max_length: int) -> None:
+        # The library's only switch. A worker already prepares requests in parallel.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"{path}: is not a tokenizer.json: {error}", file=str(path)) from error
+        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.no_padding()
+        self._max_length = max_length
+        self._can_cut = _has_independent_words(self._tokenizer)
+
+    def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
+        """Reads only as much of a long text as fills `max_length`: a megabyte would take 0.25 s."""
+        ends = [self._head(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
+        # One call for all, since each call gives up and takes back the interpreter's lock.
+        heads = self._encode([text[:end] for text, end in zip(texts, ends, strict=True)], with_special)
+        for text, end, head in zip(texts, ends, heads, strict=True):
+            ids = head
+            while end < len(text) and len(ids) < self._max_length:
+                end = self._head(text, 4 * end)
+                ids = self._encode([text[:end]], with_special)[0]
+            yield ids
+
+    def encode_pair(self, first: str, second: str) -> Encoding:
+        """Uncut; not while another thread encodes."""
+        self._tokenizer.no_truncation()
+        found = self._tokenizer.encode(first, second)
+        self._tokenizer.enable_truncation(self._max_length)
+        return found
+
+    def _encode(self, texts: list[str], with_special: bool) -> list[list[int]]:
+        return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_special)]
+
+    def _head(self, text: str, chars: int) -> int:
+        """Where the first word ends after so many characters: what follows cannot change what precedes."""
+        boundary = BOUNDARY.search(text, chars) if self._can_cut else None
+        return boundary.start() if boundary else len(text)
+
+
+def _has_independent_words(tokenizer: Tokenizer) -> bool:
+    """Whether a text may be cut at a BOUNDARY without changing the tokens before it."""
+    return (
+        isinstance(tokenizer.model, WordPiece)
+        and isinstance(tokenizer.normalizer, BertNormalizer)
+        and tokenizer.normalizer.handle_chinese_chars
+        and isinstance(tokenizer.pre_tokenizer, BertPreTokenizer)
+        and not any(BOUNDARY.search(token.content) for token in tokenizer.get_added_tokens_decoder().values())
+    )
+
+
+class TextGraph:
+    """A graph of token ids, and the tokenizer that it was trained with."""
+
+    def __init__(
+        self, task: str, engine: Signature, tokenizer: Path, max_length: int, max_tokens_per_request: int
+    ) -> None:
+        self._has_types = _check_inputs(task, engine)
+        self.tokenizer = TextTokenizer(tokenizer, max_length)
+        self.max_length = max_length
+        self._max_tokens = max_tokens_per_request
+
+    def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
+        """Raises RequestTooLarge soon after the texts pass the limit."""
+        tokens = 0
+        for start in range(0, len(texts), CHUNK):
+            for ids in self.tokenizer.encode(texts[start : start + CHUNK], with_special):
+                tokens += len(ids)
+                yield ids
+            self.check_tokens(tokens, len(texts), "texts")
+
+    def check_tokens(self, tokens: int, count: int, what: str) -> None:
+        if tokens > self._max_tokens:
+            raise RequestTooLarge(f"the {count} {what} have more than {self._max_tokens} tokens; send fewer at a time")
+
+    def pieces(self, texts: Sequence[str]) -> tuple[list[Piece], int]:
+        """One for each text, and how many tokens they have."""
+        pieces: list[Piece] = []
+        tokens = 0
+        for ids in self.encode(texts):
+            pieces.append(Piece({IDS: np.array(ids, dtype=np.int64)}, length=len(ids), key=TEXT))
+            tokens += len(ids)
+        return pieces, tokens
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        shape = (len(pieces), max(piece.length for piece in pieces))
+        ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        for row, piece in enumerate(pieces):
+            ids[row, : piece.length] = piece.arrays[IDS]
+            mask[row, : piece.length] = 1
+        inputs: dict[str, Array] = {IDS: ids, MASK: mask}
+        if self._has_types:
+            inputs[TYPES] = types = np.zeros(shape, dtype=np.int64)
+            for row, piece in enumerate(pieces):
+                if TYPES in piece.arrays:  # of a pair
+                    types[row, : piece.length] = piece.arrays[TYPES]
+        return inputs
+
+    def warm_up_inputs(self, max_rows: int) -> list[dict[str, Array]]:
+        """A query, the longest text (which fails here if the graph has fewer positions) and a full batch."""
+        shapes = ((1, 8), (1, self.max_length), (max_rows, 16))
+        return [
+            self.join([Piece({IDS: np.zeros(length, dtype=np.int64)}, length=length)] * rows) for rows, length in shapes
+        ]
+
+
+class TextInput:
+    """The one input of a task that takes texts."""
+
+    is_cheap = False
+    # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
+    # and perf_analyzer cannot send one.
+    specs: tuple[TensorSpec, ...] = (TensorSpec(TEXT, BYTES, (-1, 1)),)
+
+    def __init__(self, graph: TextGraph, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self._graph = graph
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        (given,) = take_inputs(request, [TEXT], EXPECTED)
+        pieces, tokens = self._graph.pieces(read_texts(given, EXPECTED))
+        return Prepared(pieces, parameters={"tokens": tokens})
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        return self._graph.join(pieces)
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        return self._graph.warm_up_inputs(self.max_rows)
+
+
+def _check_inputs(task: str, engine: Signature) -> bool:
+    """Whether it takes token types; raises ConfigError where the graph takes no tokens."""
+    names = [spec.name for spec in engine.inputs]
+    if not has_text_inputs(engine):
+        raise ConfigError(f"the {task} task needs a graph with inputs {IDS} and {MASK}; got {', '.join(names)}")
+    for spec in engine.inputs:
+        if spec.datatype != "INT64" or len(spec.shape) != 2:
+            raise ConfigError(
+                f"the {task} task needs a graph whose {spec.name} is INT64 [batch, tokens]; "
+                f"got {spec.datatype} {list(spec.shape)}"
+            )
+    return TYPES in names

@@ -1,0 +1,63 @@
+"""A real classifier: scikit-learn's digits, of 8 × 8 pixels, told apart by a regression that is trained here."""
+
+from collections.abc import Sequence
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from tests.servers import write_model
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+GRAY = "classify: {colors: gray, mean: [0], std: [1]}\n"
+Numbers = NDArray[np.float64]
+
+
+@cache
+def trained() -> tuple[LogisticRegression, Numbers, NDArray[np.int64]]:
+    """(the classifier of values from 0 to 1, pixels of digits that it never saw, what they are)."""
+    digits = load_digits()
+    pixels = np.round(digits.data * 255 / 16) / 255  # as they come out of an eight-bit image
+    model = LogisticRegression(C=0.3, max_iter=200).fit(pixels[:1200], digits.target[:1200])
+    return model, pixels[1200:], digits.target[1200:]
+
+
+def png(pixels: Numbers, mode: str = "L") -> bytes:
+    file = BytesIO()
+    gray = Image.fromarray(np.rint(pixels.reshape(8, 8) * 255).astype(np.uint8))
+    gray.convert(mode).save(file, "PNG")
+    return file.getvalue()
+
+
+def digits_graph(shape: Sequence[int | str], classes: int | str = 10) -> onnx.GraphProto:
+    """`pixels` FP32 of that shape to `logits`; each image's pixels in their order, channels last or first."""
+    model, *_ = trained()
+    constants = [
+        numpy_helper.from_array(model.coef_.astype(np.float32), "weights"),
+        numpy_helper.from_array(model.intercept_.astype(np.float32), "bias"),
+    ]
+    return helper.make_graph(
+        [
+            helper.make_node("Flatten", ["pixels"], ["rows"]),
+            helper.make_node("Gemm", ["rows", "weights", "bias"], ["logits"], transB=1),
+        ],
+        "digits",
+        [helper.make_tensor_value_info("pixels", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [shape[0], classes])],
+        constants,
+    )
+
+
+def write_digits(repository: Path, name: str, shape: Sequence[int | str], settings: str = GRAY) -> Path:
+    """Returns the version's folder."""
+    write_model(repository, name, digits_graph(shape))
+    (repository / name / "model.yaml").write_text(f"task: classify\n{settings}")
+    (repository / name / "1" / "labels.txt").write_text("".join(f"{label}\n" for label in NAMES))
+    return repository / name / "1"

@@ -1,0 +1,125 @@
+"""Texts and pairs of texts as graphs take them: what is cut, what is padded, and how pairs are marked."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE, WordLevel
+from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
+
+from penstock.core.errors import ConfigError
+from penstock.core.signature import Signature
+from penstock.core.tensors import TensorSpec
+from penstock.tasks.pairs import PairLayout, PairTokens
+from penstock.tasks.text import TextGraph, TextTokenizer
+
+SPECIAL = [("[CLS]", 101), ("[SEP]", 102)]
+PROCESSORS = {
+    "none": None,
+    "bert": BertProcessing(SPECIAL[1], SPECIAL[0]),
+    "roberta": RobertaProcessing(SPECIAL[1], SPECIAL[0]),
+    "template": TemplateProcessing("[CLS] $A [SEP]", "[CLS] $A:0 [SEP]:1 [SEP]:0 $B:1 [CLS]:1 [SEP]:2", SPECIAL),
+}
+
+
+@pytest.mark.parametrize("with_special", [True, False])
+def test_reading_only_the_head_of_a_long_text_changes_nothing(folder: Path, with_special: bool) -> None:
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.enable_truncation(32)
+    whole.no_padding()
+    parts = [
+        "word",
+        "Don't",
+        "x" * 150,
+        "é",
+        "e\u0301",
+        "\u0301",
+        "永遠",
+        "[SEP]",
+        "[MA",
+        "SK]",
+        "👩‍👧",
+        "\x00",
+        "\x1c",
+    ]
+    parts += [
+        " ",
+        " ",
+        "\n",
+        "\t",
+        "\u00a0",
+        "\u2028",
+        "\u3000",
+        "\r",
+        " " * 300,
+        "\x07" * 300,
+        ".",
+        ",",
+        "ﬁ",
+        "؟",
+    ]
+    rng = random.Random(5)
+    texts = ["".join(rng.choices(parts, k=rng.randrange(1, 400))) for _ in range(400)]
+    texts += ["永" * 5000, "x" * 5000, " " * 5000, "e\u0301" * 5000, "x永" * 999, "永\u0301" * 999]
+    expected = [whole.encode(text, add_special_tokens=with_special).ids for text in texts]
+    assert list(TextTokenizer(folder / "tokenizer.json", 32).encode(texts, with_special)) == expected
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_pairs_are_as_the_tokenizer_makes_them(folder: Path, tmp_path: Path, processor: str) -> None:
+    whole = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.no_padding()
+    whole.no_truncation()
+    whole.post_processor = PROCESSORS[processor]
+    whole.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = TextTokenizer(tmp_path / "tokenizer.json", 64)
+    layout = PairLayout.learn(tokenizer)
+    texts = [("a cat", "purrs [SEP] softly"), ("", "alone"), ("alone", ""), ("", ""), ("x" * 150, "永遠 e\u0301")]
+    for first, second in texts:
+        expected = whole.encode(first, second)
+        ids = tokenizer.encode([first, second], with_special=False)
+        assert layout.join(next(ids), next(ids)) == (expected.ids, expected.type_ids)
+
+
+def test_learning_of_pairs_leaves_the_limit(folder: Path) -> None:
+    tokenizer = TextTokenizer(folder / "tokenizer.json", 6)
+    PairTokens(tokenizer, 6)
+    assert [len(ids) for ids in tokenizer.encode(["word " * 50])] == [6]
+
+
+def test_a_text_that_fills_all_leaves_none_of_the_other(folder: Path) -> None:
+    pairs = PairTokens(TextTokenizer(folder / "tokenizer.json", 8), 8)
+    pieces = list(pairs.pieces([([7] * 9, [8] * 9), ([7] * 4, [8] * 9), ([7], [8] * 2)]))
+    assert [piece.arrays["input_ids"].tolist() for piece in pieces] == [
+        [101, 7, 7, 7, 7, 7, 102, 102],
+        [101, 7, 7, 7, 7, 102, 8, 102],
+        [101, 7, 102, 8, 8, 102],
+    ]
+    assert pieces[1].arrays["token_type_ids"].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
+    assert [piece.length for piece in pieces] == [8, 8, 6]
+
+
+def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
+    Tokenizer(WordLevel({"zebra": 0}, unk_token="zebra")).save(str(tmp_path / "unknown.json"))
+    assert PairLayout.learn(TextTokenizer(tmp_path / "unknown.json", 8)).special_count == 0
+    Tokenizer(BPE({"z": 0}, [])).save(str(tmp_path / "broken.json"))
+    with pytest.raises(ConfigError, match="makes no pairs of texts"):
+        PairLayout.learn(TextTokenizer(tmp_path / "broken.json", 8))
+
+
+@pytest.mark.parametrize("has_types", [True, False])
+def test_pairs_and_texts_are_padded_with_zeros(folder: Path, has_types: bool) -> None:
+    names = ["input_ids", "attention_mask", "token_type_ids"][: 3 if has_types else 2]
+    engine: Any = Signature(tuple(TensorSpec(name, "INT64", (-1, -1)) for name in names), (), "onnx", "fp32")
+    graph = TextGraph("score", engine, folder / "tokenizer.json", 16, 100)
+    pieces = list(PairTokens(graph.tokenizer, 16).pieces([([7], [8]), ([7, 7], [8, 8])]))
+    joined = graph.join([*pieces, *graph.pieces(["cat"])[0]])
+    assert list(joined) == names
+    assert joined["attention_mask"].sum(axis=1).tolist() == [5, 7, 3]
+    assert joined["input_ids"][0].tolist() == [101, 7, 102, 8, 102, 0, 0]
+    if has_types:
+        expected = [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1], [0] * 7]
+        np.testing.assert_array_equal(joined["token_type_ids"], expected)
