@@ -29,8 +29,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for name in SHIPPED:
         if (ROOT / "models" / name / "1" / "model.onnx").exists():
             (models / name).symlink_to(ROOT / "models" / name)
+    if (models / "minilm").exists():
+        write_scorer(models)
     with ServerProcess(models, folder) as running:
         yield running
+
+
+def write_scorer(models: Path) -> None:
+    """`pairs`: the encoder again, asked for the likeness of two texts."""
+    (models / "pairs").mkdir()
+    (models / "pairs/1").symlink_to(ROOT / "models/minilm/1")
+    (models / "pairs/model.yaml").write_text("task: score\nengine: openvino\n")
 
 
 @pytest.fixture

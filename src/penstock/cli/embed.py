@@ -1,7 +1,6 @@
 """`penstock embed`: texts to vectors."""
 
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.texts import read_texts, shorten
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CHUNK = 128  # texts in a request: far below the server's limits, and enough to fill its batches
 CONCURRENCY = 4
-SHOWN_TEXTS, SHOWN_NUMBERS, SHOWN_CHARS = 20, 4, 60
+SHOWN_TEXTS, SHOWN_NUMBERS = 20, 4
 
 
 def register(app: typer.Typer) -> None:
@@ -36,7 +36,7 @@ def embed(
     """Turn texts into vectors."""
     from penstock.client import Client
 
-    given = _read_texts(texts or [], file)
+    given = read_texts(texts or [], file)
     if output is not None and output.suffix != ".npy":
         raise InvalidRequest(f"{output}: --output writes NumPy's format; give it a name that ends in .npy")
     with Client(grpc, timeout) as client:
@@ -52,26 +52,6 @@ def embed(
         print(f"{_shape(vectors)} written to {output}")
     else:
         _print_vectors(given, vectors)
-
-
-def _read_texts(arguments: Sequence[str], file: Path | None) -> list[str]:
-    if arguments and file is not None:
-        raise InvalidRequest("give the texts as arguments or with --file, not both")
-    if arguments:
-        return list(arguments)
-    if file is None and sys.stdin.isatty():
-        raise InvalidRequest("no texts: give them as arguments, with --file FILE, or one a line on stdin")
-    try:
-        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
-        lines = raw.decode("utf-8").splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        where = file or "stdin"
-        raise InvalidRequest(f"{where}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
-    if not lines:
-        raise InvalidRequest(f"{file or 'stdin'} has no texts: one a line is expected")
-    return lines
 
 
 def _embed_all(client: "Client", texts: Sequence[str], model: str) -> "Array":
@@ -104,8 +84,7 @@ def _print_vectors(texts: Sequence[str], vectors: "Array") -> None:
     print(_shape(vectors))
     for text, vector in list(zip(texts, vectors, strict=True))[:SHOWN_TEXTS]:
         numbers = ", ".join(f"{number:+.4f}" for number in vector[:SHOWN_NUMBERS])
-        short = text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"
-        print(f"[{numbers}, …]  {short}")
+        print(f"[{numbers}, …]  {shorten(text)}")
     if len(texts) > SHOWN_TEXTS:
         print(f"… and {len(texts) - SHOWN_TEXTS} more; --json or --output FILE.npy gives all")
 

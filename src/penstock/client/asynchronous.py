@@ -10,11 +10,12 @@ from typing import Any, Unpack
 import grpc
 import numpy as np
 
-from penstock.client import faults, messages
+from penstock.client import faults, labels, messages, ranking
+from penstock.client.labels import Items, Labels, is_tensor
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
-from penstock.core.errors import DeadlineExceeded, Unavailable
+from penstock.core.errors import DeadlineExceeded, InvalidTensor, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -40,6 +41,8 @@ class AsyncClient:
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._streams: list[InferStream | None] = [None] * len(self._stubs)
         self._turns = cycle(self._stubs)
+        self._tasks: dict[str, str] = {}  # of models that were asked
+        self._signatures: dict[str, ModelSignature] = {}
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -58,6 +61,57 @@ class AsyncClient:
         """A JPEG or PNG file in, a PNG file out."""
         outputs = await self.infer(model, messages.image_inputs(image), timeout_s=timeout_s)
         return bytes(messages.pick_output(outputs, "image", model).flat[0])
+
+    async def score(
+        self,
+        query: str | Iterable[str],
+        passages: Iterable[str],
+        model: str = "minilm",
+        timeout_s: float | None = None,
+    ) -> Array:
+        """One number for each passage: how relevant it is to the query, which is one for all, or one for each.
+
+        The model does `score`, or `embed`: then the numbers are the cosines.
+        """
+        pairs = ranking.read_pairs(query, passages)
+        task = await self._task(model, timeout_s)
+        inputs = ranking.score_inputs(pairs, task, model)
+        try:
+            outputs = await self.infer(model, inputs, timeout_s=timeout_s)
+        except InvalidTensor:
+            self._tasks.pop(model, None)  # another model may have come under this name
+            raise
+        return ranking.read_scores(outputs, pairs, task, model)
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_n: int | None = None,
+        model: str = "minilm",
+        timeout_s: float | None = None,
+    ) -> list[tuple[int, float]]:
+        """Index and score of each document, the best first; `top_n` of them, or all. Models as for `score`."""
+        return ranking.rank(await self.score(query, documents, model, timeout_s), top_n)
+
+    async def classify(
+        self, items: Items, model: str, top_k: int | None = None, timeout_s: float | None = None
+    ) -> list[Labels]:
+        """For each image (bytes) or text (str), or each row of an array, its labels with their scores, the best first.
+
+        `top_k` of them, or as many as the model's own settings say.
+        """
+        if is_tensor(items):
+            inputs = labels.tensor_inputs(items, await self._known_signature(model))
+        else:
+            inputs = labels.item_inputs(items)
+        parameters = labels.label_parameters(top_k)
+        try:
+            outputs = await self.infer(model, inputs, timeout_s=timeout_s, parameters=parameters)
+        except InvalidTensor:
+            self._signatures.pop(model, None)
+            raise
+        return labels.read_labels(outputs, model)
 
     async def infer(
         self,
@@ -132,6 +186,19 @@ class AsyncClient:
                 await stream.close()
         for channel in self._channels:
             await channel.close()
+
+    async def _task(self, model: str, timeout_s: float | None) -> str:
+        task = self._tasks.get(model)
+        if task is None:
+            answer = await self._call("ModelConfig", pb.ModelConfigRequest(name=model), timeout_s)
+            task = self._tasks[model] = messages.decode_task(answer)
+        return task
+
+    async def _known_signature(self, model: str) -> ModelSignature:
+        signature = self._signatures.get(model)
+        if signature is None:
+            signature = self._signatures[model] = await self.signature(model)
+        return signature
 
     async def _ask(self, message: pb.ModelInferRequest, timeout_s: float) -> pb.ModelInferResponse:
         # A stream has no deadline of its own: each request carries what it has left, in microseconds.

@@ -140,6 +140,11 @@ def image_inputs(image: bytes) -> dict[str, Array]:
     return {"image": _objects([image])}
 
 
+def column(elements: Sequence[bytes | str]) -> Array:
+    """BYTES [n, 1], as the tasks have them."""
+    return _objects(elements).reshape(-1, 1)
+
+
 def decode_index(message: pb.RepositoryIndexResponse) -> list[ModelEntry]:
     return [ModelEntry(entry.name, entry.version, entry.state, entry.reason) for entry in message.models]
 
@@ -150,6 +155,11 @@ def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
         for specs in (message.inputs, message.outputs)
     )
     return ModelSignature(message.name, tuple(message.versions), message.platform, inputs, outputs)
+
+
+def decode_task(message: pb.ModelConfigResponse) -> str:
+    """Empty where the server is another, whose models have none."""
+    return message.config.parameters["task"].string_value if "task" in message.config.parameters else ""
 
 
 def _objects(values: Sequence[object]) -> Array:

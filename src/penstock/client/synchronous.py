@@ -7,9 +7,10 @@ from typing import Any, Unpack
 import grpc
 import numpy as np
 
-from penstock.client import faults, messages
+from penstock.client import faults, labels, messages, ranking
+from penstock.client.labels import Items, Labels, is_tensor
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
-from penstock.core.errors import DeadlineExceeded, Unavailable
+from penstock.core.errors import DeadlineExceeded, InvalidTensor, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -23,6 +24,8 @@ class Client:
         self._timeout_s = timeout_s
         self._channel = grpc.insecure_channel(address, options=messages.CHANNEL_OPTIONS)
         self._stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._tasks: dict[str, str] = {}  # of models that were asked
+        self._signatures: dict[str, ModelSignature] = {}
 
     def __enter__(self) -> "Client":
         return self
@@ -41,6 +44,57 @@ class Client:
         """A JPEG or PNG file in, a PNG file out."""
         outputs = self.infer(model, messages.image_inputs(image), timeout_s=timeout_s)
         return bytes(messages.pick_output(outputs, "image", model).flat[0])
+
+    def score(
+        self,
+        query: str | Iterable[str],
+        passages: Iterable[str],
+        model: str = "minilm",
+        timeout_s: float | None = None,
+    ) -> Array:
+        """One number for each passage: how relevant it is to the query, which is one for all, or one for each.
+
+        The model does `score`, or `embed`: then the numbers are the cosines.
+        """
+        pairs = ranking.read_pairs(query, passages)
+        task = self._task(model, timeout_s)
+        inputs = ranking.score_inputs(pairs, task, model)
+        try:
+            outputs = self.infer(model, inputs, timeout_s=timeout_s)
+        except InvalidTensor:
+            self._tasks.pop(model, None)  # another model may have come under this name
+            raise
+        return ranking.read_scores(outputs, pairs, task, model)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        top_n: int | None = None,
+        model: str = "minilm",
+        timeout_s: float | None = None,
+    ) -> list[tuple[int, float]]:
+        """Index and score of each document, the best first; `top_n` of them, or all. Models as for `score`."""
+        return ranking.rank(self.score(query, documents, model, timeout_s), top_n)
+
+    def classify(
+        self, items: Items, model: str, top_k: int | None = None, timeout_s: float | None = None
+    ) -> list[Labels]:
+        """For each image (bytes) or text (str), or each row of an array, its labels with their scores, the best first.
+
+        `top_k` of them, or as many as the model's own settings say.
+        """
+        if is_tensor(items):
+            inputs = labels.tensor_inputs(items, self._known_signature(model))
+        else:
+            inputs = labels.item_inputs(items)
+        parameters = labels.label_parameters(top_k)
+        try:
+            outputs = self.infer(model, inputs, timeout_s=timeout_s, parameters=parameters)
+        except InvalidTensor:
+            self._signatures.pop(model, None)
+            raise
+        return labels.read_labels(outputs, model)
 
     def infer(
         self,
@@ -100,6 +154,19 @@ class Client:
 
     def close(self) -> None:
         self._channel.close()
+
+    def _task(self, model: str, timeout_s: float | None) -> str:
+        task = self._tasks.get(model)
+        if task is None:
+            answer = self._call(self._stub.ModelConfig, pb.ModelConfigRequest(name=model), timeout_s)
+            task = self._tasks[model] = messages.decode_task(answer)
+        return task
+
+    def _known_signature(self, model: str) -> ModelSignature:
+        signature = self._signatures.get(model)
+        if signature is None:
+            signature = self._signatures[model] = self.signature(model)
+        return signature
 
     def _call(self, method: Any, message: Any, timeout_s: float | None = None) -> Any:
         try:

@@ -21,6 +21,8 @@ from penstock.gateway.live_streams import LiveStreams
 from penstock.gateway.oip_rest import InferEndpoint, OipRest
 from penstock.gateway.openai_rest import OpenAiRest
 from penstock.gateway.openapi import describe, json_answer
+from penstock.gateway.rerank_rest import RerankRest
+from penstock.gateway.rest_call import RestCalls
 from penstock.gateway.routing_rest import RoutingRest
 from penstock.gateway.shared_memory import SharedMemory
 from penstock.gateway.shared_memory_rest import SharedMemoryRest
@@ -49,7 +51,9 @@ def build_http_app(
         redirect_slashes=False,
     )
     routed.include_router(OipRest(catalogue, limits).router())
-    routed.include_router(OpenAiRest(serving, catalogue, limits).router())
+    calls = RestCalls(serving, catalogue, limits)
+    routed.include_router(OpenAiRest(calls, catalogue).router())
+    routed.include_router(RerankRest(calls).router())
     routed.include_router(AdminRest(catalogue, metrics_registry).router())
     routed.include_router(RoutingRest(serving, catalogue, limits).router())
     routed.include_router(websocket_routes(serving, catalogue, limits, memory))

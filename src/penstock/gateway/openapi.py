@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.gateway import schemas
+from penstock.gateway import friendly_schemas, schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
 REF = "#/components/schemas/{model}"
@@ -80,7 +80,8 @@ def describe(app: FastAPI) -> None:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     document = app.openapi()
-    documented = [found for found in vars(schemas).values() if isinstance(found, type) and issubclass(found, BaseModel)]
+    every = {**vars(schemas), **vars(friendly_schemas)}.values()
+    documented = [found for found in every if isinstance(found, type) and issubclass(found, BaseModel)]
     _, definitions = models_json_schema(
         [(found, "validation") for found in documented if found is not BaseModel], ref_template=REF
     )

@@ -1,8 +1,8 @@
-"""The JSON that the REST edges take and give, for the OpenAPI document; the friendly bodies are checked by it too."""
+"""The JSON that the REST edges take and give, for the OpenAPI document; `/v1` for clients is in friendly_schemas."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import BaseModel, Field, RootModel
 
 from penstock.core.models import Routing
 from penstock.telemetry import live_view
@@ -165,74 +165,6 @@ class SharedMemoryRegion(BaseModel):
 
 class SharedMemoryStatus(RootModel[list[SharedMemoryRegion]]):
     pass
-
-
-class Model(BaseModel):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    task: str
-    version: str
-    block_id: str
-    description: str
-    tags: list[str]
-
-
-class ModelList(BaseModel):
-    object: Literal["list"]
-    data: list[Model]
-
-
-class EmbeddingsBody(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    model: Name
-    input: str | Annotated[list[str], Field(min_length=1)]
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="Refused unless it is what the model gives")
-    user: str | None = None
-
-
-class Embedding(BaseModel):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float | None] | str
-
-
-class Usage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingsAnswer(BaseModel):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: Usage
-
-
-class FriendlyBody(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    model: Name
-    version: str = ""
-    inputs: dict[str, Any] | list[Any] = Field(
-        description="Name to value, nested lists but for scalars, {'b64': …} for bytes; or a list of InferInput"
-    )
-    outputs: list[Name] = []
-    parameters: Parameters | None = None
-    id: str = ""
-
-
-class FriendlyAnswer(BaseModel):
-    """`outputs` has the form that `inputs` had."""
-
-    model: str
-    version: str
-    id: str
-    parameters: Parameters | None = None
-    outputs: dict[str, Any] | list[InferAnswerOutput]
 
 
 class Health(BaseModel):

@@ -71,6 +71,8 @@ async def test_the_document_has_every_route(client):
         "/v1/embeddings",
         "/v1/images/upscale",
         "/v1/infer",
+        "/v1/rerank",
+        "/v2/rerank",
         "/v1/status",
         "/metrics",
         "/metrics.json",

@@ -1,0 +1,105 @@
+"""Rerank over REST, as Cohere's, Jina's and infinity's clients speak it: documents in the order of their relevance."""
+
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import InvalidRequest
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
+from penstock.gateway import friendly_schemas as schemas
+from penstock.gateway.openapi import Route, add_routes, json_answer
+from penstock.gateway.rest_call import RestCalls, validate
+from penstock.gateway.schemas import Error, OpenAiError
+
+SCORE, EMBED = "score", "embed"
+QUERY, PASSAGE = "query", "passage"
+DESCRIPTION = """A model that scores gets the query with every document; where it embeds, cosines are taken.
+Other keys are ignored, `max_tokens_per_doc` too: texts are cut where the model's own `max_length` says."""
+
+
+class RerankRest:
+    def __init__(self, calls: RestCalls) -> None:
+        self._calls = calls
+
+    def router(self) -> APIRouter:
+        router = add_routes("Friendly REST", [self._route("/v1/rerank")], OpenAiError)
+        # Where the clients of Cohere's second version look for it.
+        router.include_router(add_routes("Friendly REST", [self._route("/v2/rerank")], Error))
+        return router
+
+    def _route(self, path: str) -> Route:
+        summary = "Documents by their relevance to a query"
+        return Route(
+            "POST", path, self.rerank, summary, DESCRIPTION, body=schemas.RerankBody, answer=schemas.RerankAnswer
+        )
+
+    async def rerank(self, request: Request) -> Response:
+        call = await self._calls.read(request)
+        message = call.json()
+        texts = _texts(message.get("documents"))
+        body = validate(schemas.RerankBody, message)
+        block = await self._calls.task_block(body.model or "", SCORE, EMBED)
+        response = await self._calls.serve(call, _request(block, body.query, texts))
+        scores = _cosines(response) if block.settings.task == EMBED else to_array(response.outputs[0]).ravel()
+        documents = message["documents"] if body.return_documents else None
+        answer = {
+            "id": call.request_id,
+            "object": "rerank",
+            "model": response.model,
+            "results": _results(scores, documents, body.top_n),
+            **_usage(response),
+        }
+        return json_answer(answer, headers=call.answer_headers)
+
+
+def _texts(documents: object) -> list[str]:
+    """What is no list at all is told by the schema."""
+    texts: list[str] = []
+    for index, document in enumerate(documents if isinstance(documents, list) else ()):
+        text = document.get("text") if isinstance(document, dict) else document
+        if not isinstance(text, str):
+            raise InvalidRequest(f"'documents.{index}': give a string, or an object whose 'text' is one")
+        texts.append(text)
+    return texts
+
+
+def _request(block: BlockDescription, query: str, texts: list[str]) -> InferRequest:
+    if block.settings.task == EMBED:
+        return InferRequest(block.model, [_column(block.inputs[0].name, [query, *texts])])
+    return InferRequest(block.model, [_column(QUERY, [query]), _column(PASSAGE, texts)])
+
+
+def _column(name: str, texts: list[str]) -> Tensor:
+    return Tensor(name, BYTES, (len(texts), 1), pack_bytes(texts))
+
+
+def _cosines(response: InferResponse) -> Array:
+    """Of the first vector with each that follows; a vector of zeros is like none."""
+    vectors = to_array(response.outputs[0])
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
+    products = lengths[1:] * lengths[0]
+    cosines: Array = np.zeros_like(products)
+    np.divide(vectors[1:] @ vectors[0], products, out=cosines, where=products > 0)
+    return cosines.clip(-1, 1)  # rounding may lead a little beyond
+
+
+def _results(scores: Array, documents: list[Any] | None, top_n: int | None) -> list[dict[str, object]]:
+    best = np.argsort(-scores, kind="stable")[:top_n]
+    results: list[dict[str, object]] = [{"index": int(i), "relevance_score": float(scores[i])} for i in best]
+    if documents is not None:
+        for result, index in zip(results, best, strict=True):
+            document = documents[index]
+            result["document"] = document if isinstance(document, dict) else {"text": document}
+    return results
+
+
+def _usage(response: InferResponse) -> dict[str, object]:
+    tokens = response.parameters.get("tokens", 0)
+    return {
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
+    }

@@ -1,0 +1,91 @@
+"""A call to a friendly route: read and checked, given a model that does the task, and served while its client stays."""
+
+import uuid
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
+from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway import http_message
+from penstock.gateway.attendance import serve_attended
+from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.http_message import Headers, content_type, parse_object, read_body
+from penstock.serving.serve import Serving
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class RestCall:
+    """One request to these routes: its headers, its body and its id."""
+
+    def __init__(self, request: Request, headers: Headers, body: bytes) -> None:
+        self.request = request
+        self.headers = headers
+        self.body = body
+        self.content_type = content_type(headers)
+        self.request_id = http_message.request_id(headers) or uuid.uuid4().hex
+        request.state.request_id = self.request_id  # for errors, which are answered elsewhere
+
+    @property
+    def answer_headers(self) -> dict[str, str]:
+        # An id from the body may hold what no header may.
+        is_plain = http_message.PRINTABLE.fullmatch(self.request_id.encode()) is not None
+        return {"x-request-id": self.request_id} if is_plain else {}
+
+    def json(self, or_else: str = "") -> dict[str, Any]:
+        """The body's object; `or_else` names what the route takes beside JSON."""
+        if self.content_type not in ("", "application/json"):
+            raise InvalidRequest(f"content-type '{self.content_type[:80]}': send application/json{or_else}")
+        return parse_object(self.body)
+
+
+class RestCalls:
+    """What the friendly routes do with every call."""
+
+    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
+        self._serving = serving
+        self._catalogue = catalogue
+        self._limits = limits
+
+    async def read(self, request: Request) -> RestCall:
+        headers: Headers = dict(request.scope["headers"])
+        body = await read_body(headers, request.receive, self._limits.max_message_bytes)
+        return RestCall(request, headers, body)
+
+    async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
+        request.request_id = call.request_id = request.request_id or call.request_id
+        request.protocol = "rest"
+        request.timeout_s = http_message.timeout_s(call.headers)
+        request.traceparent = http_message.traceparent(call.headers)
+        request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
+        return await serve_attended(self._serving, request, call.request.receive)
+
+    async def task_block(self, model: str, *tasks: str) -> BlockDescription:
+        """The named model if it does one of the tasks; without a name, the only one, the first task coming first."""
+        if not model:
+            names = next((found for task in tasks if (found := self._models(task))), [])
+            if len(names) != 1:
+                raise UnknownModel(f"'model' must name one of: {', '.join(names) or 'none is ready'}")
+            model = names[0]
+        block = await self._catalogue.block(model, "")
+        if block.settings.task not in tasks:
+            able = ", ".join(name for task in tasks for name in self._models(task)) or "none is ready"
+            wanted = " or ".join(f"'{task}'" for task in tasks)
+            raise InvalidRequest(f"model '{model}' does '{block.settings.task}', not {wanted}; such models: {able}")
+        return block
+
+    def _models(self, task: str) -> list[str]:
+        return sorted({block.model for block in self._catalogue.blocks() if block.settings.task == task})
+
+
+def validate(model: type[Body], message: dict[str, Any]) -> Body:
+    try:
+        return model.model_validate(message)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidRequest(f"'{where[:80]}': {first['msg']}") from error

@@ -1,0 +1,61 @@
+"""Scores and ranks: what is asked of a model, and what becomes of its answer."""
+
+import numpy as np
+import pytest
+
+from penstock.client.ranking import Pairs, rank, read_pairs, read_scores, score_inputs
+from penstock.core.errors import InternalError, InvalidRequest
+
+ONE = Pairs(["q"], ["a", "b"])
+EACH = Pairs(["q", "r"], ["a", "b"])
+
+
+def test_one_query_for_all_or_one_for_each() -> None:
+    assert read_pairs("q", iter(["a", "b"])) == ONE
+    assert read_pairs(["q", "r"], ["a", "b"]) == EACH
+    for queries in ([], ["q", "r", "s"]):
+        with pytest.raises(InvalidRequest, match="one for all, or one for each"):
+            read_pairs(queries, ["a", "b"])
+    with pytest.raises(InvalidRequest, match="no passages"):
+        read_pairs("q", [])
+    with pytest.raises(InvalidRequest, match="a list of texts"):
+        read_pairs("q", "a")
+
+
+def test_what_each_task_is_asked() -> None:
+    asked = score_inputs(ONE, "score", "m")
+    assert (asked["query"].tolist(), asked["passage"].tolist()) == ([["q"]], [["a"], ["b"]])
+    assert score_inputs(EACH, "embed", "m")["text"].tolist() == [["q"], ["r"], ["a"], ["b"]]
+    with pytest.raises(InvalidRequest, match="'m' does 'upscale': scores need one that does 'score' or 'embed'"):
+        score_inputs(ONE, "upscale", "m")
+    with pytest.raises(InvalidRequest, match="does not tell its task"):
+        score_inputs(ONE, "", "m")
+
+
+def test_scores_of_a_scorer_are_its_column() -> None:
+    outputs = {"score": np.array([[0.5], [0.25]], np.float32)}
+    assert read_scores(outputs, ONE, "score", "m").tolist() == [0.5, 0.25]
+    with pytest.raises(InvalidRequest, match="no 'score'"):
+        read_scores({}, ONE, "score", "m")
+    with pytest.raises(InternalError, match="2 scores for 1 passages"):
+        read_scores(outputs, Pairs(["q"], ["a"]), "score", "m")
+
+
+def test_scores_of_an_embedder_are_cosines_with_ones_own_query() -> None:
+    vectors = np.array([[3, 4], [0, 2], [6, 8], [3, -4]], np.float32)
+    np.testing.assert_allclose(read_scores({"embedding": vectors[[0, 2, 3]]}, ONE, "embed", "m"), [1, -0.28])
+    np.testing.assert_allclose(read_scores({"embedding": vectors}, EACH, "embed", "m"), [1, -0.8])
+    like = np.full((101, 3), [0.1, 0.7, 0.3], np.float32) * np.arange(1, 102, dtype=np.float32)[:, None]
+    assert read_scores({"embedding": like}, Pairs(["q"], ["a"] * 100), "embed", "m").max() == 1
+    nothing = np.array([[1, 1], [0, 0], [1, 1]], np.float32)
+    np.testing.assert_allclose(read_scores({"embedding": nothing}, ONE, "embed", "m"), [0, 1], atol=1e-6)
+
+
+def test_ranks_go_down_and_equal_ones_keep_their_order() -> None:
+    scores = np.array([0.5, 0.75, 0.5, -1], np.float32)
+    assert rank(scores) == [(1, 0.75), (0, 0.5), (2, 0.5), (3, -1.0)]
+    assert [index for index, _ in rank(np.array([0, 1] * 50))] == [*range(1, 100, 2), *range(0, 100, 2)]
+    assert rank(scores, 2) == rank(scores)[:2]
+    assert rank(scores, 99) == rank(scores)
+    with pytest.raises(InvalidRequest, match="top_n is 0"):
+        rank(scores, 0)
