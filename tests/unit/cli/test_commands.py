@@ -44,6 +44,8 @@ def test_errors_are_one_line_and_exit_code_2(
     "command",
     [
         ["embed", "x", "--grpc", NOBODY],
+        ["rerank", "x", "y", "--grpc", NOBODY],
+        ["classify", "--text", "x", "--model", "m", "--grpc", NOBODY],
         ["infer", "m", "--grpc", NOBODY],
         ["status", "--http", f"http://{NOBODY}"],
         ["status", "--http", NOBODY],
@@ -67,6 +69,21 @@ def test_embed_says_what_is_wrong_with_its_texts(tmp_path: Path) -> None:
     assert "is not UTF-8" in problem("embed", "--file", str(tmp_path / "latin")).message
     assert "not both" in problem("embed", "x", "--file", str(tmp_path / "latin")).message
     assert ".npy" in problem("embed", "x", "--output", "vectors.csv").message
+
+
+def test_rerank_says_what_is_wrong_with_its_documents(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert "the query is empty" in problem("rerank", " ", "x").message
+    assert "no documents" in problem("rerank", "q", stdin="").message
+    assert "has no documents" in problem("rerank", "q", "--file", str(tmp_path / "empty")).message
+    assert "documents as arguments or with --file" in problem("rerank", "q", "x", "--file", "y").message
+    assert run(cli.app, ["rerank", "q", "x", "--top-n", "0"]).exit_code == 2
+
+
+def test_classify_takes_files_or_texts() -> None:
+    assert "not both" in problem("classify", "--model", "m").message
+    assert "not both" in problem("classify", "a.png", "--text", "b", "--model", "m").message
+    assert "--model" in run(cli.app, ["classify", "a.png"]).output
 
 
 def test_model_list() -> None:
@@ -95,7 +112,7 @@ def test_model_check_runs_the_model(tmp_path: Path) -> None:
     (tmp_path / "srcnn" / "1" / "model.onnx").write_bytes(b"no graph")
     result = run(cli.app, ["model", "check", str(tmp_path / "srcnn")])
     assert result.exit_code == 1
-    assert "cannot load it" in result.output
+    assert "is no ONNX file" in result.output
 
 
 def test_model_check_of_something_else(tmp_path: Path) -> None:

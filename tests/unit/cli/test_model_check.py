@@ -1,0 +1,592 @@
+"""`penstock model check`: what people get wrong with a model's folder, and that each is told with what to do."""
+
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from typer.testing import CliRunner
+
+from penstock.cli import main as cli
+from penstock.cli.model_check import check_model, find_models
+from penstock.cli.model_fit import examine_fit, examine_precision
+from penstock.cli.model_layout import _ADVICE, examine_folder
+from penstock.cli.model_load_errors import _LOADING, explain_load_error
+from penstock.cli.model_samples import example_command, sample_inputs
+from penstock.cli.model_trial import Trial
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import ConfigError
+from penstock.core.models import ModelSettings
+from penstock.core.tensors import TensorSpec
+
+ROOT = Path(__file__).parents[3]
+MODELS = ROOT / "models"
+run = CliRunner().invoke
+Files = Mapping[str, bytes | str]
+
+
+@cache
+def graph(
+    operator: str = "Relu", domain: str = "", opset: int = 21, ir: int = 10, shape: tuple[Any, ...] = ("n", 4)
+) -> bytes:
+    made = helper.make_graph(
+        [helper.make_node(operator, ["x"], ["y"], domain=domain)],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    imports = [helper.make_opsetid("", opset)] + ([helper.make_opsetid(domain, 1)] if domain else [])
+    model: bytes = helper.make_model(made, opset_imports=imports, ir_version=ir).SerializeToString()
+    return model
+
+
+@cache
+def with_data_beside() -> tuple[bytes, bytes]:
+    """An ONNX file whose weights are in `model.onnx.data`, and those."""
+    weights = np.arange(512, dtype=np.float32)
+    made = helper.make_graph(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 512])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 512])],
+        [onnx.numpy_helper.from_array(weights, "w")],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.external_data_helper.set_external_data(model.graph.initializer[0], "model.onnx.data", 0, weights.nbytes)
+    model.graph.initializer[0].ClearField("raw_data")
+    return model.SerializeToString(), weights.tobytes()
+
+
+def archive(*names: str) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as opened:
+        for name in names:
+            opened.writestr(name, "")
+    return made.getvalue()
+
+
+def make(folder: Path, settings: str | None, files: Files) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    if settings is not None:
+        (folder / "model.yaml").write_text(settings)
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+GOOD: Files = {"1/model.onnx": graph()}
+PYTHON = """engine: python
+instances: {count: 1}
+python:
+  inputs: [{name: X, datatype: FP32, shape: [-1]}]
+  outputs: [{name: Y, datatype: FP32, shape: [-1]}]
+"""
+CLASS = "import os, time\nimport numpy as np\n\n\nclass Model:\n    def infer(self, inputs, context):\n        "
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
+
+# Name, model.yaml, files, and of each problem its code with words of it or of its advice.
+FOLDERS: list[tuple[str, str | None, Files, list[tuple[str, str]]]] = [
+    ("good", "", GOOD, []),
+    ("no_settings", None, GOOD, [("no_settings", "touch {folder}/model.yaml")]),
+    ("yml", None, {**GOOD, "model.yml": ""}, [("no_settings", "mv {folder}/model.yml {folder}/model.yaml")]),
+    ("triton", None, {**GOOD, "config.pbtxt": ""}, [("no_settings", "config.pbtxt is of another server")]),
+    ("not yaml", "task: [\n", GOOD, [("bad_name", "mv '{folder}' "), ("invalid_yaml", "model.yaml:2: ")]),
+    (
+        "many",
+        "enginee: onnx\nbatching:\n  max_row: 3\n  max_delay_ms: soon\n",
+        {"1/model.onnx": ""},
+        [
+            ("unknown_key", "model.yaml:1: unknown key 'enginee'; did you mean 'engine'?"),
+            ("unknown_key", "model.yaml:3: unknown key 'batching.max_row'; did you mean 'max_rows'?"),
+            ("invalid_value", "model.yaml:4: batching.max_delay_ms: must be a valid number"),
+            ("empty_file", "1/model.onnx is empty"),
+        ],
+    ),
+    ("bf16", "precision: bf16\n", {"1/model.pt": "x"}, [("invalid_value", "needs engine"), ("missing_file", "torch")]),
+    (
+        "python",
+        "engine: python\n",
+        {"1/model.py": CLASS},
+        [("invalid_value", "inputs: [{{name: X, "), ("python_syntax", "")],
+    ),
+    ("v1", "", {"v1/model.onnx": graph()}, [("version_name", "mv {folder}/v1 {folder}/1")]),
+    ("zero", "", {"0/model.onnx": graph()}, [("version_name", "mv {folder}/0 {folder}/1")]),
+    ("padded", "", {"01/model.onnx": graph()}, [("version_name", "mv {folder}/01 {folder}/1")]),
+    ("latest", "", {"latest/model.onnx": graph()}, [("version_name", "mv {folder}/latest {folder}/1")]),
+    ("encoder", "", {"onnx/model.onnx": graph()}, [("version_name", "mv {folder}/onnx {folder}/1")]),
+    (
+        "beside",
+        "",
+        {"model.onnx": graph(), "labels.txt": "a", "README.md": ""},
+        [("no_version", "mkdir {folder}/1 && mv {folder}/labels.txt {folder}/model.onnx {folder}/1/")],
+    ),
+    ("nothing", "", {}, [("no_version", "expected {folder}/1/model.onnx")]),
+    ("torch", "", {"1/model.pt": "x"}, [("missing_file", "say engine: torch in model.yaml")]),
+    ("exported", "", {"1/net.pt2": "x"}, [("missing_file", "say engine: torch and file: net.pt2")]),
+    ("class", "", {"1/model.py": "x"}, [("missing_file", "say engine: python in model.yaml")]),
+    (
+        "ir",
+        "",
+        {"1/model.xml": "x", "1/model.bin": "x"},
+        [("missing_file", "say engine: openvino and file: model.xml")],
+    ),
+    ("pickle", "", {"1/model.pth": "x"}, [("missing_file", "torch.jit.save")]),
+    ("sentences", "", {"1/modules.json": "[]"}, [("missing_file", "say engine: torch and file: modules.json")]),
+    ("no-zip", "engine: torch\n", {"1/model.pt": "x"}, [("wrong_format", "is no PyTorch file")]),
+    ("saved", "engine: torch\n", {"1/model.pt": archive("m/data.pkl")}, [("wrong_format", "written by torch.save")]),
+    ("pt2", "engine: torch\n", {"1/model.pt": archive("m/archive_format")}, [("wrong_format", "file: model.pt2")]),
+    ("script", "engine: torch\n", {"1/model.pt": archive("m/data.pkl", "m/constants.pkl")}, []),
+    ("reverse", "engine: torch\n", GOOD, [("missing_file", "say engine: onnx in model.yaml")]),
+    (
+        "named",
+        "",
+        {"1/encoder.onnx": graph()},
+        [("missing_file", "file: encoder.onnx, or rename it: mv {folder}/1/enc")],
+    ),
+    ("two", "", {"1/a.onnx": "x", "1/b.onnx": "x"}, [("missing_file", "file: a.onnx")]),
+    ("weights", "", {"1/model.safetensors": "x"}, [("missing_file", "penstock model import NAME --source {folder}/1")]),
+    ("keras", "", {"1/model.h5": "x"}, [("missing_file", "export it to ONNX")]),
+    (
+        "deeper",
+        "",
+        {"1/onnx/model.onnx": "x"},
+        [("missing_file", "mv {folder}/1/onnx/model.onnx {folder}/1/model.onnx")],
+    ),
+    ("other", "", {"1/notes.txt": "x"}, [("missing_file", "it has notes.txt")]),
+    (
+        "pinned",
+        "versions: [1, 3]\n",
+        GOOD,
+        [("missing_version", "versions asks for 3; with a model.onnx there are: 1")],
+    ),
+    ("pinned-to-none", "versions: [2]\n", GOOD, [("missing_version", "there are: 1")]),
+    ("empty", "", {"1/model.onnx": ""}, [("empty_file", "download it anew")]),
+    ("lfs", "", {"1/model.onnx": LFS}, [("lfs_pointer", "git lfs pull")]),
+    ("html", "", {"1/model.onnx": "\n<!DOCTYPE html><html>"}, [("html_file", "web page")]),
+    ("s3", "", {"1/model.onnx": '<?xml version="1.0"?><Error>'}, [("wrong_format", "is text")]),
+    ("zip", "", {"1/model.onnx": b"PK\x03\x04rest"}, [("wrong_format", "engine: torch")]),
+    ("gzip", "", {"1/model.onnx": b"\x1f\x8brest"}, [("wrong_format", "gunzip")]),
+    ("random", "", {"1/model.onnx": b"no graph"}, [("wrong_format", "is no ONNX file")]),
+    ("no-graph", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "holds no graph")]),
+    ("cut", "", {"1/model.onnx": graph()[:-9]}, [("truncated_file", "does not end as one")]),
+    ("data", "", {"1/model.onnx": with_data_beside()[0]}, [("missing_data", "keeps weights in 'model.onnx.data'")]),
+    (
+        "cut-data",
+        "",
+        {"1/model.onnx": with_data_beside()[0], "1/model.onnx.data": b"short"},
+        [("truncated_file", "model.onnx.data has 5 bytes, and model.onnx wants 2,048 of it")],
+    ),
+    ("whole-data", "", {"1/model.onnx": with_data_beside()[0], "1/model.onnx.data": with_data_beside()[1]}, []),
+    ("tokenizer", "task: embed\n", {**GOOD, "1/vocab.txt": "x"}, [("missing_tokenizer", "there is vocab.txt")]),
+    ("no-json", "task: embed\n", {**GOOD, "1/tokenizer.json": "x"}, [("invalid_tokenizer", "is not JSON")]),
+    ("lfs-json", "task: score\n", {**GOOD, "1/tokenizer.json": LFS}, [("invalid_tokenizer", "Git LFS")]),
+    ("config", "task: score\n", {**GOOD, "1/tokenizer.json": "{}"}, [("invalid_tokenizer", "tokenizer_config.json")]),
+    ("labels", "task: classify\n", GOOD, [("missing_labels", "One label a line")]),
+    ("json", "task: classify\n", {**GOOD, "1/labels.txt": '["a"]'}, [("invalid_labels", "is JSON")]),
+    ("blank", "task: classify\n", {**GOOD, "1/labels.txt": "\n\n"}, [("invalid_labels", "is empty")]),
+    (
+        "text",
+        "task: classify\nclassify: {input: text}\n",
+        GOOD,
+        [("missing_tokenizer", "tokenizer.json is missing"), ("missing_labels", "labels.txt is missing")],
+    ),
+    ("syntax", PYTHON, {"1/model.py": "class Model:\n    def infer(self)\n"}, [("python_syntax", "model.py:2: ")]),
+    ("no-class", PYTHON, {"1/model.py": "class Net: ...\n"}, [("python_class", "python.class_name: Net")]),
+    ("no-classes", PYTHON, {"1/model.py": "x = 1\n"}, [("python_class", "no class at all")]),
+    ("imported-class", PYTHON, {"1/model.py": "from mine import Model\n"}, []),
+    ("assigned-class", PYTHON, {"1/model.py": "class Net: ...\nModel = Net\n"}, []),
+    (
+        "requirements",
+        PYTHON,
+        {"1/model.py": "class Model: ...\n", "requirements.txt": "nowhere-at-all>=2\nnumpy>=999\n"},
+        [("missing_requirement", "nowhere-at-all>=2; numpy>=999")],
+    ),
+    (
+        "version",
+        "engine: openvino\n",
+        {**GOOD, "1/version.yaml": "task: embed\nprecisio: fp32\n"},
+        [
+            ("invalid_value", "1/version.yaml:1: 'task' is a matter of model.yaml"),
+            ("unknown_key", "1/version.yaml:2: unknown key 'precisio'; did you mean 'precision'?"),
+        ],
+    ),
+    ("version-file", "", {"1/model.pt": archive("m/constants.pkl"), "1/version.yaml": "engine: torch\n"}, []),
+]
+
+
+@pytest.mark.parametrize(("name", "settings", "files", "expected"), FOLDERS, ids=[case[0] for case in FOLDERS])
+def test_what_is_wrong_with_a_folder(
+    tmp_path: Path, name: str, settings: str | None, files: Files, expected: list[tuple[str, str]]
+) -> None:
+    folder = make(tmp_path / name, settings, files)
+    problems = [found for found in examine_folder(folder).findings if not found.is_warning]
+    assert [found.code for found in problems] == [code for code, _ in expected]
+    for found, (_, words) in zip(problems, expected, strict=True):
+        assert words.format(folder=folder) in f"{found.message} {found.advice}"
+        assert found.advice
+
+
+def test_commands_can_be_pasted(tmp_path: Path) -> None:
+    folder = make(tmp_path / "my models" / "m", "", {"v1/model.onnx": graph()})
+    (found,) = examine_folder(folder).findings
+    assert found.advice == f"Rename it: mv '{folder}/v1' '{folder}/1'"
+    subprocess.run(["sh", "-c", found.advice.removeprefix("Rename it: ")], check=True)
+    assert examine_folder(folder).findings == []
+
+
+def test_folders_in_the_place_of_files(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", "", {"1/model.onnx/model.onnx": graph(), "2": "a file"})
+    (found,) = examine_folder(folder).findings
+    assert (found.code, found.message) == ("missing_file", f"{folder}/1/model.onnx is a folder, not a file")
+
+
+def test_links_that_lead_nowhere(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", None, {"1/tokenizer.json": ""})
+    (folder / "model.yaml").symlink_to("/nowhere/model.yaml")
+    (folder / "1" / "model.onnx").symlink_to("/nowhere/model.onnx")
+    found = examine_folder(folder).findings
+    assert [each.code for each in found] == ["dangling_link", "dangling_link"]
+    assert "model.onnx is a link to /nowhere/model.onnx, which is not there" in found[1].message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = make(tmp_path / "m", "", {"1/notes": ""})
+    (folder / "1" / "model.onnx").symlink_to("/proc/self/mem")  # nobody reads its beginning, not even root
+    (found,) = examine_folder(folder).findings
+    assert (found.code, found.version) == ("unreadable", "1")
+    if os.geteuid() == 0:
+        return
+    folder.chmod(0)
+    (found,) = examine_folder(folder).findings
+    folder.chmod(0o755)
+    assert found.code == "unreadable"
+    assert "permission denied" in found.message
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "code", "words"),
+    [
+        ("", {**GOOD, "v2/model.onnx": graph()}, "version_ignored", "mv {folder}/v2 {folder}/2"),
+        ("", {**GOOD, "v1/model.onnx": graph()}, "version_ignored", "mv {folder}/v1 {folder}/2"),
+        ("", {**GOOD, "2/model.pt": "x"}, "missing_file", "version 1 is served in its place"),
+        ("versions: [1]\n", {**GOOD, "2/model.onnx": graph()}, "version_not_served", "versions pins 1"),
+    ],
+)
+def test_versions_that_are_passed_over(tmp_path: Path, settings: str, files: Files, code: str, words: str) -> None:
+    folder = make(tmp_path / "m", settings, files)
+    layout = examine_folder(folder)
+    assert layout.versions == ("1",)
+    (found,) = layout.findings
+    assert (found.code, found.is_warning) == (code, True)
+    assert words.format(folder=folder) in f"{found.message} {found.advice}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"instances": {"count": 64, "threads": 64}}, "too_many_threads"),
+        ({"instances": {"threads": 1024}}, "too_many_threads"),
+        ({"task": "embed", "batching": {"max_tokens": 8}}, "low_token_budget"),
+        ({"task": "score", "batching": {"max_tokens": 8}, "score": {"max_length": 9}}, "low_token_budget"),
+        ({"embed": {"max_length": 8}}, "unused_settings"),
+        ({"torch": {"compile": True}}, "unused_settings"),
+        ({"placement": "worker"}, "needs_task_workers"),
+    ],
+)
+def test_settings_that_fit_badly(settings: dict[str, Any], code: str) -> None:
+    (found,) = examine_fit(ModelSettings.model_validate(settings))
+    assert (found.code, found.is_warning) == (code, True)
+
+
+def test_settings_that_fit() -> None:
+    text = {"task": "embed", "embed": {"max_length": 8}, "batching": {"max_tokens": 8}, "instances": {"device": "auto"}}
+    assert examine_fit(ModelSettings.model_validate(text)) == []
+
+
+def test_a_precision_that_has_no_effect() -> None:
+    (found,) = examine_precision(ModelSettings(precision="fp32"), {"precision": "int8"})
+    assert found.code == "precision_differs"
+    assert not examine_precision(ModelSettings(precision="fp32"), {"precision": "fp32"})
+    assert not examine_precision(ModelSettings(), {"precision": "int8"})
+
+
+# --- loaded and asked once
+
+
+def tried(folder: Path) -> dict[str, Any]:
+    told: list[dict[str, Any]] = []
+    Trial(folder, "1", 60.0).run(told.append)
+    assert [step["stage"] for step in told[:-1]] == (["load", "request"] if told[-1]["facts"] else ["load"])
+    return told[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "files", "code", "words"),
+    [
+        ("", {"1/model.onnx": graph("Fancy")}, "unknown_operator", "No Op registered for Fancy"),
+        ("", {"1/model.onnx": graph("Fancy", "my.ops")}, "unknown_operator", "my.ops:Fancy"),
+        ("engine: openvino\n", {"1/model.onnx": graph("Fancy")}, "unknown_operator", "Fancy"),
+        ("", {"1/model.onnx": graph(opset=99)}, "unknown_opset", "model.onnx: Opset 99 is under development"),
+        ("", {"1/model.onnx": graph(ir=99)}, "unknown_opset", "Unsupported model IR version: 99"),
+        ("task: embed\n", {**GOOD, "1/tokenizer.json": "{}"}, "task_mismatch", "needs a graph with inputs input_ids"),
+        ("task: upscale\n", GOOD, "task_mismatch", "the upscale task needs"),
+        ("task: classify\n", {**GOOD, "1/labels.txt": "a\nb\n"}, "invalid_labels", "2 labels"),
+        ("instances: {device: cuda}\n", GOOD, "device_missing", "onnxruntime-gpu"),
+    ],
+)
+def test_what_does_not_load(tmp_path: Path, settings: str, files: Files, code: str, words: str) -> None:
+    found = tried(make(tmp_path / "m", settings, files))
+    assert [each["code"] for each in found["problems"]] == [code]
+    assert words in found["problems"][0]["message"]
+    assert found["problems"][0]["advice"]
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("engine: torch needs the package torch, which is not installed", "package_missing"),
+        ("model.pt: a TorchScript file tells no shapes: model.yaml needs torch.inputs", "torch_inputs"),
+        ("precision fp16 needs instances.device cuda or mps", "device_missing"),
+        ("precision bf16: this GPU has none; use precision: fp16", "unsupported_precision"),
+        ("m/model.py: cannot be loaded: the model failed: RuntimeError: x", "python_load"),
+        ("m/model.py: cannot be loaded: the model failed: ModuleNotFoundError: No module named 'x'", "python_import"),
+        ("engine 'mine': its package cannot be imported (a:b): ImportError: c", "plugin_broken"),
+        ("m/1/model.onnx: 'p' is a seq(map(int64,tensor(float))); only dense tensors are served", "no_tensor"),
+        ("something else", "load_failed"),
+    ],
+)
+def test_what_engines_say(message: str, code: str) -> None:
+    found = explain_load_error(ConfigError(message))
+    assert (found.code, found.message, found.is_warning) == (code, message, False)
+    assert found.advice
+
+
+def test_what_a_sound_model_tells(tmp_path: Path) -> None:
+    found = tried(make(tmp_path / "m", "", GOOD))
+    facts = found["facts"]
+    assert (found["problems"], found["warnings"]) == ([], [])
+    assert facts["inputs"] == ["x FP32 [-1, 4]"]
+    assert facts["outputs"] == ["y FP32 [-1, 4]"]
+    assert facts["file_bytes"] == len(graph())
+    assert facts["memory_bytes"] >= len(graph())
+    assert facts["example"] == "penstock infer m -i 'x=[[0.0, 0.0, 0.0, 0.0]]'"
+
+
+def save(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any]) -> bytes:
+    specs = [[helper.make_tensor_value_info(*spec) for spec in side] for side in (inputs, outputs)]
+    made = helper.make_graph(nodes, "g", *specs, weights)
+    model: bytes = helper.make_model(
+        made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
+    ).SerializeToString()
+    return model
+
+
+def test_a_graph_that_answers_otherwise_than_it_says(tmp_path: Path) -> None:
+    kept = helper.make_tensor("kept", TensorProto.BOOL, [4], [1, 1, 1, 0])
+    node = helper.make_node("Compress", ["x", "kept"], ["y"], axis=1)
+    model = save([node], [("x", 1, ["n", 4])], [("y", 1, ["n", 5])], [kept])
+    found = tried(make(tmp_path / "m", "", {"1/model.onnx": model}))
+    assert [each["code"] for each in found["warnings"]] == ["output_differs"]
+    assert "output 'y' is FP32 [1, 3], but the model says FP32 [-1, 5]" in found["warnings"][0]["message"]
+
+
+def test_a_classifier_that_gives_no_numbers(tmp_path: Path) -> None:
+    weights = onnx.numpy_helper.from_array(np.full(4, np.nan, np.float32), "w")
+    model = save([helper.make_node("Add", ["x", "w"], ["y"])], [("x", 1, ["n", 4])], [("y", 1, ["n", 4])], [weights])
+    files: Files = {"1/model.onnx": model, "1/labels.txt": "a\nb\nc\nd\n"}
+    found = tried(make(tmp_path / "m", "task: classify\n", files))
+    assert [each["code"] for each in found["warnings"]] == ["not_finite"]
+    assert tried(make(tmp_path / "t", "", files))["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "code"),
+    [
+        ("is_batched: true\n", "warnings", "batch_failed"),
+        ("", "problems", "warm_up_failed"),
+        ("warm_up: false\n", "warnings", "trial_failed"),
+    ],
+)
+def test_a_graph_that_takes_one_row_only(tmp_path: Path, settings: str, kind: str, code: str) -> None:
+    shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 4])
+    node = helper.make_node("Reshape", ["x", "shape"], ["y"])
+    model = save([node], [("x", 1, ["n", 4])], [("y", 1, ["m", 4])], [shape])
+    found = tried(make(tmp_path / "m", settings, {"1/model.onnx": model}))
+    assert [each["code"] for each in found[kind]] == [code]
+    assert len(found["problems"]) + len(found["warnings"]) == 1
+
+
+def test_samples_and_their_commands() -> None:
+    specs = (
+        TensorSpec("query", "BYTES", (-1, 1)),
+        TensorSpec("big", "INT32", (-1, 2048)),
+        TensorSpec("b", "BOOL", (-1,)),
+    )
+    inputs = sample_inputs(specs, is_batched=True)
+    assert [array.shape for array in inputs.values()] == [(1, 1), (1, 2048), (1,)]
+    assert sample_inputs([TensorSpec("image", "BYTES", (-1, 1))], True)["image"][0, 0].startswith(b"\x89PNG")
+    assert sample_inputs([TensorSpec("x", "FP32", (-1, -1))], False)["x"].shape == (8, 8)
+    block = BlockDescription("b", "m", "1", "", "", specs, (), 1, 1, ModelSettings())
+    assert example_command(block, inputs) == (
+        "python -c \"import numpy; numpy.save('big.npy', numpy.zeros((1, 2048), 'int32'))\" && "
+        "penstock infer m -i 'query=What does a penstock do?' -i big=@big.npy -i 'b=[false]'"
+    )
+
+
+# --- the command: every model in a process of its own
+
+CRASHING = "import ctypes\n\n\ndef make(spec, settings):\n    ctypes.string_at(0)\n"
+HANGING = "import time\n\n\ndef make(spec, settings):\n    time.sleep(600)\n"
+
+
+def bring_engine(folder: Path, name: str, source: str) -> None:
+    """As pip would install a package with an entry point."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (folder / f"{name}_engine.py").write_text(source)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[penstock.engines]\n{name} = {name}_engine:make\n")
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A repository of models that crash, hang and fail, checked by one command; by model."""
+    repository, packages = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("packages")
+    bring_engine(packages, "crashing", CRASHING)
+    bring_engine(packages, "hanging", HANGING)
+    make(repository / "a-crash", "engine: crashing\n", GOOD)
+    make(repository / "a-hang", "engine: hanging\n", GOOD)
+    bodies = {
+        "py-ok": "print('noise')\n        return {'Y': inputs['X']}",
+        "py-shape": "return {'Y': np.zeros((2, 2), np.float32)}",
+        "py-name": "return {'Y': unheard_of}",
+        "py-raise": "raise ValueError('no zeros')",
+        "py-exit": "os._exit(3)",
+        "py-hang": "time.sleep(600)",
+    }
+    for name, body in bodies.items():
+        make(repository / name, PYTHON, {"1/model.py": f"{CLASS}{body}\n"})
+    make(repository / "no-yaml", None, GOOD)
+    make(repository / "embed", "task: embed\n", GOOD)
+    make(repository / "notes", None, {"readme.txt": ""})  # no model, and nobody took it for one
+    make(repository / "z-good", "versions: all\n", {**GOOD, "2/model.onnx": graph()})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(packages)
+        patch.setenv("PYTHONPATH", str(packages), prepend=os.pathsep)
+        result = run(cli.app, ["model", "check", str(repository), "--timeout", "3", "--json"])
+    assert result.exit_code == 1
+    found = {row["model"]: row for row in json.loads(result.output)}
+    assert found.keys() == {*bodies, "a-crash", "a-hang", "no-yaml", "embed", "z-good"}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "codes", "words"),
+    [
+        ("a-crash", ["crashed"], "SIGSEGV"),
+        ("a-hang", ["timed_out"], "hanging_engine.py"),
+        ("py-shape", ["output_mismatch"], "python.outputs says [-1]"),
+        ("py-name", ["trial_failed"], "NameError: name 'unheard_of' is not defined"),
+        ("py-exit", ["crashed"], "exit code 3"),
+        ("py-hang", ["timed_out"], "line 7 in infer"),
+        ("no-yaml", ["no_settings"], "so it is not served"),
+        ("embed", ["missing_tokenizer", "task_mismatch"], "tokenizer.json is missing"),
+    ],
+)
+def test_a_model_that_fails_is_told_and_harms_no_other(
+    checked: dict[str, dict[str, Any]], model: str, codes: list[str], words: str
+) -> None:
+    row = checked[model]
+    assert [each["code"] for each in row["problems"]] == codes
+    assert words in row["problems"][0]["message"]
+    assert row["problem"] == row["problems"][0]["message"]
+
+
+def test_models_that_are_sound_beside_them(checked: dict[str, dict[str, Any]]) -> None:
+    good, python, raising = checked["z-good"], checked["py-ok"], checked["py-raise"]
+    assert [row["problems"] for row in (good, python, raising)] == [[], [], []]
+    assert "problem" not in good
+    assert (good["versions"], good["version"], good["engine"]) == (["1", "2"], "2", "onnx")
+    assert good["platform"] == "onnxruntime_onnx"
+    assert good["request_ms"] >= 0
+    assert python["example"] == "penstock infer py-ok -i 'X=[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]'"
+    assert [each["code"] for each in raising["warnings"]] == ["trial_failed"]
+    assert "ValueError: no zeros" in raising["warnings"][0]["message"]
+    assert "example" not in raising  # what was not answered is no example
+
+
+def test_a_decoupled_model_is_asked_for_its_first_answers(tmp_path: Path) -> None:
+    source = CLASS + "while True:\n            yield {'Y': inputs['X']}\n"
+    folder = make(tmp_path / "m", PYTHON + "  is_decoupled: true\n", {"1/model.py": source})
+    found = check_model(folder, 30.0)
+    assert (found["problems"], found["warnings"], found["answers"]) == ([], [], 3)
+    assert "infer_stream('m', {'X': numpy.zeros((8,), 'float32')})" in found["example"]
+
+
+def test_the_command_in_words(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "srcnn", tmp_path / "srcnn")
+    make(tmp_path / "broken", "task: tensr\n", {"1/model.onnx": ""})
+    result = run(cli.app, ["model", "check", str(tmp_path)])
+    lines = result.output.splitlines()
+    assert result.exit_code == 1
+    assert lines[0] == "broken: 2 problems"
+    assert lines[1].startswith(f"  problem: {tmp_path}/broken/model.yaml:1: task: there is no task 'tensr'")
+    assert "did you mean tensor?" in lines[1]
+    assert f"  problem: {tmp_path}/broken/1/model.onnx is empty" in lines
+    assert "  input image BYTES [-1, 1]" in lines
+    assert lines[-1] == "  try: penstock upscale photo.jpg larger.png --model srcnn"
+
+
+def test_which_folders_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make(tmp_path / "models" / "one", "", GOOD)
+    bare = make(tmp_path / "models" / "bare", None, GOOD)
+    assert find_models(tmp_path / "models") == [bare, one]
+    assert find_models(one) == [one]
+    assert find_models(bare) == [bare]
+    monkeypatch.chdir(one)
+    assert find_models(Path()) == [one]
+    assert find_models(Path("..")) == [bare, one]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("nowhere", "there is no such folder"),
+        ("m/model.yaml", "is a file, and a model is a folder; try: penstock model check {folder}/m"),
+        ("m/1/model.onnx", "is a file, and a model is a folder; try: penstock model check {folder}/m"),
+        ("m/1", "is a version's folder; give the model's: penstock model check {folder}/m"),
+        ("empty", "neither a model's folder (with model.yaml) nor a repository of them"),
+        ("link", "is a link to /nowhere, which is not there"),
+    ],
+)
+def test_what_is_no_folder_of_models(tmp_path: Path, given: str, words: str) -> None:
+    make(tmp_path / "m", "", GOOD)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("/nowhere")
+    with pytest.raises(ConfigError) as caught:
+        find_models(tmp_path / given)
+    assert words.format(folder=tmp_path) in caught.value.message
+
+
+def test_every_code_is_documented() -> None:
+    sources = "".join(file.read_text() for file in (ROOT / "src" / "penstock" / "cli").glob("model_*.py"))
+    made = set(re.findall(r'(?:Finding|warning)\(\s*"([a-z_]+)"', sources))
+    made |= {code for _, code, _ in _LOADING} | _ADVICE.keys() | {"version_ignored", "version_name", "truncated_file"}
+    page = (ROOT / "docs" / "models.md").read_text()
+    table = page[page.index("| code |") : page.index("## Where to go on")]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    documented = [code for row in rows for code in re.findall(r"`([a-z_]+)`", row)]
+    assert sorted(documented) == sorted(made | {"missing_data", "wrong_format"})
