@@ -6,6 +6,7 @@ import numpy as np
 
 from penstock.bench.experiment_results import Accuracy
 from penstock.bench.photos import photos
+from penstock.bench.quantize_publish import original_of
 from penstock.bench.texts import mixed
 from penstock.client import Client
 from penstock.core.config import Limits
@@ -102,7 +103,8 @@ def _run(task: Task, engine: OnnxEngine, tensor: Tensor) -> Tensor:
 
 
 def _file(folder: ModelFolder) -> Path:
-    return folder.file(folder.versions[-1])
+    """The newest version's; where that was made by quantizing another, the other's."""
+    return folder.file(original_of(folder.path, folder.versions[-1]))
 
 
 def _pixels(image: bytes) -> Array:

@@ -45,6 +45,8 @@ def compute(rows: Mapping[str, Row], ceiling: Sequence[float], only: Callable[[s
         ]
     if only("queries"):
         found.append(ratio("queries_batched_over_single", rps("queries batched"), rps("queries single"), 2.5))
+    if only("int8"):
+        found.append(ratio("int8_over_fp32", rps("int8 grpc"), rps("int8's fp32 grpc"), 2.0))
     if only("noop"):
         found += [
             ratio("noop_p50_over_echo", p50("noop grpc c1"), p50("echo c1"), 2.0, is_ceiling=True),

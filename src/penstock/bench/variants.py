@@ -10,13 +10,19 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.bench.experiment import Case
+from penstock.bench.quantize_methods import CONVERTED, Converter, method_of, runtime_precision
+from penstock.bench.quantize_methods import why_not as why_not_converted
+from penstock.bench.quantize_model import LoadedModel, ModelFile
+from penstock.bench.quantize_publish import OWN, original_of
+from penstock.bench.quantize_samples import collect
 from penstock.bench.repository import NOOP
 from penstock.core.errors import ConfigError
 from penstock.core.models import ModelFolder, ModelSettings, read_model_folder
-from penstock.engines.availability import why_not
-from penstock.engines.onnx_variants import RECIPE, convert
+from penstock.engines import onnx_variants, openvino_variants
+from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.onnx_variants import weight_files
 
-CONVERTED = ("int8", "fp16")
+RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
 FITTING_DATA = {"embed": "pairs", "upscale": "photos"}
 
 
@@ -42,21 +48,31 @@ class Variants:
     def data_of(self, model: str) -> str:
         return FITTING_DATA.get(self.folder(model).settings.task, "noop")
 
-    def file(self, model: str) -> Path:
+    def version_of(self, model: str) -> str:
+        """The newest; where that was made of another by quantizing, the other: cases convert it themselves."""
         folder = self.folder(model)
-        return folder.file(folder.versions[-1])
+        return original_of(folder.path, folder.versions[-1])
+
+    def file(self, model: str) -> Path:
+        return self.folder(model).file(self.version_of(model))
 
     def digest(self, model: str) -> str:
-        """Of the model's file."""
+        """Of the version's files: also of its tokenizer, through which calibration texts go."""
         if model not in self._digests:
-            with self.file(model).open("rb") as stream:
-                self._digests[model] = hashlib.file_digest(stream, "sha256").hexdigest()
+            total = hashlib.sha256()
+            for file in sorted(self.file(model).parent.iterdir()):
+                if file.is_file() and not file.name.startswith(".") and file.name not in OWN:
+                    with file.open("rb") as stream:
+                        total.update(file.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
+            self._digests[model] = total.hexdigest()
         return self._digests[model]
 
     def why_not(self, case: Case) -> str | None:
         """Why this machine cannot run the case; None where it can."""
-        reason = why_not(case.engine, case.device, case.precision)
+        reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
         if reason:
+            return reason
+        if _is_converted(case.engine, case.precision) and (reason := self._why_not_converted(case)):
             return reason
         try:
             ModelSettings.model_validate(self.settings(case))
@@ -70,9 +86,11 @@ class Variants:
     def settings(self, case: Case) -> dict[str, Any]:
         """The case's model.yaml: the model's own with what the case says laid over it."""
         found = yaml.safe_load((self.folder(case.model).path / "model.yaml").read_text()) or {}
-        # A converted file has its precision in it; the engine is asked for nothing else.
-        precision = "fp32" if case.precision in CONVERTED else case.precision
+        is_converted = _is_converted(case.engine, case.precision)
+        precision = runtime_precision(case.engine) if is_converted else case.precision
         found.update(engine=case.engine, precision=precision, versions="latest")
+        source = self.file(case.model)
+        found["file"] = method_of(case.engine, case.precision).file_name(source) if is_converted else source.name
         found["batching"] = {**(found.get("batching") or {}), **case.batching}
         instances = {"count": case.instances, "threads": case.threads}
         given = {key: value for key, value in instances.items() if value is not None}
@@ -84,21 +102,41 @@ class Variants:
         version = target / case.model / "1"
         version.mkdir(parents=True)
         source = self.file(case.model)
+        made = self.in_precision(case.model, case.engine, case.precision)
+        weights = weight_files(source) if source.suffix in (".onnx", ".xml") else [source]
         for beside in source.parent.iterdir():
-            if beside != source:
+            if beside not in weights and beside.name not in OWN:
                 (version / beside.name).symlink_to(beside.resolve())
-        (version / source.name).symlink_to(self._in_precision(case.model, case.precision).resolve())
+        for file in weight_files(made) if made != source else weights:
+            (version / file.name).symlink_to(file.resolve())
         _write_settings(target / case.model / "model.yaml", self.settings(case))
         return target
 
-    def _in_precision(self, model: str, precision: str) -> Path:
+    def in_precision(self, model: str, engine: str, precision: str) -> Path:
+        """The model's file for an engine; what must be converted for it is made once."""
         source = self.file(model)
-        if precision not in CONVERTED:
+        if not _is_converted(engine, precision):
             return source
-        found = self._cache / f"{self.digest(model)[:16]}-{precision}-{RECIPE}.onnx"
-        if not found.is_file():
-            convert(source, found, precision)
-        return found
+        method = method_of(engine, precision)
+        folder = self._cache / f"{self.digest(model)[:16]}-{engine}-{precision}-{RECIPES[engine]}"
+        target = folder / method.file_name(source)
+        if not target.is_file():
+            settings = self.folder(model).settings_of(source.parent.name)
+            original = ModelFile(source, source.parent, settings.model_copy(update={"precision": "fp32"}))
+            with LoadedModel(original) as loaded:
+                samples = collect(settings.task, loaded.task, None)
+                Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
+        return target
+
+    def _why_not_converted(self, case: Case) -> str | None:
+        method = method_of(case.engine, case.precision)
+        settings = self.folder(case.model).settings_of(self.version_of(case.model))
+        return why_not_converted(method, self.file(case.model), settings)
+
+
+def _is_converted(engine: str, precision: str) -> bool:
+    """Whether the engine needs a file of its own for it; PyTorch converts as it loads."""
+    return engine in RECIPES and precision in CONVERTED
 
 
 def _write_settings(file: Path, settings: Mapping[str, Any]) -> None:

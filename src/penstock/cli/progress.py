@@ -15,6 +15,19 @@ def show_work(what: str) -> AbstractContextManager[object]:
     return console.status(what) if console.is_terminal else nullcontext()
 
 
+@contextmanager
+def show_steps(what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner beside work that says itself what it does now."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(what) as status:
+        yield lambda step: status.update(f"{what}: {step}")
+
+
 def show_progress(what: str, items: Iterable[T], total: int) -> Iterator[T]:
     """A bar over several items; one alone needs none."""
     from rich.console import Console

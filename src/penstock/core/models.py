@@ -190,7 +190,7 @@ class PythonOptions(_Section):
     inputs: tuple[TensorOption, ...] = ()
     outputs: tuple[TensorOption, ...] = ()
     is_decoupled: bool = False  # gives any number of answers to one request
-    memory_mb: Annotated[int, Field(ge=64)] | Literal["auto", "none"] = "auto"  # of an instance; auto: they share half of all
+    memory_mb: Annotated[int, Field(ge=64)] | Literal["auto", "none"] = "auto"  # of one instance; auto: see docs
 
 
 class TorchOptions(_Section):

@@ -55,9 +55,28 @@ def test_the_seeds_example_is_taken_as_it_is_written(tmp_path: Path) -> None:
     found = cases_of(file)
     assert [(case.batch_size, case.concurrency) for case in found] == [(1, 2), (1, 4), (4, 2), (4, 4), (8, 2), (8, 4)]
     assert {(case.model, case.engine, case.precision, case.device) for case in found} == {
-        ("minilm", "pytorch", "fp32", "mps")
+        ("minilm", "torch", "fp32", "mps")
     }
     assert {case.unit for case in found} == {"pairs"}
+
+
+def test_pytorch_is_another_name_of_the_torch_engine_wherever_one_is_named(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "mine.yaml",
+        "matrix: {backend: [onnx, pytorch], precision: [fp32, bf16], exclude: [{engine: pytorch, precision: fp32}]}\n"
+        "experiment: {concurrency_levels: [1]}\n",
+    )
+    assert {(case.engine, case.precision) for case in cases_of(file)} == {
+        ("onnx", "fp32"),
+        ("onnx", "bf16"),
+        ("torch", "bf16"),
+    }
+
+
+def test_what_a_torch_model_is_run_in_needs_no_other_engine(tmp_path: Path) -> None:
+    file = write(tmp_path, "mine.yaml", "matrix: {precision: [bf16, fp16], device: [cpu, cuda]}\n")
+    assert {case.engine for case in expand(read_experiment(file), lambda model: "torch")} == {"torch"}
 
 
 def test_sections_are_merged_and_lists_replaced_along_a_chain(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Other precisions of a model: how near they stay to FP32, and the repositories that serve them."""
 
+import shutil
 from pathlib import Path
 
 import onnx
@@ -10,6 +11,7 @@ from penstock.bench.texts import mixed
 from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
 from penstock.core.models import read_model_folder
+from penstock.engines.building import build_engine
 from penstock.engines.onnx_variants import convert
 from tests.measured import make_cases
 
@@ -48,7 +50,7 @@ def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_p
     assert (settings.batching.max_rows, settings.batching.max_tokens) == (3, 1)  # the second is the model's own
     assert (settings.instances.count, settings.instances.threads) == (2, 1)
     file = folder.file("1")
-    assert file.resolve().parent == tmp_path / "cache"
+    assert file.resolve().parents[1] == tmp_path / "cache"
     half = {tensor.data_type for tensor in onnx.load(file).graph.initializer}
     assert onnx.TensorProto.FLOAT16 in half
 
@@ -56,15 +58,39 @@ def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_p
 def test_a_conversion_is_made_once_for_one_content(variants: Variants, tmp_path: Path) -> None:
     (case,) = make_cases(model={"name": "srcnn", "precision": "fp16"}, experiment={"concurrency_levels": [1]})
     variants.build_repository(case, tmp_path / "one")
-    (made,) = (tmp_path / "cache").glob("*.onnx")
+    (made,) = (tmp_path / "cache").glob("*/*.onnx")
     before = made.stat().st_ino
     variants.build_repository(case, tmp_path / "two")
-    assert [file.stat().st_ino for file in (tmp_path / "cache").glob("*.onnx")] == [before]
+    assert [file.stat().st_ino for file in (tmp_path / "cache").glob("*/*.onnx")] == [before]
+
+
+def test_int8_on_openvino_is_openvinos_own(variants: Variants, tmp_path: Path) -> None:
+    (case,) = make_cases(
+        model={"name": "srcnn", "precision": "int8", "engine": "openvino"}, experiment={"concurrency_levels": [1]}
+    )
+    folder = read_model_folder(variants.build_repository(case, tmp_path / "models") / "srcnn")
+    assert (folder.settings.engine, folder.settings.file) == ("openvino", "model.xml")
+    names = sorted(file.name for file in (folder.path / "1").iterdir())
+    assert names == ["model.bin", "model.xml"]
+    engine = build_engine(folder.file("1"), folder.settings, 1)
+    assert engine.load().precision == "int8"
+    engine.close()
+
+
+def test_cases_are_made_of_the_original_where_the_newest_version_was_converted(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "srcnn", tmp_path / "srcnn")
+    shutil.copytree(MODELS / "srcnn" / "1", tmp_path / "srcnn" / "2")
+    variants = Variants(tmp_path, tmp_path / "cache")
+    assert variants.file("srcnn") == tmp_path / "srcnn" / "2" / "model.onnx"
+    (tmp_path / "srcnn" / "2" / "quantization.json").write_text('{"of_version": "1"}')
+    assert variants.file("srcnn") == tmp_path / "srcnn" / "1" / "model.onnx"
+    (tmp_path / "srcnn" / "2" / "quantization.json").write_text('{"of_version": "9"}')  # gone
+    assert variants.file("srcnn") == tmp_path / "srcnn" / "2" / "model.onnx"
 
 
 def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_text("not a model")
-    with pytest.raises(ConfigError, match="cannot be converted to int8"):
+    with pytest.raises(ConfigError, match="is not an ONNX file"):
         convert(tmp_path / "model.onnx", tmp_path / "out" / "other.onnx", "int8")
     assert not list((tmp_path / "out").iterdir())
 
@@ -72,7 +98,7 @@ def test_a_file_that_is_no_model_is_refused_and_leaves_nothing(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        ({"backend": "pytorch"}, "Penstock has no pytorch engine"),
+        ({"backend": "pytorch"}, "the torch engine reads TorchScript, torch.export and folders of transformers"),
         ({"engine": "openvino", "device": "cuda"}, "runs on the CPU, not on cuda"),
         ({"engine": "onnx", "precision": "bf16"}, "precision bf16 needs engine: openvino"),
     ],

@@ -1,0 +1,214 @@
+"""INT8 for ONNX Runtime with ranges learnt beforehand: a calibration set runs through the graph once."""
+
+import contextlib
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.tensors import Array
+from penstock.engines.onnx_variants import has_convolutions, is_large, is_weighted, quietly, writing
+
+METHODS = ("minmax", "entropy", "percentile")
+TEXT_OPS = ["MatMul", "Gemm", "Gather"]  # where convolutions are none: what lies between stays in floats
+LEVELS = 255  # of a byte
+TRIED = 12  # samples that nodes are tried on
+
+
+class StaticQuantizer:
+    """Over one ONNX file and one calibration set; ranges are kept in `folder`, so that another try is cheap."""
+
+    def __init__(self, source: Path, calibration: Sequence[Mapping[str, Array]], folder: Path) -> None:
+        self._source = source
+        self._calibration = calibration
+        self._folder = folder
+        self._prepared = self._prepare()
+        # A product of two activations gains nothing from bytes and costs accuracy; layers of convolutions
+        # stay in bytes throughout.
+        self._ops = None if has_convolutions(self._prepared) else TEXT_OPS
+        self._unweighted = self._nodes(is_weighted_wanted=False) if self._ops else []
+
+    def write(self, target: Path, method: str, excluded: Sequence[str] = ()) -> None:
+        """QDQ, a scale for each channel of the weights; `excluded` nodes stay in floats."""
+        from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+        names = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
+        with writing(self._source, target, "int8") as partial, quietly(), contextlib.redirect_stdout(io.StringIO()):
+            quantize_static(
+                self._prepared,
+                partial,
+                _reader(self._calibration),
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=self._ops,
+                per_channel=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=[*self._unweighted, *excluded],
+                calibrate_method=getattr(CalibrationMethod, names[method]),
+                calibration_cache_path=self._folder / f"ranges-{method}.json",
+                use_external_data_format=is_large(self._source),
+                extra_options={
+                    # One sample at a time: texts have different lengths, and the graph's every activation is kept.
+                    "CalibStridedMinMax": 1,
+                    # Between products all is in floats: rounding what they give would lose more than all else.
+                    "OpTypesToExcludeOutputQuantization": self._ops or [],
+                },
+            )
+
+    def most_sensitive(self) -> list[str]:
+        """The nodes with weights, first those whose input, in bytes, changes the graph's answers most.
+
+        Each is tried alone, in one graph that can cut any of those inputs to its calibrated range and steps.
+        """
+        import onnx
+
+        model = onnx.load(self._prepared)
+        weights = {tensor.name for tensor in model.graph.initializer}
+        inputs = {node.name: node.input[0] for node in model.graph.node if is_weighted(node, weights)}
+        given = {value.name for value in model.graph.input} | weights
+        watched = sorted(set(inputs.values()) - given)
+        answers = [value.name for value in model.graph.output]
+        samples = self._calibration[:: -(-len(self._calibration) // TRIED)]
+        ranges = self._ranges(onnx.load(self._prepared), watched, samples)
+        session = self._open(with_switches(model, ranges))
+        expected = [_answer(session, sample, ranges, answers) for sample in samples]
+        lost = {}
+        for name in ranges:
+            found = [_answer(session, sample, ranges, answers, on=name) for sample in samples]
+            lost[name] = float(np.mean([_error(one, other) for one, other in zip(expected, found, strict=True)]))
+        return sorted(inputs, key=lambda node: -lost.get(inputs[node], 0.0))
+
+    def _ranges(
+        self, model: Any, watched: Sequence[str], samples: Sequence[Mapping[str, Array]]
+    ) -> dict[str, tuple[float, float]]:
+        import onnx
+
+        given = {value.name for value in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in watched if name not in given)
+        session = self._open(model)
+        found: dict[str, tuple[float, float]] = {}
+        for sample in samples:
+            for name, array in zip(watched, session.run(watched, dict(sample)), strict=True):
+                if array.dtype == np.float32 and array.size:
+                    low, high = found.get(name, (0.0, 0.0))
+                    found[name] = min(low, float(array.min())), max(high, float(array.max()))
+        return {name: (low, high) for name, (low, high) in found.items() if high > low}
+
+    def _open(self, model: Any) -> Any:
+        import onnx
+        import onnxruntime
+
+        file = self._folder / "tried.onnx"
+        onnx.save(model, file, save_as_external_data=is_large(self._source), location="tried.data")
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+    def _prepare(self) -> Path:
+        """Shapes inferred, constants and batch normalizations folded; the file itself where that cannot be."""
+        from onnxruntime.quantization.shape_inference import quant_pre_process
+
+        target = self._folder / "prepared.onnx"
+        if is_large(self._source):
+            return self._source
+        with quietly(), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                quant_pre_process(self._source, target, skip_symbolic_shape=True)
+            except Exception:  # noqa: BLE001 - it helps where it can; a graph that it cannot read is taken as it is
+                return self._source
+        _name_nodes(target)
+        return target
+
+    def _nodes(self, is_weighted_wanted: bool) -> list[str]:
+        import onnx
+
+        graph = onnx.load(self._prepared, load_external_data=False).graph
+        weights = {tensor.name for tensor in graph.initializer}
+        return [
+            node.name
+            for node in graph.node
+            if node.op_type in TEXT_OPS[:2] and is_weighted(node, weights) is is_weighted_wanted
+        ]
+
+
+def _name_nodes(file: Path) -> None:
+    """The quantizer leaves nodes out by name, and exporters need not give any."""
+    import onnx
+
+    model = onnx.load(file)
+    for number, node in enumerate(model.graph.node):
+        node.name = node.name or f"{node.op_type}#{number}"
+    onnx.save(model, file)
+
+
+def with_switches(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
+    """The graph with an input `switch:<tensor>` for each range: whether nodes with weights get that tensor in bytes."""
+    from onnx import TensorProto, helper
+
+    weights = {tensor.name for tensor in model.graph.initializer}
+    nodes: list[Any] = []
+    done: set[str] = set()
+    for node in model.graph.node:
+        name = node.input[0] if node.input else ""
+        if is_weighted(node, weights) and name in ranges:
+            if name not in done:
+                nodes += _switch(name, *ranges[name])
+                done.add(name)
+            node.input[0] = f"switched:{name}"
+        nodes.append(node)
+    kept = [helper.make_tensor_value_info(f"switch:{name}", TensorProto.BOOL, []) for name in ranges]
+    model.graph.input.extend(kept)
+    copied = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(copied)
+    return model
+
+
+def _switch(name: str, low: float, high: float) -> list[Any]:
+    from onnx import helper, numpy_helper
+
+    step = (high - low) / LEVELS
+    constants = {"step": np.float32(step), "zero": np.uint8(np.clip(round(-low / step), 0, LEVELS))}
+    step_name, zero_name, bytes_name, floats_name = (f"{part}:{name}" for part in ("step", "zero", "bytes", "floats"))
+    return [
+        *(
+            helper.make_node("Constant", [], [f"{part}:{name}"], value=numpy_helper.from_array(np.asarray(value)))
+            for part, value in constants.items()
+        ),
+        helper.make_node("QuantizeLinear", [name, step_name, zero_name], [bytes_name]),
+        helper.make_node("DequantizeLinear", [bytes_name, step_name, zero_name], [floats_name]),
+        helper.make_node("Where", [f"switch:{name}", floats_name, name], [f"switched:{name}"]),
+    ]
+
+
+def _answer(
+    session: Any, sample: Mapping[str, Array], switches: Iterable[str], answers: Sequence[str], on: str = ""
+) -> Array:
+    inputs = {**sample, **{f"switch:{name}": np.array(name == on) for name in switches}}
+    found = [array.ravel() for array in session.run(answers, inputs) if array.dtype.kind == "f"]
+    return np.concatenate(found).astype(np.float64)
+
+
+def _error(expected: Array, found: Array) -> float:
+    return float(np.linalg.norm(expected - found) / max(float(np.linalg.norm(expected)), 1e-12))
+
+
+def _reader(samples: Sequence[Mapping[str, Array]]) -> Any:
+    from onnxruntime.quantization import CalibrationDataReader
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self._left: Iterator[Mapping[str, Array]] = iter(())
+
+        def __len__(self) -> int:
+            return len(samples)
+
+        def set_range(self, start_index: int, end_index: int) -> None:
+            self._left = iter(samples[start_index:end_index])
+
+        def get_next(self) -> Mapping[str, Array] | None:
+            return next(self._left, None)
+
+    return Reader()

@@ -1,0 +1,42 @@
+"""Small graphs with weights, to convert in a moment."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.servers import write_model
+
+WIDTH = 32
+
+
+def dense_graph(seed: int = 0) -> onnx.GraphProto:
+    """`x` FP32 [n, 32] → `y` FP32 [n, 16], two layers."""
+    rng = np.random.default_rng(seed)
+    weights = {"w1": (WIDTH, 64), "b1": (64,), "w2": (64, 16), "b2": (16,)}
+    return helper.make_graph(
+        [
+            helper.make_node("Gemm", ["x", "w1", "b1"], ["h"]),
+            helper.make_node("Relu", ["h"], ["r"]),
+            helper.make_node("Gemm", ["r", "w2", "b2"], ["y"]),
+        ],
+        "dense",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [
+            numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+            for name, shape in weights.items()
+        ],
+    )
+
+
+def write_dense(repository: Path, name: str = "dense", settings: str = "", is_external: bool = False) -> Path:
+    """The model's folder. `is_external`: its weights lie in a file beside the graph."""
+    write_model(repository, name, dense_graph(), settings)
+    file = repository / name / "1" / "model.onnx"
+    if is_external:
+        model = onnx.load(file)
+        file.unlink()
+        onnx.save(model, file, save_as_external_data=True, location="weights.data", size_threshold=0)
+    return repository / name
