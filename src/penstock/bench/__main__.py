@@ -23,10 +23,13 @@ from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.placement import placement_ratios
 from penstock.bench.processes import EchoRun, ServerRun
 from penstock.bench.texts import mixed, queries
+from penstock.bench.tune_figure import tune_figure
 from penstock.core.errors import PenstockError
 
+INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
+TUNE = "tune"  # servers of its own: three runs of the search
 GROUPS: dict[str, list[Contender]] = {
     "text": [
         Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
@@ -38,6 +41,10 @@ GROUPS: dict[str, list[Contender]] = {
     "queries": [
         Contender("queries batched", "grpc", "queries", repo.FP32, 64),
         Contender("queries single", "grpc", "queries", repo.SINGLE, 64),
+    ],
+    INT8: [
+        Contender("int8 grpc", "grpc", "mixed", repo.INT8, 64),
+        Contender("int8's fp32 grpc", "grpc", "mixed", repo.FP32, 64),
     ],
     "noop": [
         Contender("echo c1", "echo", "noop", repo.NOOP, 1),
@@ -55,6 +62,7 @@ GROUPS: dict[str, list[Contender]] = {
     ],
     DECISIONS: [],
     PLACEMENT: [],
+    TUNE: [],
     "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
         Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
@@ -75,13 +83,17 @@ def main() -> int:
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
     groups = arguments.only or [group for group in GROUPS if group != PLACEMENT]
     ceiling: list[float] = []
-    limits: dict[str, float] = {}
+    limits: dict[str, float | str] = {}
+    reported: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         models = repo.build_repository(arguments.models, Path(folder) / "models")
+        if INT8 in groups:
+            _say("quantizing minilm")
+            reported.append(Figure("int8_mean_cosine", repo.add_int8(models), 0.0, 0.98))
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
-                if group in (DECISIONS, PLACEMENT):
+                if not GROUPS[group]:
                     continue
                 _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
                 if group == "text":
@@ -90,16 +102,21 @@ def main() -> int:
                     bench.rounds(GROUPS[group], rounds)
                 if group == "queries":
                     limits["engine_queries_batched_over_single"] = _engine_queries(models / repo.FP32, rounds, window_s)
-    figures = compute(bench.rows, ceiling, lambda group: group in groups)
+    figures = compute(bench.rows, ceiling, lambda group: group in groups) + reported
     if DECISIONS in groups:
         figures.append(_measure_decisions())
     if PLACEMENT in groups:
         ratios, rows = placement_ratios(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
         bench.rows.update(rows)
         limits.update({figure.key: figure.value for figure in ratios})
+    if TUNE in groups:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
+        figures += found
+        limits.update(facts)
     _print(bench.rows, ceiling, figures)
     for name, value in limits.items():
-        _say(f"{name}: {value:.3f} (in this run, without a bar)")
+        _say(f"{name}: {value if isinstance(value, str) else f'{value:.3f}'} (in this run, without a bar)")
     if arguments.json:
         report = {**_report(bench.rows, ceiling, figures), "limits": limits}
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -135,7 +152,7 @@ def _check(figures: Sequence[Figure]) -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="short windows: under five minutes")
+    parser.add_argument("--quick", action="store_true", help="short windows: about a quarter of an hour")
     parser.add_argument("--json", type=Path, help="write the figures and all rounds here")
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
     parser.add_argument(

@@ -1,8 +1,6 @@
 """One repeat of one case on a running server: load, windows, CPU and memory."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +34,8 @@ class CaseRun:
     def measure(self, case: Case, number: int) -> Repeat:
         target = self.server.http if case.protocol == "rest" else self.server.grpc
         spec = LoadSpec(case.protocol, target, str(self._messages(case)), case.concurrency)
-        with _uninterrupted_children():
-            generator = Generator(spec, min(self.part.generators, case.concurrency))
-        with generator, Sampler(self.server.process.pid) as sampler:
+        generators = min(self.part.generators, case.concurrency)
+        with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
             window, enough = self._window(case)
             outcomes = generator.run_until(window, enough)
         found = self._measured(outcomes)
@@ -122,13 +119,3 @@ def _repeat(
 def _refusals(found: Measured) -> str:
     counts = ", ".join(f"{count} × {code}" for code, count in sorted(found.rejected.items()))
     return f"every request was refused: {counts}" if counts else "no request was answered"
-
-
-@contextmanager
-def _uninterrupted_children() -> Iterator[None]:
-    """Ctrl-C on a terminal reaches every process of its group; a child that inherits this mask is ended by us alone."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -78,7 +78,8 @@ def _share(window: Window, index: int, count: int) -> Window:
 
 class _Process(Running):
     def __init__(self, spec: LoadSpec) -> None:
-        super().__init__(command_line(spec), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        super().__init__(command_line(spec), None, without_ctrl_c=True, **pipes)
 
     def send(self, command: dict[str, Any]) -> None:
         assert self.process.stdin is not None

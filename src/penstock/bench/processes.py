@@ -1,12 +1,15 @@
 """The processes of a benchmark: the server and the echo; started, measured, stopped."""
 
 import json
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +22,17 @@ START_TIMEOUT_S = 120.0
 class Running:
     """A child process that is ended with its block."""
 
-    def __init__(self, command: list[str], log: Path | None = None, **options: Any) -> None:
-        with log.open("wb") if log else nullcontext() as stderr:
-            self.process = subprocess.Popen(command, stderr=stderr, **options)
+    def __init__(
+        self, command: list[str], log: Path | None = None, without_ctrl_c: bool = False, **options: Any
+    ) -> None:
+        """`without_ctrl_c`: a terminal sends it to all processes of its group, and this one is ended by us alone."""
+        try:
+            with log.open("wb") if log else nullcontext() as stderr, _interrupts_after(without_ctrl_c):
+                self.process = subprocess.Popen(command, stderr=stderr, **options)
+        except BaseException:
+            if hasattr(self, "process"):
+                self.__exit__(None, None, None)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -35,6 +46,10 @@ class Running:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait(10)
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what it did not read any more
+                    pipe.close()
 
 
 class ServerRun(Running):
@@ -89,6 +104,29 @@ class EchoRun(Running):
         super().__init__([sys.executable, "-m", "penstock.bench.echo"], stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
+
+
+@contextmanager
+def _interrupts_after(has_mask: bool) -> Iterator[None]:
+    """An interrupt while a process starts comes when it has: else nobody would know the process, and end it.
+
+    A mask is inherited by the process. It does not keep an interrupt from us: another thread takes it in our place.
+    """
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    heard: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {each: signal.signal(each, lambda number, _: heard.append(number)) for each in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT} if has_mask else ())
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        if heard:
+            signal.raise_signal(heard[0])
 
 
 def _is_ready(http: str) -> bool:

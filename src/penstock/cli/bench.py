@@ -92,13 +92,13 @@ def _payloads(
         inputs = describe(http, model)
         kind = suitable_data(inputs) if kind == "auto" else kind
         if kind == "tensor":
-            return [random_payload(model, inputs, batch_size, _shapes(shapes))]
+            return [random_payload(model, inputs, batch_size, read_shapes(shapes))]
     if msmarco is not None and kind not in TEXTS:
         raise InvalidRequest(f"--msmarco gives texts, and --data {kind} takes none")
     return build(kind, model, batch_size, msmarco)
 
 
-def _shapes(given: list[str]) -> dict[str, list[int]]:
+def read_shapes(given: list[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for text in given:
         name, _, sizes = text.rpartition(":")

@@ -1,15 +1,13 @@
 """`penstock experiment`: run, run-all, compare, list."""
 
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.interrupts import interruptible
 from penstock.cli.options import AsJson
 from penstock.core.errors import ConfigError
 
@@ -23,7 +21,6 @@ app = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a
 
 EXPERIMENTS = Path("experiments")
 OUT = Path("bench-out/experiments")
-INTERRUPTED = 130
 
 Folder = Annotated[Path, typer.Argument(help="A folder of experiment files.")]
 Out = Annotated[Path, typer.Option(help="Where results go, in a folder for each experiment.")]
@@ -56,7 +53,7 @@ def run(
     from penstock.bench.experiment_runner import RunOptions
 
     options = RunOptions(tuple(only or ()), repeats, quick, msmarco, resume)
-    with _interruptible():
+    with interruptible():
         _run_file(file, out, _variants(models, out), options)
 
 
@@ -77,7 +74,7 @@ def run_all(
     options = RunOptions((), repeats, quick, msmarco, resume)
     variants = _variants(models, out)
     failed: list[str] = []
-    with _interruptible():
+    with interruptible():
         for file in find_experiments(folder):
             try:
                 _run_file(file, out, variants, options)
@@ -190,23 +187,6 @@ def _variants(models: Path | None, out: Path) -> "Variants":
 
 def _place(path: Path, out: Path) -> Path:
     return path if path.exists() else out / path
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the servers in order and leave what was measured."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tell(text: str) -> None:

@@ -6,11 +6,25 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, embed, experiment, infer, model, serve, status, stream, top, upscale
+from penstock.cli import (
+    bench,
+    classify,
+    embed,
+    experiment,
+    infer,
+    model,
+    rerank,
+    serve,
+    status,
+    stream,
+    top,
+    tune,
+    upscale,
+)
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-for noun in (serve, embed, upscale, stream, infer, status, top, bench):
+for noun in (serve, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
     noun.register(app)
 app.add_typer(model.app, name="model")
 app.add_typer(experiment.app, name="experiment")

@@ -45,9 +45,9 @@ def _describe(path: Path) -> dict[str, object]:
 
     try:
         folder = read_model_folder(path)
+        settings = folder.settings_of(folder.versions[-1])
     except ConfigError as error:
         return {"model": path.name, "problem": error.message}
-    settings = folder.settings
     return {
         "model": folder.name,
         "versions": list(folder.versions),

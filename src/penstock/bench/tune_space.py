@@ -1,0 +1,134 @@
+"""What tuning may choose from: the values of each setting, and what a candidate changes in a model's settings."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+CONVERTED = ("int8", "fp16")  # precisions that are a file's own: choosing one makes a new version
+MOST_LAYOUTS = 6
+TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens, where the model has no budget of its own; likeliest first
+ROW_BUDGETS = (8, 1, 16)  # rows of a tensor or tiles of an image
+DELAYS_MS = (1.0, 4.0)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Variant:
+    """What runs the model's tensors."""
+
+    engine: str
+    precision: str
+    device: str = "cpu"
+
+    @property
+    def is_converted(self) -> bool:
+        return self.precision in CONVERTED and self.engine != "torch"
+
+    def __str__(self) -> str:
+        where = "" if self.device == "cpu" else f" on {self.device}"
+        return f"{self.engine} {self.precision}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One configuration of a model. `auto` is resolved, so that equal ones are equal."""
+
+    variant: Variant
+    instances: int
+    threads: int
+    max_tokens: int | None
+    max_rows: int
+    max_delay_ms: float
+
+    def __str__(self) -> str:
+        tokens = "no token budget" if self.max_tokens is None else f"{self.max_tokens} tokens"
+        return (
+            f"{self.variant}, {self.instances}×{self.threads}, {tokens}, {self.max_rows} rows, {self.max_delay_ms:g} ms"
+        )
+
+    def differences(self, other: "Candidate") -> int:
+        """How many settings differ; a converted file counts as one more, for it is a version to keep."""
+        settings = [each.name for each in fields(self) if each.name != "variant"]
+        own = sum(bool(getattr(self, name) != getattr(other, name)) for name in settings)
+        parts = [each.name for each in fields(self.variant)]
+        own += sum(bool(getattr(self.variant, name) != getattr(other.variant, name)) for name in parts)
+        return own + int(self.variant != other.variant and self.variant.is_converted)
+
+    def changes(self, shipped: "Candidate") -> dict[str, Any]:
+        """Dotted keys of a model's settings, and their values where they differ from what is shipped.
+
+        What belongs together is written together: beside another value, `auto` would come to something else.
+        """
+        found: dict[str, Any] = {}
+        if self.variant != shipped.variant:
+            found["engine"] = self.variant.engine
+            if not self.variant.is_converted:  # it is in the file
+                found["precision"] = self.variant.precision
+        if self.variant.device != shipped.variant.device:
+            found["instances.device"] = self.variant.device
+        if (self.instances, self.threads) != (shipped.instances, shipped.threads):
+            found.update({"instances.count": self.instances, "instances.threads": self.threads})
+        for name in ("max_tokens", "max_rows", "max_delay_ms"):
+            if getattr(self, name) != getattr(shipped, name):
+                found[f"batching.{name}"] = getattr(self, name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Every option beside the shipped one's own value; the likeliest first, for time may be short."""
+
+    shipped: Candidate
+    variants: tuple[Variant, ...]
+    layouts: tuple[tuple[int, int], ...]  # instances × threads
+    max_tokens: tuple[int | None, ...]
+    max_rows: tuple[int, ...]
+    delays_ms: tuple[float, ...]
+
+    def of_variants(self) -> list[Candidate]:
+        return [replace(self.shipped, variant=variant) for variant in self.variants]
+
+    def axes(self, of: Candidate) -> dict[str, list[Candidate]]:
+        """What to try around a candidate, one setting at a time."""
+        found = {
+            "instances and threads": [replace(of, instances=count, threads=each) for count, each in self.layouts],
+            "batch budget": [replace(of, max_tokens=tokens) for tokens in self.max_tokens],
+            "rows in a batch": [replace(of, max_rows=rows) for rows in self.max_rows],
+            "delay": [replace(of, max_delay_ms=delay) for delay in self.delays_ms],
+        }
+        return {name: [each for each in options if each != of] for name, options in found.items()}
+
+
+def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
+    """All cores in combination, and half of them: what is left goes to the gateway."""
+    if device != "cpu":
+        return ((4, 1), (2, 1), (8, 1), (1, 1))
+    found = [(cores // threads, threads) for threads in _halves(cores)]
+    found.insert(2, (max(1, cores // 2), 1))
+    return tuple(dict.fromkeys(found))[:MOST_LAYOUTS]
+
+
+def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[int | None, ...]:
+    """Of padded tokens for texts; of rows or tiles for all else, where more than are under way make no batch."""
+    if not has_lengths:
+        return tuple(rows for rows in ROW_BUDGETS if rows <= concurrency and rows != shipped)
+    if shipped is None:
+        return TEXT_BUDGETS
+    return (shipped * 2, max(1, shipped // 2), shipped * 4)
+
+
+def row_counts(shipped: int, may_lower: bool, concurrency: int) -> tuple[int, ...]:
+    """Lower than shipped only where a request may have more rows than a batch."""
+    more = (shipped * 2,) if shipped < concurrency else ()
+    return (*more, *((shipped // 2,) if may_lower and shipped > 1 else ()))
+
+
+def delays(shipped: float) -> tuple[float, ...]:
+    return tuple(delay for delay in (0.0, *DELAYS_MS) if delay != shipped)
+
+
+def _halves(cores: int) -> Sequence[int]:
+    """1, 2, 4 … up to the cores: threads of an instance. Most in parallel and most in one come first."""
+    found = [1]
+    while found[-1] * 2 <= cores:
+        found.append(found[-1] * 2)
+    return [found[0], *reversed(found[1:])]

@@ -1,0 +1,212 @@
+"""`penstock tune`: the fastest settings of a model on this machine."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.interrupts import interruptible
+from penstock.cli.options import AsJson
+from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
+
+if TYPE_CHECKING:
+    from penstock.bench.tune import Progress, Tell, TuneOptions
+    from penstock.bench.tune_model import TuneModel
+    from penstock.bench.tune_record import TuneRecord
+
+PROTOCOLS = ("grpc", "stream", "rest")
+OUT = Path("bench-out/tune")
+CALLERS = 32
+MINUTES, QUICK_MINUTES = 6.0, 2.0
+WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
+WARM_UP = 0.3  # of a window
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(tune)
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="A model of the repository, or its folder.")],
+    p99_ms: Annotated[float | None, typer.Option(min=0.001, help="The p99 latency to stay within, in ms.")] = None,
+    min_accuracy: Annotated[
+        float | None,
+        typer.Option(help="Against the original in FP32; [default: as penstock model quantize has it for the task]"),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Leave it as it is: engine (and precision), instances, batching or delay; may repeat."),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="Callers of the load. [default: 32, fewer for a model that takes seconds]"),
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="grpc, stream (gRPC streams) or rest.")] = "grpc",
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND|PATH",
+            help="mixed, queries, passages, pairs, photos, tensor; or your own: a file of texts, one a line, or a "
+            "folder of images. [default: what fits the model]",
+        ),
+    ] = "auto",
+    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Items in a request.")] = 1,
+    shape: Annotated[
+        list[str] | None, typer.Option(metavar="NAME:SIZES", help="The shape of a tensor that the model leaves open.")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.1, max=600, help="Of measuring. [default: 6]")] = None,
+    window: Annotated[float | None, typer.Option(min=0.1, max=60, help="Seconds of a window. [default: 2]")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two minutes of short windows: less is tried and seen.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and leave the model as it is.")] = False,
+    models: Annotated[
+        Path | None, typer.Option(help="The model repository. [default: ./models, or the packaged models]")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="Where reports go, in a folder for each model.")] = OUT,
+    as_json: AsJson = False,
+) -> None:
+    """Search engine, precision, instances, threads and batching for the most throughput, and write the winner."""
+    from penstock.bench.tune import KEPT, TuneOptions
+    from penstock.bench.tune_data import TuneData
+    from penstock.bench.tune_servers import TuneLoad
+    from penstock.cli.bench import read_shapes
+
+    if protocol not in PROTOCOLS:
+        raise InvalidRequest(f"--protocol {protocol}: there are {', '.join(PROTOCOLS)}")
+    if unknown := sorted(set(keep or ()) - set(KEPT)):
+        raise InvalidRequest(f"--keep {unknown[0]}: there are {', '.join(KEPT)}")
+    window_s = window or (QUICK_WINDOW_S if quick else WINDOW_S)
+    load = TuneLoad(protocol, concurrency or CALLERS, batch_size, window_s, WARM_UP * window_s, concurrency is None)
+    options = TuneOptions(
+        minutes or (QUICK_MINUTES if quick else MINUTES),
+        p99_ms,
+        min_accuracy,
+        tuple(keep or ()),
+        load,
+        TuneData(data, batch_size, read_shapes(shape or [])),
+    )
+    found = _find(model, models, output)
+    if not dry_run:
+        _check_writable(found.folder.path)
+    folder = output / found.folder.name
+    try:
+        with interruptible(), _progress(as_json) as tell:
+            record = _run(found, options, folder, tell, dry_run)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
+    if as_json:
+        print(record.model_dump_json(indent=2))
+    else:
+        _print(record, folder)
+
+
+def _run(found: "TuneModel", options: "TuneOptions", folder: Path, tell: "Tell", dry_run: bool) -> "TuneRecord":
+    from penstock.bench.tune import Progress, Tuner
+    from penstock.bench.tune_apply import apply_winner
+
+    folder.mkdir(parents=True, exist_ok=True)
+    tuner = Tuner(found, options, folder, tell)
+    try:
+        decision = tuner.run()
+    except KeyboardInterrupt:
+        _write(tuner.record(), folder)
+        tell(Progress(f"interrupted: the model is as it was; what was measured is in {folder / 'report.md'}"))
+        raise
+    record = tuner.record()
+    _write(record, folder)  # before anything is changed: what follows may fail
+    if decision.winner != found.shipped() and not dry_run:
+        tell(Progress(f"writing {decision.winner}"))
+        record.applied = apply_winner(found, decision.winner, folder / "before")
+        _write(record, folder)
+    return record
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes are spent."""
+    if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):
+        raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
+
+
+def _write(record: "TuneRecord", folder: Path) -> None:
+    from penstock.bench.tune_report import to_markdown
+
+    record.save(folder)
+    (folder / "report.md").write_text(to_markdown(record), encoding="utf-8")
+
+
+def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
+    from penstock.bench.tune_model import TuneModel
+    from penstock.bench.variants import Variants
+    from penstock.cli.default_models import with_default_models
+    from penstock.core.config import load_config
+    from penstock.core.models import list_model_folders, read_model_folder
+
+    path = Path(model)
+    if not (path / "model.yaml").is_file():
+        repository = with_default_models(load_config(models=models)).config.models
+        path = repository / model
+        if not (path / "model.yaml").is_file():
+            known = ", ".join(each.name for each in list_model_folders(repository)) or "none"
+            raise UnknownModel(f"there is no model '{model}' in {repository}; there are {known}")
+    folder = read_model_folder(path.resolve())
+    served = folder.of_version(folder.versions[-1])
+    return TuneModel(served, Variants(path.resolve().parent, output / "variants"))
+
+
+@contextmanager
+def _progress(as_json: bool) -> "Iterator[Tell]":
+    """A bar for people; else a line for each thing that happens, on standard error."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal or as_json:
+        yield lambda progress: print(_line(progress), file=sys.stderr, flush=True)
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description:<22}"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=1.0)
+        best = ""
+
+        def tell(progress: "Progress") -> None:
+            nonlocal best
+            bar.update(task, description=progress.stage or None, completed=progress.done or None)
+            bar.console.print(f"  {progress.text}", highlight=False, markup=False)
+            if progress.best and progress.best != best:
+                best = progress.best
+                bar.console.print(f"best so far: {best}", highlight=False, markup=False, style="bold")
+
+        yield tell
+
+
+def _line(progress: "Progress") -> str:
+    return f"{progress.stage}: {progress.text} [{progress.done:.0%}]" if progress.stage else progress.text
+
+
+def _print(record: "TuneRecord", folder: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from penstock.bench.tune_report import verdict
+
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    table = Table("finalist", "items/s", "p99 ms", "over shipped", "")
+    for final in record.finals:
+        roles = [("winner", record.winner), ("shipped", record.shipped)]
+        role = ", ".join(name for name, configuration in roles if configuration == final.configuration)
+        figures = (f"{final.rate:.1f}", f"{final.p99_ms:.1f}", f"{final.over_shipped:.3f}")
+        table.add_row(str(final.configuration), *figures, role)
+    console.print(table)
+    console.print(verdict(record), highlight=False, markup=False)
+    if record.applied:
+        console.print(record.applied.diff, highlight=False, markup=False)
+    elif not record.is_shipped_best:
+        console.print("Not written: this was a dry run.", highlight=False)
+    console.print(str(folder / "report.md"), highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,84 @@
+"""Variants that do not answer as the original does are dropped before they are served."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.bench.tune_accuracy import check_variants, floor_of
+from penstock.bench.tune_model import TuneModel
+from penstock.bench.tune_space import Variant
+from penstock.bench.variants import Variants
+from penstock.core.models import read_model_folder
+from tests.servers import write_identity, write_model
+
+FP32, INT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")
+
+
+def tuned(path: Path) -> TuneModel:
+    folder = read_model_folder(path)
+    return TuneModel(folder.of_version(folder.versions[-1]), Variants(path.parent, path.parent / ".variants"))
+
+
+@pytest.fixture
+def coarse(tmp_path: Path) -> TuneModel:
+    """A weight of each column is so large that eight bits have no room for the others, which the answer is made of."""
+    weights = np.random.default_rng(3).standard_normal((64, 16)).astype(np.float32)
+    weights[0] = 1e5
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "mask"], ["seen"]), helper.make_node("MatMul", ["seen", "weights"], ["y"])],
+        "coarse",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [
+            numpy_helper.from_array(weights, "weights"),
+            numpy_helper.from_array(np.array([[0.0] + [1.0] * 63], np.float32), "mask"),
+        ],
+    )
+    write_model(tmp_path, "coarse", graph)
+    return tuned(tmp_path / "coarse")
+
+
+def test_one_that_loses_too_much_is_dropped_with_the_number(coarse: TuneModel) -> None:
+    original, converted = check_variants(coarse, [FP32, INT8], None, lambda _: None)
+    assert not original.problem
+    assert original.fidelity is not None
+    assert original.fidelity.value == pytest.approx(1)
+    assert converted.fidelity is not None
+    assert converted.fidelity.value < 0.98
+    assert f"mean cosine {converted.fidelity.value:g} is below 0.98" in converted.problem
+
+
+def test_another_bound_is_another_verdict(coarse: TuneModel) -> None:
+    assert floor_of(coarse, None)[1] == 0.98
+    found = check_variants(coarse, [FP32, INT8], -1.0, lambda _: None)
+    assert not any(each.problem for each in found)
+    (alone,) = check_variants(coarse, [FP32], 1.5, lambda _: None)
+    assert "is below 1.5" in alone.problem
+
+
+def test_one_alone_is_not_measured_unless_it_is_asked_for(coarse: TuneModel) -> None:
+    told: list[str] = []
+    (alone,) = check_variants(coarse, [FP32], None, told.append)
+    assert (alone.fidelity, alone.problem, told) == (None, "", [])
+
+
+def test_a_converted_version_has_the_accuracy_of_its_report(coarse: TuneModel) -> None:
+    report = {"precision": "int8", "of_version": "1", "accuracy": {"measure": "mean cosine", "value": 0.97}}
+    (coarse.folder.path / "1" / "quantization.json").write_text(json.dumps(report))
+    assert coarse.shipped().variant == INT8
+    (found,) = check_variants(coarse, [INT8], None, lambda _: None)
+    assert "mean cosine 0.97 is below 0.98" in found.problem
+    (found,) = check_variants(coarse, [INT8], 0.9, lambda _: None)
+    assert not found.problem
+
+
+def test_what_cannot_be_measured_leaves_the_shipped_one_alone(tmp_path: Path) -> None:
+    write_identity(tmp_path, "texts", "BYTES")  # what belongs in it is not known
+    shipped, other = check_variants(
+        tuned(tmp_path / "texts"), [FP32, Variant("openvino", "fp32")], None, lambda _: None
+    )
+    assert not shipped.problem
+    assert "its accuracy cannot be measured" in other.problem

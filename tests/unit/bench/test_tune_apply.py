@@ -1,0 +1,165 @@
+"""The winner written where it counts, or not at all."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.bench.tune_apply import apply_winner, places
+from penstock.bench.tune_model import TuneModel
+from penstock.bench.tune_space import Candidate, Variant
+from penstock.bench.variants import Variants
+from penstock.core.errors import ConfigError
+from penstock.core.models import ModelSettings, read_model_folder
+from tests.servers import write_model
+
+SETTINGS = "batching: {max_rows: 16} # few\ninstances: {count: 1}\n"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> TuneModel:
+    """A matrix to multiply with, which is something to quantize."""
+    rng = np.random.default_rng(1)
+    weights = numpy_helper.from_array(rng.standard_normal((32, 16)).astype(np.float32), "weights")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weights"], ["y"])],
+        "multiply",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [weights],
+    )
+    write_model(tmp_path / "models", "mine", graph, SETTINGS)
+    return tuned(tmp_path / "models" / "mine")
+
+
+def tuned(path: Path) -> TuneModel:
+    folder = read_model_folder(path)
+    return TuneModel(folder.of_version(folder.versions[-1]), Variants(path.parent, path.parent.parent / "variants"))
+
+
+def add_version(model: TuneModel, number: str, settings: str) -> None:
+    version = model.folder.path / number
+    version.mkdir()
+    (version / "model.onnx").write_bytes((model.folder.path / "1" / "model.onnx").read_bytes())
+    (version / "version.yaml").write_text(settings)
+
+
+def settings_of(model: TuneModel, version: str) -> ModelSettings:
+    return read_model_folder(model.folder.path).settings_of(version)
+
+
+def test_it_is_written_into_model_yaml_and_what_was_there_is_kept(model: TuneModel, tmp_path: Path) -> None:
+    file = model.folder.path / "model.yaml"
+    before = file.read_text()
+    winner = replace(model.shipped(), instances=2, threads=1, max_tokens=8)
+    applied = apply_winner(model, winner, tmp_path / "before")
+    assert tuned(model.folder.path).shipped() == winner
+    assert applied.files == {str(file): str(tmp_path / "before" / "mine-model.yaml")}
+    assert (tmp_path / "before" / "mine-model.yaml").read_text() == before
+    assert "+batching: {max_rows: 16, max_tokens: 8}" in applied.diff
+    assert not applied.new_folder
+
+
+def test_a_key_that_the_version_has_for_itself_is_written_there(model: TuneModel, tmp_path: Path) -> None:
+    add_version(model, "2", "batching:\n  max_rows: 4 # as this one likes it\n")
+    newest = tuned(model.folder.path)
+    winner = replace(newest.shipped(), max_rows=8, max_delay_ms=1.0)
+    apply_winner(newest, winner, tmp_path / "before")
+    assert "  max_rows: 8 # was 4: as this one likes it\n" in (model.folder.path / "2" / "version.yaml").read_text()
+    assert settings_of(model, "2").batching.max_rows == 8
+    assert settings_of(model, "1").batching.max_rows == 16
+    assert settings_of(model, "1").batching.max_delay_ms == 1.0
+
+
+def test_other_versions_that_are_served_stay_as_they_are(model: TuneModel, tmp_path: Path) -> None:
+    file = model.folder.path / "model.yaml"
+    file.write_text(file.read_text() + "versions: all\n")
+    add_version(model, "2", "")
+    newest = tuned(model.folder.path)
+    applied = apply_winner(newest, replace(newest.shipped(), max_delay_ms=2.0), tmp_path / "before")
+    assert list(applied.files) == [str(model.folder.path / "2" / "version.yaml")]
+    assert settings_of(model, "2").batching.max_delay_ms == 2.0
+    assert settings_of(model, "1").batching.max_delay_ms == 0.0
+
+
+def test_a_converted_winner_becomes_a_version_of_its_own(model: TuneModel, tmp_path: Path) -> None:
+    winner = replace(model.shipped(), variant=Variant("onnx", "int8"), max_delay_ms=1.0)
+    applied = apply_winner(model, winner, tmp_path / "before")
+    assert (applied.version, applied.new_folder) == ("2", str(model.folder.path / "2"))
+    newest = tuned(model.folder.path)
+    assert newest.version == "2"
+    assert newest.shipped() == winner
+    assert newest.space({"x"}, 32)[0].variants == (winner.variant,)  # it is not converted once more
+    assert settings_of(model, "1").engine == "onnx"
+
+
+def test_the_original_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None:
+    file = model.folder.path / "model.yaml"
+    file.write_text(file.read_text() + "engine: openvino\n")
+    other = tuned(model.folder.path)
+    applied = apply_winner(other, replace(other.shipped(), variant=Variant("onnx", "int8")), tmp_path / "before")
+    assert applied.files == {}
+    assert settings_of(model, "1").engine == "openvino"
+    assert settings_of(model, "2").engine == "onnx"
+
+
+def test_versions_that_are_listed_get_the_new_one(model: TuneModel, tmp_path: Path) -> None:
+    file = model.folder.path / "model.yaml"
+    file.write_text(file.read_text() + "versions: [1]\n")
+    pinned = tuned(model.folder.path)
+    apply_winner(pinned, replace(pinned.shipped(), variant=Variant("onnx", "int8"), max_delay_ms=1.0), tmp_path / "b")
+    folder = read_model_folder(model.folder.path)
+    assert folder.versions == ("1", "2")
+    assert folder.settings_of("2").batching.max_delay_ms == 1.0
+    assert folder.settings_of("1").batching.max_delay_ms == 0.0
+
+
+def test_what_fails_leaves_everything_as_it_was(model: TuneModel, tmp_path: Path) -> None:
+    file = model.folder.path / "model.yaml"
+    before = file.read_bytes()
+    wrong = replace(model.shipped(), variant=Variant("onnx", "int8"), max_rows=0)
+    with pytest.raises(ConfigError, match="max_rows"):
+        apply_winner(model, wrong, tmp_path / "before")
+    assert file.read_bytes() == before
+    assert sorted(child.name for child in model.folder.path.iterdir()) == ["1", "model.yaml"]
+
+
+def test_what_fails_in_the_second_file_takes_the_first_back(model: TuneModel, tmp_path: Path) -> None:
+    add_version(model, "2", "batching: {max_rows: 4}\n")
+    newest = tuned(model.folder.path)
+    files = [model.folder.path / "model.yaml", model.folder.path / "2" / "version.yaml"]
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(ConfigError, match="max_rows"):
+        apply_winner(newest, replace(newest.shipped(), max_rows=0, max_delay_ms=1.0), tmp_path / "before")
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_nothing_to_change_is_no_place(model: TuneModel) -> None:
+    assert places(model.folder, "1", {}) == []
+
+
+def test_the_space_is_what_this_machine_can_run(model: TuneModel) -> None:
+    space, refused = model.space({"x"}, concurrency=8)
+    assert space.shipped == Candidate(Variant("onnx", "fp32"), 1, 1, None, 16, 0.0)
+    assert {Variant("onnx", "fp32"), Variant("onnx", "int8"), Variant("openvino", "fp32")} <= set(space.variants)
+    assert "CUDA" in refused[Variant("onnx", "fp32", "cuda")]
+    assert space.max_rows == ()  # a request may have 16, and with 8 under way no batch has more
+    assert space.max_tokens == (8, 1)
+
+
+def test_a_candidate_is_served_from_a_repository_of_its_own(model: TuneModel, tmp_path: Path) -> None:
+    shipped = model.shipped()
+    file = model.folder.path / "model.yaml"
+    file.write_text(file.read_text() + "cache: {enabled: true}\n")
+    cached = tuned(model.folder.path)
+    repository = cached.write(replace(shipped, variant=Variant("openvino", "fp32"), max_tokens=4), tmp_path / "own")
+    folder = read_model_folder(repository / "mine")
+    assert (folder.settings.engine, folder.settings.precision) == ("openvino", "fp32")
+    assert folder.settings.batching.max_tokens == 4
+    assert folder.settings.batching.max_rows == 16
+    assert not folder.settings.cache.enabled  # requests repeat
+    assert folder.file("1").resolve() == model.folder.file("1").resolve()
+    converted = cached.write(replace(shipped, variant=Variant("onnx", "int8")), tmp_path / "converted")
+    assert read_model_folder(converted / "mine").file("1").resolve() != model.folder.file("1").resolve()

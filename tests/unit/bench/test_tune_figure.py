@@ -1,0 +1,47 @@
+"""The figure of tuning from rounds that are known."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.bench.tune_figure import _facts, _figure, most_common
+from penstock.bench.tune_search import FINALS
+from penstock.bench.tune_space import Candidate, Variant
+from penstock.bench.tune_trials import Measure, Trials
+
+SHIPPED = Candidate(Variant("openvino", "bf16"), 2, 1, 256, 32, 0.0)
+INT8, ORT8 = (replace(SHIPPED, variant=Variant(engine, "int8")) for engine in ("openvino", "onnx"))
+
+
+def rounds(*rates: dict[Candidate, float]) -> Trials:
+    trials = Trials(SHIPPED)
+    for each in rates:
+        trials.add(FINALS, {candidate: Measure(rate, 10.0) for candidate, rate in each.items()})
+    return trials
+
+
+def test_it_is_the_most_common_winner_over_the_shipped_one_in_the_same_rounds() -> None:
+    trials = rounds(*({SHIPPED: 100 * slow, INT8: 150 * slow, ORT8: 140 * slow} for slow in (1.0, 0.5, 1.2, 0.9)))
+    winners = [ORT8, INT8, INT8]
+    assert most_common(winners) == INT8
+    figure = _figure(trials, winners)
+    assert (figure.key, figure.bar, figure.rounds) == ("tune_over_shipped", 1.0, 4)
+    assert figure.value == pytest.approx(1.5)
+    facts = _facts(trials, winners)
+    assert facts["tune_winner_1"] == str(ORT8)
+    assert facts["tune_same_winners"] == 2
+    assert facts["tune_winners_apart"] == 1
+    assert facts[f"tune_winner_over_{ORT8}"] == pytest.approx(150 / 140)
+
+
+def test_winners_within_noise_are_not_apart() -> None:
+    trials = rounds(*({SHIPPED: 100, INT8: 150 + shift, ORT8: 150 - shift} for shift in (4, -3, 2, -5, 1)))
+    facts = _facts(trials, [INT8, ORT8, INT8])
+    assert facts["tune_winners_apart"] == 0
+
+
+def test_the_shipped_one_is_as_good_as_itself() -> None:
+    figure = _figure(Trials(SHIPPED), [SHIPPED, SHIPPED, SHIPPED])
+    assert figure.value == 1.0
+    assert figure.is_met
+    assert _facts(Trials(SHIPPED), [SHIPPED] * 3)["tune_same_winners"] == 3
