@@ -148,7 +148,7 @@ def test_quantized_pairs_are_counted_and_held_against_fp32(tmp_path: Path) -> No
     (repeat,) = case["repeats"]
     assert repeat["answered"] >= 12
     assert repeat["items_per_s"] == pytest.approx(4 * repeat["requests_per_s"])
-    assert list((tmp_path / "variants").glob("*-int8-*.onnx"))
+    assert list((tmp_path / "variants").glob("*-onnx-int8-*/*.onnx"))
 
 
 def test_a_wrong_file_does_not_stop_the_others_of_a_folder(tmp_path: Path) -> None:

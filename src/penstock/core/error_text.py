@@ -2,18 +2,19 @@
 
 from itertools import accumulate, takewhile
 
-TEXT_COST = 6000  # as gRPC's metadata carries it: beyond 8 KiB the caller would get another error
+TEXT_COST = 6000  # as gRPC's metadata carries it
+EDGE_COST = 7000  # of what parts have made of it; beyond 8 KiB the caller would get another error
 MOST_COST = 12  # of one character
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, most: int = TEXT_COST) -> str:
     """The beginning and the end, within what an error message may cost on its way."""
-    if MOST_COST * len(text) <= TEXT_COST:
+    if MOST_COST * len(text) <= most:
         return text
-    if len(text) <= TEXT_COST and sum(map(_cost, text)) <= TEXT_COST:
+    if len(text) <= most and sum(map(_cost, text)) <= most:
         return text
-    head = _within(text[:TEXT_COST], TEXT_COST // 4)
-    end = _within(text[-TEXT_COST:][::-1], TEXT_COST - TEXT_COST // 4)[::-1]
+    head = _within(text[:most], most // 4)
+    end = _within(text[-most:][::-1], most - most // 4)[::-1]
     return f"{head}\n…\n{end}"
 
 

@@ -8,7 +8,7 @@ from typing import NoReturn, TypeAlias
 import grpc
 
 from penstock.core.blocks import BlockState
-from penstock.core.error_text import shorten
+from penstock.core.error_text import EDGE_COST, shorten
 from penstock.core.errors import InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
@@ -200,5 +200,7 @@ INDEX_STATES = {
 
 
 async def abort(context: Context, error: PenstockError) -> NoReturn:
-    await context.abort(statuses.grpc_code(error), shorten(error.message), tuple(statuses.headers(error).items()))
+    await context.abort(
+        statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
+    )
     raise InternalError("abort returned")

@@ -105,9 +105,12 @@ class JobTable:
     # --- jobs
 
     def submit(self, job: Job, now: float) -> list[Action]:
-        """Raises QueueFull, or InvalidRequest where a key is missing, and then knows nothing of the job."""
+        """Raises QueueFull, InvalidRequest where a key is missing, or WorkerLost where only one worker that is gone
+        could run it, and then knows nothing of the job."""
         queue = self._queues[job.block_id]
         if queue.is_hashed or job.request.controls is not PLAIN:
+            if queue.has_lost_home(job):
+                raise _homeless()
             line, slot = queue.seek(job, now)
         else:
             line = queue.line
@@ -136,7 +139,7 @@ class JobTable:
         del self._jobs[job_id]
         queue.release(slot, job)
         if code:
-            actions = self._ejections.judge(queue, slot, code, message, now)
+            actions = self._ejections.judge(queue, slot, code, message, now) + self._fail_orphans(queue)
         else:
             actions = []
             slot.measure(now - job.sent, now)
@@ -212,7 +215,8 @@ class JobTable:
             touched.setdefault(job.block_id, []).extend([slot, *homes([job])])
             actions.append(Retry(job, "handed_back"))
         for block_id, slots in touched.items():
-            actions += self._queues[block_id].spread(slots, now)
+            queue = self._queues[block_id]
+            actions += self._fail_orphans(queue) + queue.spread(slots, now)
         return actions
 
     def probed(self, worker: bytes, block_id: str, problem: str, now: float) -> list[Action]:
@@ -239,11 +243,11 @@ class JobTable:
         # Only now, so that nothing is sent that has just failed.
         for slot in freed:
             queue = self._queues[slot.block_id]
-            actions += self._ejections.judge(queue, slot, TIMEOUT, "", now)
+            actions += self._ejections.judge(queue, slot, TIMEOUT, "", now) + self._fail_orphans(queue)
             actions += queue.hand_on(slot, now)
         while self._switched:
             queue = self._queues[self._switched.popitem()[0]]
-            actions += self._ejections.relieve(queue, now)
+            actions += self._ejections.relieve(queue, now) + self._fail_orphans(queue)
             actions += queue.spread(queue.slots.values(), now)
         return actions + self._ejections.tick(now)
 
@@ -276,7 +280,14 @@ class JobTable:
         actions = self._ejections.relieve(queue, now)
         queue.move(waiting)
         actions += [self._lose(queue, job) for job in reversed(lost)]
+        actions += self._fail_orphans(queue)
         return actions + queue.spread(homes([*waiting, *lost]), now)
+
+    def _fail_orphans(self, queue: Queue) -> list[Action]:
+        orphans, queue.orphans = queue.orphans, []
+        for job in orphans:
+            del self._jobs[job.job_id]
+        return [Fail(job, _homeless()) for job in orphans]
 
     def _lose(self, queue: Queue, job: Job) -> Action:
         job.slot = None
@@ -289,6 +300,10 @@ class JobTable:
         if not job.is_idempotent:
             return Fail(job, WorkerLost("the worker died, and this model must not run a request twice"))
         return Fail(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
+
+
+def _homeless() -> WorkerLost:
+    return WorkerLost("the worker that had the session's state is gone; nothing was run")
 
 
 def _may_time_out(job: Job, when: float) -> bool:

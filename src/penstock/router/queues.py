@@ -40,6 +40,7 @@ class Queue:
         self.ejected: dict[bytes, Slot] = {}  # in the order of their ejection
         self.line = Line()  # for any slot
         self.homeless = Line()  # jobs that belong to one slot, while there is none
+        self.orphans: list[Job] = []  # jobs whose home is gone for good: to be failed
         self.length = 0  # of all lines together
         self._levels: defaultdict[int, int] = defaultdict(int)  # how many wait, by level
 
@@ -157,6 +158,14 @@ class Queue:
             return self.homeless, None
         return slot.line, slot if slot.is_listed and not slot.line.length else None
 
+    def has_lost_home(self, job: Job) -> bool:
+        """Whether the only worker that may run it is gone, or takes no more."""
+        if not job.is_bound:
+            return False
+        session = job.request.controls.session
+        slot = self.slots.get(session.home) if session is not None else None
+        return slot is None or slot not in self.places
+
     def check_room(self, job: Job) -> None:
         """Raises QueueFull."""
         if self.length >= self.rules.max_queue:
@@ -171,6 +180,9 @@ class Queue:
 
     def put_back(self, job: Job) -> None:
         """In front of its level."""
+        if self.has_lost_home(job):
+            self.orphans.append(job)
+            return
         self._line_of(job).append(job, is_first=True)
         self.length += 1
         self._levels[job.priority] += 1
@@ -178,7 +190,10 @@ class Queue:
     def move(self, jobs: Iterable[Job]) -> None:
         """They wait anew, in this order, where they belong now."""
         for job in jobs:
-            self.wait(self._line_of(job), job)
+            if self.has_lost_home(job):
+                self.orphans.append(job)
+            else:
+                self.wait(self._line_of(job), job)
 
     def delay(self, job: Job) -> None:
         line = job.line

@@ -20,6 +20,7 @@ class Job:
     request: InferRequest
     deadline: float
     is_idempotent: bool = True
+    is_bound: bool = False  # only its session's home may run it: no other worker has the session's state
     key: str = ""  # what places it, where the block's policy is hash; empty: the request's own shard key
     priority: int = 1  # 1 is the highest
     queue_deadline: float = inf  # until when it may wait
@@ -40,7 +41,8 @@ class Job:
             self.queue_deadline = now + controls.queue_timeout_s
         step = controls.session
         if step is not None and settings.sessions.is_stateful and not step.is_start:
-            self.is_idempotent = False  # no other worker has the session's state
+            self.is_idempotent = False
+            self.is_bound = True
 
 
 class Line:

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull
+from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull, WorkerLost
 from penstock.core.models import Health, Priorities, QueuePolicy
 from penstock.router.jobs import Action, CancelOn, Ejected, Fail, Job, JobTable, Offer, Probe, Restored, Retry, Send
 from penstock.router.queues import Queue
@@ -65,6 +65,9 @@ class Walk:
         assert number in self.open, "a job that has ended was sent"
         assert number not in self.running, "a job runs twice at a time"
         assert action.worker not in self.ejected, "an ejected worker got a job"
+        step = action.job.request.controls.session
+        is_at_home = step is not None and action.worker == step.home
+        assert is_at_home or not action.job.is_bound, "another worker got a job of a session whose state it has not"
         self.running[number] = (action.worker, action.job.attempt)
         load = sum(worker == action.worker for worker, _ in self.running.values())
         assert load <= self.credits[action.worker], "a worker got more than its credits"
@@ -89,10 +92,13 @@ class Walk:
             priority=rng.randint(1, 3),
             queue_deadline=self.now + rng.choice((2.0, 20.0, float("inf"))),
         )
+        step = made.request.controls.session
+        if step is not None and step.home and rng.random() < 0.5:
+            made.is_bound, made.is_idempotent = True, False
         self.open[made.job_id] = made
         try:
             self.perform(self.table.submit(made, self.now))
-        except (QueueFull, InvalidRequest):
+        except (QueueFull, InvalidRequest, WorkerLost):
             del self.open[made.job_id]
 
     def complete(self) -> None:
