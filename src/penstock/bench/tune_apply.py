@@ -52,6 +52,8 @@ def apply_winner(model: TuneModel, winner: Candidate, backups: Path) -> Applied:
         changes.pop("engine")  # is in the new version's own settings
         if isinstance(folder.settings.versions, tuple):
             changes["versions"] = [*folder.settings.versions, int(version)]
+        elif folder.settings.versions == "latest":
+            changes["versions"] = [int(version)]  # what was chosen is served until somebody chooses again
     try:
         applied = _write(folder, version, changes, backups, lambda: _check(model, version, winner))
     except BaseException:

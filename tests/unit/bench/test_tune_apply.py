@@ -91,6 +91,7 @@ def test_a_converted_winner_becomes_a_version_of_its_own(model: TuneModel, tmp_p
     newest = tuned(model.folder.path)
     assert newest.version == "2"
     assert newest.shipped() == winner
+    assert newest.folder.settings.versions == (2,)  # model.yaml says what was chosen
     assert newest.space({"x"}, 32)[0].variants == (winner.variant,)  # it is not converted once more
     assert settings_of(model, "1").engine == "onnx"
 
@@ -100,7 +101,9 @@ def test_the_original_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None
     file.write_text(file.read_text() + "engine: openvino\n")
     other = tuned(model.folder.path)
     applied = apply_winner(other, replace(other.shipped(), variant=Variant("onnx", "int8")), tmp_path / "before")
-    assert applied.files == {}
+    assert list(applied.files) == [str(file)]
+    assert "+versions:" in applied.diff
+    assert "+engine" not in applied.diff
     assert settings_of(model, "1").engine == "openvino"
     assert settings_of(model, "2").engine == "onnx"
 
