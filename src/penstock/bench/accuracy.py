@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.bench.experiment_results import Accuracy
+from penstock.bench.fidelity_ranks import cosines, psnr_db
 from penstock.bench.photos import photos
 from penstock.bench.quantize_publish import original_of
 from penstock.bench.texts import mixed
@@ -22,7 +23,6 @@ from penstock.tasks.upscale import UpscaleTask
 TEXTS = 64
 PHOTOS = 3
 SEED = 7
-SAME_DB = 100.0  # of images without a difference, whose PSNR is infinite
 
 
 class Reference:
@@ -60,8 +60,7 @@ class Reference:
 
 def cosine(expected: Array, found: Array) -> Accuracy:
     """Between each two vectors."""
-    lengths = np.linalg.norm(expected, axis=1) * np.linalg.norm(found, axis=1)
-    values = np.sum(expected * found, axis=1, dtype=np.float64) / lengths
+    values = cosines(expected, found)
     return Accuracy(
         measure="cosine", mean=round(float(values.mean()), 6), lowest=round(float(values.min()), 6), samples=len(values)
     )
@@ -69,7 +68,7 @@ def cosine(expected: Array, found: Array) -> Accuracy:
 
 def psnr(expected: list[bytes], found: list[bytes]) -> Accuracy:
     """Between each two images, in dB."""
-    values = [_psnr(_pixels(one), _pixels(other)) for one, other in zip(expected, found, strict=True)]
+    values = [psnr_db(_pixels(one), _pixels(other)) for one, other in zip(expected, found, strict=True)]
     return Accuracy(
         measure="PSNR dB", mean=round(float(np.mean(values)), 2), lowest=round(min(values), 2), samples=len(values)
     )
@@ -108,9 +107,4 @@ def _file(folder: ModelFolder) -> Path:
 
 
 def _pixels(image: bytes) -> Array:
-    return np.asarray(decode(read_header(image)).image, np.float64)
-
-
-def _psnr(expected: Array, found: Array) -> float:
-    error = float(np.mean((expected - found) ** 2))
-    return min(SAME_DB, float(10 * np.log10(255**2 / error))) if error else SAME_DB
+    return np.asarray(decode(read_header(image)).image)

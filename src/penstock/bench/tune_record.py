@@ -4,12 +4,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from penstock.bench.tune_search import Decision, Finalist
 from penstock.bench.tune_space import Candidate, Variant
 from penstock.bench.tune_trials import Trials
-from penstock.core.errors import ConfigError
 
 FILE = "report.json"
 
@@ -127,16 +126,6 @@ class TuneRecord(_Kept):
         partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
         partial.replace(file)
         return file
-
-
-def read_record(path: Path) -> TuneRecord:
-    file = path / FILE if path.is_dir() else path
-    try:
-        return TuneRecord.model_validate_json(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{file}: no report there: {error.strerror}", file=str(file)) from error
-    except (ValidationError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: this is no report of tuning", file=str(file)) from error
 
 
 def tried(trials: Trials) -> list[Tried]:
