@@ -1,0 +1,119 @@
+"""What is found out about a block once, and found out again when the block or its routing is another."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.models import ModelSettings, Routing
+from penstock.core.requests import InferResponse, Timing
+from penstock.serving.plans import PROTOCOLS, Plans
+from penstock.telemetry.metrics import ServingMetrics
+
+TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
+
+
+def block(block_id: str = "blk-1", **settings: Any) -> BlockDescription:
+    return BlockDescription(
+        block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, ModelSettings(**settings), fingerprint="f"
+    )
+
+
+class Bed:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.routings: dict[str, Routing] = {}
+        self.plans = Plans(ServingMetrics(self.registry), self.routing)
+
+    def routing(self, described: BlockDescription) -> Routing:
+        return self.routings.get(described.block_id, described.settings.routing)
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        self.plans.tallies.flush()
+        return self.registry.get_sample_value(name, {"model": "m", "version": "1", **labels})
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_cached", "is_decoupled", "is_plain"),
+    [
+        ({}, False, False, True),
+        ({"cache": {"enabled": True}}, True, False, False),
+        (
+            {"engine": "python", "python": {"is_decoupled": True, "inputs": [TENSOR], "outputs": [TENSOR]}},
+            False,
+            True,
+            False,
+        ),
+    ],
+)
+def test_a_plan_says_which_way_requests_go(
+    bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool, is_plain: bool
+) -> None:
+    plan = bed.plans.of(block(timeouts={"request_s": 4.0}, **settings))
+    assert (plan.is_cached, plan.is_decoupled, plan.is_plain) == (is_cached, is_decoupled, is_plain)
+    assert plan.request_s == 4.0
+
+
+def test_a_plan_is_made_once(bed: Bed) -> None:
+    one, other = block(), block("blk-2")
+    assert bed.plans.of(one) is bed.plans.of(one)
+    assert bed.plans.of(other) is not bed.plans.of(one)
+
+
+def test_another_description_of_the_block_makes_another_plan(bed: Bed) -> None:
+    first = bed.plans.of(block(timeouts={"request_s": 4.0}))
+    changed = block(timeouts={"request_s": 5.0})
+    second = bed.plans.of(changed)
+    assert (first.request_s, second.request_s) == (4.0, 5.0)
+    assert bed.plans.of(changed) is second
+
+
+def test_a_plan_reads_its_blocks_controls(bed: Bed) -> None:
+    described = block(
+        priorities={"levels": 2, "default": 2}, routing={"policy": "hash", "key": "user", "without_key": "any"}
+    )
+    controls = bed.plans.of(described).controls.read({"user": "ann"})
+    assert (controls.priority, controls.shard_key) == (2, "ann")
+
+
+def test_a_routing_that_changed_makes_a_new_plan_and_others_stay(bed: Bed) -> None:
+    described, other = block(), block("blk-2")
+    plan, kept = bed.plans.of(described), bed.plans.of(other)
+    assert plan.controls.read({"user": "ann"}).shard_key == ""
+    bed.plans.routing_changed()
+    assert bed.plans.of(described) is plan
+    bed.routings["blk-1"] = Routing(policy="hash", key="user")
+    assert bed.plans.of(described) is plan, "nobody has said so yet"
+    bed.plans.routing_changed()
+    assert bed.plans.of(described).controls.read({"user": "ann"}).shard_key == "ann"
+    assert bed.plans.of(other) is kept
+
+
+def test_counts_go_on_over_plans(bed: Bed) -> None:
+    described = block()
+    for plan in (bed.plans.of(described), bed.plans.of(replace(described, instances=2))):
+        plan.answered("grpc", 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
+    assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 2
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
+    bed.plans.of(block()).answered(protocol, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
+    counts = {name: bed.sample("penstock_requests_total", protocol=name, code="ok") for name in PROTOCOLS}
+    assert counts == {**dict.fromkeys(PROTOCOLS, 0.0), protocol: 1.0}
+
+
+@pytest.mark.parametrize(("worker_s", "reply_s"), [(0.75, 0.25), (3.0, 0.0)])
+def test_the_time_on_the_worker_is_not_the_way_there(bed: Bed, worker_s: float, reply_s: float) -> None:
+    part_ns = int(worker_s * 1e9) // 4
+    timing = Timing(queue_ns=part_ns, batch_ns=part_ns, compute_ns=part_ns, finish_ns=part_ns)
+    bed.plans.of(block()).answered("grpc", 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
+    sums = [bed.sample(f"penstock_{name}_seconds_sum") for name in ("request", "admit", "reply")]
+    assert sums == [1.5, 0.5, pytest.approx(reply_s)]

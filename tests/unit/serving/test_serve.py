@@ -1,0 +1,483 @@
+"""The order of a request, and that each one is counted, told of and let go, however it ends."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster import BlockView
+from penstock.core.config import CacheSettings, Limits, Telemetry
+from penstock.core.errors import (
+    Draining,
+    EngineFailed,
+    InvalidRequest,
+    PenstockError,
+    QueueFull,
+    RequestTooLarge,
+    SessionError,
+    UnknownModel,
+)
+from penstock.core.models import ModelSettings, Routing, Timeouts
+from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter, Timing
+from penstock.core.tensors import Tensor
+from penstock.router.dispatcher import Dispatcher
+from penstock.serving.admission import Admission
+from penstock.serving.cache import ResponseCache
+from penstock.serving.resolve import Resolver
+from penstock.serving.serve import Serving
+from penstock.serving.session_runs import SessionRuns
+from penstock.storage.cache_store import open_store
+from penstock.telemetry.metrics import CacheMetrics, ServingMetrics
+from penstock.telemetry.traces import Traces
+
+MAX_ROWS = 4
+REQUEST_S = 7.0  # the models' own deadline
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def block(model: str, max_batch_size: int = 8, **settings: Any) -> BlockDescription:
+    chosen = ModelSettings(timeouts=Timeouts(request_s=REQUEST_S), **settings)
+    return BlockDescription(
+        f"blk-{model}", model, "3", "onnxruntime_onnx", "fp32", (), (), max_batch_size, 1, chosen, fingerprint="f"
+    )
+
+
+TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
+DECOUPLED: dict[str, Any] = {
+    "engine": "python",
+    "python": {"is_decoupled": True, "inputs": [TENSOR], "outputs": [TENSOR]},
+}
+BLOCKS = (
+    block("plain"),
+    block("unbatched", max_batch_size=0),
+    block("patient", priorities={"queue": {"allow_override": True}}),
+    block("kept", cache={"enabled": True}),
+    block("talker", **DECOUPLED),
+    block("stateful_talker", sessions={"is_stateful": True}, **DECOUPLED),
+)
+
+
+def ask(model: str = "plain", rows: int = 1, **more: Any) -> InferRequest:
+    tensor = Tensor("x", "UINT8", (rows, 1), bytes(rows))
+    return InferRequest(model, [tensor], **{"request_id": "r-1", "size_bytes": 10, **more})
+
+
+class FakeDispatcher:
+    """Gives back the inputs, once or for a stream `answers` times; or fails, or waits at the gate."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[BlockDescription, InferRequest, float]] = []
+        self.error: Exception | None = None
+        self.answers = 3
+        self.is_called = asyncio.Event()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.closed_streams = 0
+
+    def routing(self, described: BlockDescription) -> Routing:
+        return described.settings.routing
+
+    async def run(self, described: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
+        self.ran.append((described, request, deadline))
+        self.is_called.set()
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        timing = Timing(compute_ns=1_000, batch_rows=2)
+        return InferResponse(request.model, "", request.request_id, request.inputs, timing)
+
+    async def stream(
+        self, described: BlockDescription, request: InferRequest, deadline: float
+    ) -> AsyncGenerator[InferResponse, None]:
+        try:
+            for index in range(self.answers):
+                answer = await self.run(described, request, deadline)
+                yield replace(answer, is_final=index == self.answers - 1)
+        finally:
+            self.closed_streams += 1
+
+
+class Bed:
+    def __init__(self, folder: Path) -> None:
+        self.registry = CollectorRegistry()
+        self.admission = Admission(Limits(max_rows=MAX_ROWS, max_message_bytes=1024))
+        self.resolver = Resolver()
+        self.resolver.cluster_changed([BlockView(b.block_id, b.model, b.version, BlockState.READY, "") for b in BLOCKS])
+        self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
+        settings = CacheSettings()
+        self.cache = ResponseCache(open_store(settings, "g-0", folder), settings, CacheMetrics(self.registry))
+        self.sessions = SessionRuns()
+        self.dispatcher = FakeDispatcher()
+        self.spans = InMemorySpanExporter()
+        self.metrics = ServingMetrics(self.registry)
+        self.serving = self.build(Traces(Telemetry(), "test"))
+
+    def build(self, traces: Traces) -> Serving:
+        dispatcher = cast(Dispatcher, self.dispatcher)
+        return Serving(self.admission, self.resolver, self.cache, self.sessions, dispatcher, self.metrics, traces)
+
+    async def stream(self, request: InferRequest) -> list[InferResponse]:
+        return [answer async for answer in self.serving.stream(request)]
+
+    async def send(self, way: str, request: InferRequest) -> None:
+        await (self.serving.serve(request) if way == "serve" else self.stream(request))
+
+    def count(self, model: str, code: str, protocol: str = "grpc") -> float:
+        self.serving.plans.tallies.flush()
+        labels = {"model": model, "version": "3" if model else "", "protocol": protocol, "code": code}
+        return self.registry.get_sample_value("penstock_requests_total", labels) or 0.0
+
+    def counted(self) -> float:
+        """All requests, whatever became of them."""
+        self.serving.plans.tallies.flush()
+        found = self.registry.collect()
+        return sum(s.value for metric in found for s in metric.samples if s.name == "penstock_requests_total")
+
+    def refusals(self, reason: str) -> float:
+        return self.registry.get_sample_value("penstock_refusals_total", {"reason": reason}) or 0.0
+
+    def timings(self, name: str, model: str) -> float:
+        self.serving.plans.tallies.flush()
+        return self.registry.get_sample_value(f"penstock_{name}_count", {"model": model, "version": "3"}) or 0.0
+
+
+@pytest.fixture
+async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
+    """Fails when a test leaves a request admitted."""
+    bed = Bed(tmp_path)
+    yield bed
+    await bed.sessions.close()
+    await bed.cache.close()
+    assert (bed.admission.inflight_requests, bed.admission.inflight_bytes) == (0, 0)
+
+
+# --- the order
+
+
+async def test_each_step_refuses_before_the_next_is_asked(bed: Bed) -> None:
+    """A request that is wrong in every way, made right step by step."""
+    request = ask("nobody", rows=MAX_ROWS + 1, size_bytes=2000, parameters={"priority": "high"})
+    bed.admission.is_draining = True
+    with pytest.raises(Draining):
+        await bed.serving.serve(request)
+    bed.admission.is_draining = False
+    with pytest.raises(RequestTooLarge, match="2000 bytes"):
+        await bed.serving.serve(request)
+    request.size_bytes = 10
+    with pytest.raises(UnknownModel, match="nobody"):
+        await bed.serving.serve(request)
+    request.model = "plain"
+    with pytest.raises(RequestTooLarge, match="5 rows"):
+        await bed.serving.serve(request)
+    request.inputs = ask().inputs
+    with pytest.raises(InvalidRequest, match="priority"):
+        await bed.serving.serve(request)
+    assert bed.dispatcher.ran == []
+    request.parameters = {}
+    assert (await bed.serving.serve(request)).outputs == request.inputs
+
+
+async def test_an_answer_names_the_version_that_gave_it(bed: Bed) -> None:
+    assert (await bed.serving.serve(ask())).version == "3"
+    assert [answer.version for answer in await bed.stream(ask("talker"))] == ["3", "3", "3"]
+
+
+async def test_what_is_no_batch_has_no_rows_to_count(bed: Bed) -> None:
+    await bed.serving.serve(ask("unbatched", rows=MAX_ROWS + 1))
+    assert len(bed.dispatcher.ran) == 1
+
+
+async def test_a_request_is_admitted_while_it_runs(bed: Bed) -> None:
+    bed.dispatcher.gate.clear()
+    running = asyncio.create_task(bed.send("serve", ask(size_bytes=99)))
+    await bed.dispatcher.is_called.wait()
+    assert (bed.admission.inflight_requests, bed.admission.inflight_bytes) == (1, 99)
+    bed.dispatcher.gate.set()
+    await running
+
+
+async def test_what_a_request_asks_of_the_server_goes_with_it(bed: Bed) -> None:
+    await bed.serving.serve(ask())
+    await bed.serving.serve(ask("kept", parameters={"cache": "bypass"}))
+    assert [request.controls.cache for _, request, _ in bed.dispatcher.ran] == ["use", "bypass"]
+    assert bed.dispatcher.ran[0][1].controls is PLAIN
+
+
+# --- deadlines
+
+
+@pytest.mark.parametrize("way", ["serve", "stream"])
+@pytest.mark.parametrize(
+    ("caller_s", "parameters", "expected_s"),
+    [
+        pytest.param(None, {}, REQUEST_S, id="the model's"),
+        pytest.param(50.0, {}, 50.0, id="the caller's"),
+        pytest.param(None, {"timeout": 2_000_000}, 2.0, id="the parameter, in microseconds"),
+        pytest.param(1.0, {"timeout": 2_000_000}, 1.0, id="the parameter lengthens nothing"),
+        pytest.param(None, {"timeout": 0}, REQUEST_S, id="a parameter of 0 is none"),
+        pytest.param(None, {"timeout": "2"}, REQUEST_S, id="a text is none"),
+    ],
+)
+async def test_the_deadline_that_holds(
+    bed: Bed, way: str, caller_s: float | None, parameters: dict[str, Parameter], expected_s: float
+) -> None:
+    before = time.monotonic()
+    request = ask("plain" if way == "serve" else "talker", timeout_s=caller_s, parameters=parameters)
+    await bed.send(way, request)
+    deadline = bed.dispatcher.ran[0][2]
+    assert before + expected_s <= deadline <= time.monotonic() + expected_s
+
+
+async def test_a_timeout_for_queues_alone_leaves_the_deadline(bed: Bed) -> None:
+    before = time.monotonic()
+    await bed.serving.serve(ask("patient", parameters={"timeout": 2_000_000}))
+    _, request, deadline = bed.dispatcher.ran[0]
+    assert deadline >= before + REQUEST_S
+    assert request.controls.queue_timeout_s == 2.0
+
+
+# --- cache and sessions
+
+
+async def test_a_kept_answer_runs_nothing(bed: Bed) -> None:
+    miss = await bed.serving.serve(ask("kept"))
+    hit = await bed.serving.serve(ask("kept", request_id="r-2"))
+    assert len(bed.dispatcher.ran) == 1
+    assert "cache" not in miss.parameters
+    assert (hit.parameters["cache"], hit.request_id, hit.version) == ("hit", "r-2", "3")
+    assert bed.count("kept", "ok") == 2
+
+
+async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:
+    answers = await asyncio.gather(*(bed.serving.serve(ask("kept", request_id=f"r-{n}")) for n in range(3)))
+    assert len(bed.dispatcher.ran) == 1
+    assert [answer.request_id for answer in answers] == ["r-0", "r-1", "r-2"]
+    assert bed.count("kept", "ok") == 3
+
+
+@pytest.mark.parametrize("model", ["plain", "kept"])
+async def test_a_session_has_its_order_and_no_cache(bed: Bed, model: str) -> None:
+    steps = [ask(model, parameters={"session_id": "s", "seq_no": number}) for number in (2, 1)]
+    answers = await asyncio.gather(*(bed.serving.serve(step) for step in steps))
+    assert [answer.parameters for answer in answers] == [{"session_step": 2}, {"session_step": 1}]
+    ran = [request.controls.session for _, request, _ in bed.dispatcher.ran]
+    assert [step and step.seq_no for step in ran] == [1, 2]
+    again = await bed.serving.serve(ask(model, parameters={"session_id": "s", "seq_no": 2}))
+    assert again.parameters == {"session_step": 2, "session_repeat": True}
+    assert len(bed.dispatcher.ran) == 2
+
+
+async def test_an_ended_session_is_told_of(bed: Bed) -> None:
+    await bed.serving.serve(ask(parameters={"session_id": "s", "seq_no": 1, "sequence_end": True}))
+    with pytest.raises(SessionError):
+        await bed.serving.serve(ask(parameters={"session_id": "s", "seq_no": 2}))
+    assert bed.count("plain", "session_error") == 1
+
+
+# --- decoupled models
+
+
+async def test_a_model_of_many_answers_is_not_served_with_one(bed: Bed) -> None:
+    with pytest.raises(InvalidRequest, match=r"model 'talker' may give many answers.*ModelStreamInfer"):
+        await bed.serving.serve(ask("talker"))
+    assert bed.dispatcher.ran == []
+    assert bed.count("talker", "invalid_request") == 1
+
+
+async def test_a_stream_gives_every_answer_and_counts_one_request(bed: Bed) -> None:
+    answers = await bed.stream(ask("talker", protocol="grpc-stream"))
+    assert [answer.is_final for answer in answers] == [False, False, True]
+    assert bed.count("talker", "ok", "grpc-stream") == 1
+    assert bed.counted() == 1
+    assert bed.dispatcher.closed_streams == 1
+
+
+@pytest.mark.parametrize("model", ["plain", "kept"])
+async def test_a_stream_of_other_models_is_one_answer(bed: Bed, model: str) -> None:
+    (answer,) = await bed.stream(ask(model))
+    assert answer.is_final
+    assert bed.count(model, "ok") == 1
+    assert bed.dispatcher.closed_streams == 0
+
+
+async def test_a_stream_keeps_no_order_unless_the_model_keeps_state(bed: Bed) -> None:
+    session: dict[str, Parameter] = {"session_id": "s"}
+    with pytest.raises(InvalidRequest, match="model 'talker' keeps no sessions"):
+        await bed.stream(ask("talker", parameters=session))
+    assert bed.count("talker", "invalid_request") == 1
+    assert len(await bed.stream(ask("stateful_talker", parameters=session))) == 3
+
+
+async def test_a_stream_of_an_unknown_model_counts_once(bed: Bed) -> None:
+    with pytest.raises(UnknownModel):
+        await bed.stream(ask("nobody"))
+    assert bed.count("", "unknown_model") == 1
+    assert bed.counted() == 1
+
+
+async def test_a_stream_is_admitted_until_its_last_answer(bed: Bed) -> None:
+    async with aclosing(bed.serving.stream(ask("talker"))) as answers:
+        await anext(answers)
+        assert bed.admission.inflight_requests == 1
+        async for _ in answers:
+            assert bed.admission.inflight_requests == 1
+    assert bed.admission.inflight_requests == 0
+
+
+# --- however it ends: counted, told of, released
+
+
+@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+async def test_an_answer_is_counted_and_timed_and_not_logged(bed: Bed, way: str, model: str) -> None:
+    with capture_logs() as logs:
+        await bed.send(way, ask(model, protocol="rest"))
+    assert bed.count(model, "ok", "rest") == 1
+    assert [bed.timings(name, model) for name in ("request_seconds", "admit_seconds", "reply_seconds")] == [1, 1, 1]
+    assert logs == []
+
+
+@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+async def test_a_failure_is_counted_by_its_code_and_logged_once(bed: Bed, way: str, model: str) -> None:
+    bed.dispatcher.error = EngineFailed("it broke")
+    with capture_logs() as logs, pytest.raises(EngineFailed):
+        await bed.send(way, ask(model))
+    assert bed.count(model, "engine_failed") == 1
+    assert bed.counted() == 1
+    assert bed.timings("request_seconds", model) == 0
+    told = {"request_id": "r-1", "model": model, "code": "engine_failed", "error": "it broke"}
+    assert logs == [{"event": "request_failed", "log_level": "info", **told}]
+
+
+@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("stream", "talker")])
+async def test_a_refusal_is_counted_by_its_reason_and_not_logged(bed: Bed, way: str, model: str) -> None:
+    bed.dispatcher.error = QueueFull("too many wait")
+    with capture_logs() as logs, pytest.raises(QueueFull):
+        await bed.send(way, ask(model))
+    assert (bed.count(model, "queue_full"), bed.refusals("queue_full")) == (1, 1)
+    assert logs == []
+
+
+async def test_a_name_that_nobody_knows_is_no_label(bed: Bed) -> None:
+    with capture_logs() as logs, pytest.raises(UnknownModel):
+        await bed.serving.serve(ask("nobody"))
+    assert bed.count("", "unknown_model") == 1
+    assert logs[0]["model"] == "nobody"
+
+
+@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+async def test_a_caller_that_leaves_is_counted_and_logged(bed: Bed, way: str, model: str) -> None:
+    bed.dispatcher.gate.clear()
+    running = asyncio.create_task(bed.send(way, ask(model)))
+    await bed.dispatcher.is_called.wait()
+    with capture_logs() as logs:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled()
+    assert bed.count(model, "cancelled") == 1
+    assert [(entry["code"], entry["error"]) for entry in logs] == [("cancelled", "the caller left")]
+    assert bed.admission.inflight_requests == 0
+
+
+async def test_a_stream_closed_early_ends_the_run_behind_it(bed: Bed) -> None:
+    answers = bed.serving.stream(ask("talker"))
+    await anext(answers)
+    with capture_logs() as logs:
+        await answers.aclose()
+    assert bed.dispatcher.closed_streams == 1
+    assert bed.count("talker", "cancelled") == 1
+    assert [entry["error"] for entry in logs] == ["the caller left"]
+
+
+async def test_a_stream_that_fails_in_its_midst_is_a_failure(bed: Bed) -> None:
+    answers = bed.serving.stream(ask("talker"))
+    await anext(answers)
+    bed.dispatcher.error = EngineFailed("no more")
+    with pytest.raises(EngineFailed):
+        await anext(answers)
+    assert (bed.count("talker", "engine_failed"), bed.count("talker", "ok")) == (1, 0)
+    assert bed.dispatcher.closed_streams == 1
+
+
+@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("stream", "talker")])
+async def test_a_bug_releases_what_it_had(bed: Bed, way: str, model: str) -> None:
+    bed.dispatcher.error = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        await bed.send(way, ask(model))
+    assert bed.admission.inflight_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"), [(InvalidRequest("what is this?"), 0.0), (RequestTooLarge("too large"), 1.0)]
+)
+def test_what_an_edge_turns_away_is_counted(bed: Bed, error: PenstockError, refused: float) -> None:
+    bed.serving.turned_away("websocket", error)
+    labels = {"model": "", "version": "", "protocol": "websocket", "code": error.code}
+    assert bed.registry.get_sample_value("penstock_requests_total", labels) == 1
+    assert bed.refusals(error.code) == refused
+
+
+# --- traces
+
+
+async def test_no_span_where_traces_are_off(bed: Bed) -> None:
+    await bed.serving.serve(ask(traceparent=TRACE))
+    assert bed.dispatcher.ran[0][1].traceparent == TRACE
+    assert not bed.serving.is_traced
+
+
+async def test_a_span_goes_on_with_the_request(bed: Bed) -> None:
+    traces = Traces(Telemetry(), "test", bed.spans)
+    bed.serving = bed.build(traces)
+    await bed.serving.serve(ask(traceparent=TRACE))
+    traces.close()
+    (span,) = bed.spans.get_finished_spans()
+    assert bed.serving.is_traced
+    assert span.name == "serve"
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == TRACE.split("-")[2]
+    assert span.attributes == {
+        "model": "plain",
+        "request_id": "r-1",
+        "protocol": "grpc",
+        "version": "3",
+        "batch_rows": 2,
+    }
+    assert span.status.is_unset
+    assert span.context is not None
+    assert bed.dispatcher.ran[0][1].traceparent.split("-")[1:3] == [TRACE.split("-")[1], f"{span.context.span_id:016x}"]
+
+
+@pytest.mark.parametrize("error", [EngineFailed("it broke"), ZeroDivisionError("a bug")])
+async def test_a_span_ends_with_what_went_wrong(bed: Bed, error: Exception) -> None:
+    traces = Traces(Telemetry(), "test", bed.spans)
+    bed.serving = bed.build(traces)
+    bed.dispatcher.error = error
+    with pytest.raises(type(error)):
+        await bed.serving.serve(ask())
+    traces.close()
+    (span,) = bed.spans.get_finished_spans()
+    assert not span.status.is_ok
+    assert span.status.description == str(error)
+
+
+async def test_a_span_ends_when_its_caller_leaves(bed: Bed) -> None:
+    traces = Traces(Telemetry(), "test", bed.spans)
+    bed.serving = bed.build(traces)
+    bed.dispatcher.gate.clear()
+    running = asyncio.create_task(bed.send("serve", ask()))
+    await bed.dispatcher.is_called.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    traces.close()
+    (span,) = bed.spans.get_finished_spans()
+    assert not span.status.is_ok
+    assert not span.status.is_unset
