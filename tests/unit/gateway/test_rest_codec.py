@@ -1,0 +1,462 @@
+"""The REST codec called directly: which words refuse what, and the exact bodies."""
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
+from penstock.core.models import ModelSettings
+from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
+from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
+from penstock.gateway.rest_codec import (
+    OutputForm,
+    check_shape,
+    decode_infer,
+    decode_parameters,
+    decode_raw,
+    encode_infer,
+    flatten,
+    json_array,
+    pack_elements,
+)
+
+NOTHING = memoryview(b"")
+KNOWN = "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BOOL, BYTES"
+
+
+def item(**changed: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5], **changed}
+
+
+def behind(size: Any, **changed: Any) -> dict[str, Any]:
+    """An input whose bytes are behind the JSON."""
+    found = item(parameters={"binary_data_size": size}, **changed)
+    del found["data"]
+    return found
+
+
+def decode(message: Any, binary: bytes = b"") -> tuple[InferRequest, OutputForm]:
+    return decode_infer(json.dumps(message).encode(), memoryview(binary))
+
+
+def refusal(message: Any, binary: bytes = b"") -> PenstockError:
+    with pytest.raises(InvalidRequest) as refused:
+        decode(message, binary)
+    return refused.value
+
+
+def answer(*outputs: Tensor, request_id: str = "", **parameters: Parameter) -> InferResponse:
+    return InferResponse("m", "3", request_id, list(outputs), Timing(), parameters)
+
+
+def block(*inputs: TensorSpec) -> BlockDescription:
+    return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, ModelSettings())
+
+
+# --- requests
+
+
+def test_all_that_a_message_says_reaches_the_request() -> None:
+    message = {
+        "id": "r1",
+        "inputs": [item(), item(name="n", datatype="INT8", shape=[3], data=[1, 2, 3])],
+        "outputs": [{"name": "z"}, {"name": "y", "parameters": {"other": 1}}],
+        "parameters": {"b": True, "i": -(2**63), "f": 0.5, "s": ""},
+        "unknown": {"keys": "are passed over"},
+    }
+    request, form = decode(message)
+    floats = np.array([1.5, 2.5], np.float32).tobytes()
+    assert request.inputs == [Tensor("x", "FP32", (1, 2), floats), Tensor("n", "INT8", (3,), b"\1\2\3")]
+    assert (request.request_id, request.outputs, request.size_bytes) == ("r1", ["z", "y"], 11)
+    assert request.parameters == {"b": True, "i": -(2**63), "f": 0.5, "s": ""}
+    assert (request.model, request.version) == ("", "")
+    assert form == OutputForm()
+
+
+def test_a_message_that_says_little() -> None:
+    request, form = decode({"inputs": [], "outputs": None, "parameters": None})
+    assert (request.inputs, request.outputs, request.parameters, request.request_id) == ([], [], {}, "")
+    assert form == OutputForm()
+
+
+def test_names_may_come_twice_among_inputs_only() -> None:
+    request, _ = decode({"inputs": [item(), item()]})
+    assert [given.name for given in request.inputs] == ["x", "x"]
+    error = refusal({"inputs": [], "outputs": [{"name": "y"}, {"name": "y"}]})
+    assert error.message == "each of 'outputs' must be an object with a 'name' of its own"
+
+
+def test_binary_tensors_are_views_on_what_follows_the_json() -> None:
+    body = memoryview(b"aaaaaaaabbb")
+    inputs = [behind(8), item(), behind(0, name="e", shape=[0]), behind(3, name="n", datatype="INT8", shape=[3])]
+    request, form = decode_infer(json.dumps({"inputs": inputs}).encode(), body)
+    assert [bytes(given.data) for given in request.inputs] == [
+        b"a" * 8,
+        np.array([1.5, 2.5], np.float32).tobytes(),
+        b"",
+        b"bbb",
+    ]
+    data = request.inputs[0].data
+    assert isinstance(data, memoryview)
+    assert data.obj is body.obj
+    assert request.size_bytes == 8 + 8 + 0 + 3
+    assert not form.is_binary
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_halves_come_behind_the_json(datatype: str) -> None:
+    data = np.array([0.5, -2], NUMPY_TYPES[datatype]).tobytes()
+    assert decode({"inputs": [behind(4, datatype=datatype)]}, data)[0].inputs[0].data == data
+
+
+def test_binary_bytes_are_not_counted_here() -> None:
+    """A BYTES tensor's elements are held against its shape where they are unpacked."""
+    request, _ = decode({"inputs": [behind(3, datatype="BYTES", shape=[7])]}, b"abc")
+    assert bytes(request.inputs[0].data) == b"abc"
+
+
+def test_bytes_as_json() -> None:
+    request, _ = decode({"inputs": [item(datatype="BYTES", shape=[2, 1], data=[["zażółć"], [""]])]})
+    assert request.inputs == [Tensor("x", "BYTES", (2, 1), pack_bytes(["zażółć", ""]))]
+
+
+def test_which_outputs_are_binary() -> None:
+    outputs = [
+        {"name": "a", "parameters": {"binary_data": True}},
+        {"name": "b", "parameters": {"binary_data": False}},
+        {"name": "c"},
+    ]
+    request, form = decode({"inputs": [], "outputs": outputs, "parameters": {"binary_data_output": True, "p": 1}})
+    assert (form.is_binary, form.by_name, form.targets) == (True, {"a": True, "b": False}, None)
+    assert (request.outputs, request.parameters) == (["a", "b", "c"], {"p": 1})
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ([], "the body must be a JSON object"),
+        ({}, "'inputs' must be a list of tensors"),
+        ({"inputs": {"x": 1}}, "'inputs' must be a list of tensors"),
+        ({"inputs": [], "id": 7}, "'id' must be a string"),
+        ({"inputs": [], "id": None}, "'id' must be a string"),
+        ({"inputs": [], "parameters": []}, "'parameters' must be an object"),
+        ({"inputs": [], "parameters": {"binary_data_output": 1}}, "parameter 'binary_data_output' must be a boolean"),
+        ({"inputs": [], "outputs": {}}, "'outputs' must be a list"),
+        ({"inputs": [], "outputs": ["y"]}, "each of 'outputs' must be an object with a 'name' of its own"),
+        ({"inputs": [], "outputs": [{"name": ""}]}, "each of 'outputs' must be an object with a 'name' of its own"),
+        (
+            {"inputs": [], "outputs": [{"name": "y" * 257}]},
+            "each of 'outputs' must be an object with a 'name' of its own",
+        ),
+        (
+            {"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
+            "output 'y' asks for classification, which is not supported",
+        ),
+        (
+            {"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": None}}]},
+            "parameter 'binary_data' must be a string, a number or a boolean",
+        ),
+        (
+            {"inputs": [], "outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
+            "parameter 'binary_data' must be a boolean",
+        ),
+    ],
+)
+def test_messages_that_are_refused(message: Any, says: str) -> None:
+    error = refusal(message)
+    assert (error.code, error.message) == ("invalid_request", says)
+
+
+def test_what_is_not_json() -> None:
+    with pytest.raises(InvalidRequest, match=r"^the body is not JSON: "):
+        decode_infer(b'{"inputs": [NaN]}', NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (7, "each of 'inputs' must be an object"),
+        (item(name=None), "'name' of each input must be a string of at most 256 characters"),
+        (item(name="x" * 257), "'name' of each input must be a string of at most 256 characters"),
+        (item(datatype="FP128"), f"input 'x' has unknown datatype 'FP128'; known are {KNOWN}"),
+        (item(datatype=["FP32"]), f"input 'x' has unknown datatype ['FP32']; known are {KNOWN}"),
+        (
+            item(datatype="D" * 99),
+            f"input 'x' has unknown datatype 'DDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDDD; known are {KNOWN}",
+        ),
+        (item(shape=2), "'shape' of input 'x' must be a list of at most 64 whole numbers"),
+        (item(shape=[1] * 65), "'shape' of input 'x' must be a list of at most 64 whole numbers"),
+        (item(shape=[-1, 2]), "'shape' of input 'x' has -1, which is not a size"),
+        (item(shape=[True]), "'shape' of input 'x' has True, which is not a size"),
+        (item(shape=[1.0]), "'shape' of input 'x' has 1.0, which is not a size"),
+        (item(shape=[2**63]), "'shape' of input 'x' has 9223372036854775808, which is not a size"),
+        (
+            item(shape=[2**63 - 1, 0], data=[]),
+            "input 'x' has a shape that no array can have: [9223372036854775807, 0]",
+        ),
+        (item(shape=[3]), "'data' of input 'x' is [2] elements, but its shape is [3]"),
+        (item(data=[[1], [2]]), "'data' of input 'x' is [2, 1] elements, but its shape is [1, 2]"),
+        (item(data=None), "'data' of input 'x' must be a list"),
+        (item(data=[[1], 2]), "'data' of input 'x' is nested unevenly, or more than 64 deep"),
+        (item(data=[[1], [2, 3]]), "'data' of input 'x' is nested unevenly, or more than 64 deep"),
+        (item(data=["a", "b"]), "'data' of input 'x' has elements that are not of FP32's kind (float or int)"),
+        (item(data=[1, 1e39]), "'data' of input 'x' has values that FP32 cannot hold"),
+        (item(datatype="FP16"), "input 'x' is FP16, which JSON does not carry: send it as binary data"),
+        (item(parameters=7), "'parameters' of input 'x' must be an object"),
+        (behind("8"), "binary_data_size of input 'x' must be a number of bytes"),
+        (behind(True), "binary_data_size of input 'x' must be a number of bytes"),
+        (behind(-1), "binary_data_size of input 'x' must be a number of bytes"),
+        (behind(9), "input 'x' claims 9 bytes, but 8 are left in the body"),
+        (behind(4), "input 'x' has 4 bytes of data, but FP32 [1, 2] takes 8"),
+        (
+            item(parameters={"binary_data_size": 8}),
+            "input 'x' has more than one of 'data', binary_data_size and shared_memory_region",
+        ),
+    ],
+)
+def test_inputs_that_are_refused(given: Any, says: str) -> None:
+    error = refusal({"inputs": [given]}, bytes(8))
+    assert isinstance(error, InvalidTensor)
+    assert (error.code, error.message) == ("invalid_tensor", says)
+
+
+@pytest.mark.parametrize(("inputs", "claimed"), [([], 0), ([behind(8)], 8), ([item()], 0)])
+def test_bytes_that_no_input_claims(inputs: list[Any], claimed: int) -> None:
+    error = refusal({"inputs": inputs}, bytes(9))
+    assert (error.code, error.message) == (
+        "invalid_request",
+        f"9 bytes follow the JSON, but the inputs' binary_data_size claim {claimed} of them",
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "parameter 'p' must be a string, a number or a boolean"),
+        ([1], "parameter 'p' must be a string, a number or a boolean"),
+        ({}, "parameter 'p' must be a string, a number or a boolean"),
+        (2**63, "parameter 'p' does not fit into 64 bits"),
+        (-(2**63) - 1, "parameter 'p' does not fit into 64 bits"),
+    ],
+)
+def test_parameters_that_are_refused(value: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_parameters({"ok": 1, "p": value})
+    assert (refused.value.code, refused.value.message) == ("invalid_request", says)
+
+
+def test_long_names_of_parameters_are_cut() -> None:
+    with pytest.raises(InvalidRequest, match=f"^parameter '{'p' * 80}' must be"):
+        decode_parameters({"p" * 1000: None})
+    assert decode_parameters(None) == {}
+
+
+# --- its parts, which other doors use too
+
+
+def test_flatten() -> None:
+    assert flatten("x", [1, "a", None]) == ([1, "a", None], (3,))
+    assert flatten("x", [[[1, 2]], [[3, 4]]]) == ([1, 2, 3, 4], (2, 1, 2))
+    assert flatten("x", []) == ([], (0,))
+    assert flatten("x", [[], []]) == ([], (2, 0))
+    deep: Any = [1]
+    for _ in range(63):
+        deep = [deep]
+    assert flatten("x", deep) == ([1], (1,) * 64)
+    with pytest.raises(InvalidTensor, match="nested unevenly, or more than 64 deep"):
+        flatten("x", [deep])
+    with pytest.raises(InvalidTensor, match=r"^'data' of input 'x' must be a list$"):
+        flatten("x", "ab")
+
+
+@pytest.mark.parametrize("datatype", NUMPY_TYPES)
+def test_numbers_are_packed_as_their_datatype(datatype: str) -> None:
+    values: list[Any] = [True, False] if datatype == "BOOL" else [1, 0]
+    assert pack_elements("x", datatype, values) == np.array(values).astype(NUMPY_TYPES[datatype]).tobytes()
+    assert pack_elements("x", datatype, []) == b""
+
+
+def test_other_elements_that_are_packed() -> None:
+    assert pack_elements("x", "BYTES", ["é", b"\xff"]) == b"\2\0\0\0\xc3\xa9\1\0\0\0\xff"
+    assert pack_elements("x", "BF16", [0.5]) == np.array([0.5], ml_dtypes.bfloat16).tobytes()
+    assert pack_elements("x", "FP64", [1, 0.5]) == np.array([1, 0.5]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values", "says"),
+    [
+        ("INT8", [128], "'data' of input 'x' has values that INT8 cannot hold"),
+        ("UINT8", [-1], "'data' of input 'x' has values that UINT8 cannot hold"),
+        ("UINT64", [2**64], "'data' of input 'x' has values that UINT64 cannot hold"),
+        ("FP16", [65536], "'data' of input 'x' has values that FP16 cannot hold"),
+        ("INT8", [1.0], "'data' of input 'x' has elements that are not of INT8's kind (int)"),
+        ("INT8", [True], "'data' of input 'x' has elements that are not of INT8's kind (int)"),
+        ("BOOL", [1], "'data' of input 'x' has elements that are not of BOOL's kind (bool)"),
+        ("FP64", [None], "'data' of input 'x' has elements that are not of FP64's kind (float or int)"),
+        ("BYTES", [1], "'data' of input 'x' has elements that are not of BYTES's kind (string"),
+        ("FP128" * 40, [1], f"input 'x' has unknown datatype '{'FP128' * 16}'"),
+    ],
+)
+def test_elements_that_cannot_be_packed(datatype: str, values: list[Any], says: str) -> None:
+    with pytest.raises(InvalidTensor) as refused:
+        pack_elements("x", datatype, values)
+    assert refused.value.message.startswith(says)
+
+
+def test_shapes() -> None:
+    assert check_shape("x", []) == ()
+    assert check_shape("x", [0, 2**63 - 1]) == (0, 2**63 - 1)
+    with pytest.raises(InvalidTensor, match="has 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, which is not a size"):
+        check_shape("x", ["a" * 1000])
+
+
+def test_json_arrays_are_flat_and_finite() -> None:
+    assert json_array(from_array("y", np.array([[1, 2], [3, 4]], np.int16))).tolist() == [1, 2, 3, 4]
+    assert np.isnan(json_array(from_array("y", np.array([np.nan], np.float32)))).all()
+    with pytest.raises(InvalidRequest) as refused:
+        json_array(from_array("y", np.array([1, -np.inf])))
+    assert refused.value.message == (
+        "output 'y' has infinite values, which JSON cannot hold: ask for it with binary_data"
+    )
+
+
+# --- a body that is one tensor
+
+
+@pytest.mark.parametrize(
+    ("spec", "body", "shape"),
+    [
+        (TensorSpec("x", "FP32", (-1, 2)), bytes(24), (3, 2)),
+        (TensorSpec("x", "FP32", (2, -1)), bytes(24), (2, 3)),
+        (TensorSpec("x", "INT8", (3,)), b"abc", (3,)),
+        (TensorSpec("x", "INT8", (-1,)), b"", (0,)),
+        (TensorSpec("x", "INT8", (-1, 0)), b"", (0, 0)),
+    ],
+)
+def test_a_raw_body(spec: TensorSpec, body: bytes, shape: tuple[int, ...]) -> None:
+    request, form = decode_raw(block(spec), body)
+    assert request.inputs == [Tensor("x", spec.datatype, shape, body)]
+    assert request.size_bytes == len(body)
+    assert form == OutputForm(is_binary=True)
+
+
+@pytest.mark.parametrize("shape", [(), (-1,), (-1, 1), (-1, -1)])
+def test_a_raw_body_for_bytes_is_one_element(shape: tuple[int, ...]) -> None:
+    request, _ = decode_raw(block(TensorSpec("x", "BYTES", shape)), b"\xff\0")
+    assert request.inputs == [Tensor("x", "BYTES", (1,) * len(shape), b"\2\0\0\0\xff\0")]
+    assert request.size_bytes == 6
+
+
+@pytest.mark.parametrize(
+    ("specs", "code", "says"),
+    [
+        ([], "invalid_request", "model 'm' takes 0 inputs: say which in a JSON header"),
+        (
+            [TensorSpec("a", "INT8", (1,)), TensorSpec("b", "INT8", (1,))],
+            "invalid_request",
+            "model 'm' takes 2 inputs: say which in a JSON header",
+        ),
+        (
+            [TensorSpec("x", "INT8", (-1, -1))],
+            "invalid_request",
+            "input 'x' has several open dimensions: give its shape in a JSON header",
+        ),
+        (
+            [TensorSpec("x", "FP32", (-1, 2))],
+            "invalid_tensor",
+            "input 'x' has 9 bytes of data, but FP32 [1, 2] takes 8",
+        ),
+        (
+            [TensorSpec("x", "INT8", (-1, 0))],
+            "invalid_tensor",
+            "input 'x' has 9 bytes of data, but INT8 [0, 0] takes 0",
+        ),
+    ],
+)
+def test_raw_bodies_that_are_refused(specs: list[TensorSpec], code: str, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode_raw(block(*specs), bytes(9))
+    assert (refused.value.code, refused.value.message) == (code, says)
+
+
+# --- answers
+
+
+def test_an_answer_as_json() -> None:
+    outputs = [
+        from_array("y", np.array([[1, 2], [3, 4]], np.uint64)),
+        from_array("t", np.array([["é"], [""]], dtype=object)),
+        from_array("b", np.array([True, False])),
+        from_array("n", np.array([np.nan, 0.5], np.float32)),
+        from_array("e", np.zeros((0, 3))),
+    ]
+    body, length = encode_infer(answer(*outputs, request_id="r1"), {}, OutputForm())
+    assert length is None
+    assert (
+        body
+        == (
+            '{"model_name":"m","model_version":"3","id":"r1","outputs":['
+            '{"name":"y","datatype":"UINT64","shape":[2,2],"data":[1,2,3,4]},'
+            '{"name":"t","datatype":"BYTES","shape":[2,1],"data":["é",""]},'
+            '{"name":"b","datatype":"BOOL","shape":[2],"data":[true,false]},'
+            '{"name":"n","datatype":"FP32","shape":[2],"data":[null,0.5]},'
+            '{"name":"e","datatype":"FP64","shape":[0,3],"data":[]}]}'
+        ).encode()
+    )
+
+
+def test_an_answer_with_binary_tensors() -> None:
+    """`by_name` goes before what holds for all; what is a half or infinite can go."""
+    outputs = [
+        Tensor("a", "BF16", (1,), memoryview(b"\1\2")),
+        from_array("b", np.array([7], np.int8)),
+        from_array("c", np.array([np.inf])),
+    ]
+    form = OutputForm(is_binary=True, by_name={"b": False, "c": True})
+    body, length = encode_infer(answer(*outputs), {}, form)
+    assert length is not None
+    assert json.loads(body[:length]) == {
+        "model_name": "m",
+        "model_version": "3",
+        "outputs": [
+            {"name": "a", "datatype": "BF16", "shape": [1], "parameters": {"binary_data_size": 2}},
+            {"name": "b", "datatype": "INT8", "shape": [1], "data": [7]},
+            {"name": "c", "datatype": "FP64", "shape": [1], "parameters": {"binary_data_size": 8}},
+        ],
+    }
+    assert body[length:] == b"\1\2" + np.float64(np.inf).tobytes()
+
+
+def test_an_empty_binary_output_has_a_header_length_too() -> None:
+    body, length = encode_infer(answer(Tensor("e", "FP32", (0,), b"")), {}, OutputForm(is_binary=True))
+    assert length == len(body)
+
+
+def test_the_answer_s_parameters_go_before_the_request_s() -> None:
+    body, _ = encode_infer(answer(mode=7), {"mode": "fast", "p": 0.5}, OutputForm())
+    assert json.loads(body)["parameters"] == {"mode": 7, "p": 0.5}
+    assert "parameters" not in json.loads(encode_infer(answer(), {}, OutputForm())[0])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "says"),
+    [
+        (Tensor("y", "FP16", (1,), bytes(2)), "output 'y' is FP16: ask for it with binary_data"),
+        (
+            from_array("y", np.array([np.inf], np.float32)),
+            "output 'y' has infinite values, which JSON cannot hold: ask for it with binary_data",
+        ),
+        (
+            Tensor("y", "BYTES", (1,), pack_bytes([b"\xff"])),
+            "output 'y' has bytes that are not UTF-8, which JSON cannot hold: ask for it with binary_data",
+        ),
+    ],
+)
+def test_answers_that_json_cannot_hold(tensor: Tensor, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        encode_infer(answer(tensor), {}, OutputForm())
+    assert (refused.value.code, refused.value.message) == ("invalid_request", says)
