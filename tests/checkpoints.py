@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.tensors import Array
-from penstock.engines.bert_onnx import find_minilm_weights
+from penstock.engines.onnx.bert_file import find_minilm_weights
 
 
 def save_classifier(folder: Path, labels: Sequence[str], seed: int = 7, **config: Any) -> Path:

@@ -23,7 +23,7 @@ def find_assets(root: Path) -> Assets:
         minilm=root / "models" / "minilm" / "1",
         minilm_torch=Path(weights.origin).parent / "model",
         srcnn=root / "models" / "srcnn" / "1",
-        noop=root / "src" / "penstock" / "bench" / "data" / "identity",
+        noop=root / "src" / "penstock" / "models" / "samples" / "data" / "identity",
     )
 
 

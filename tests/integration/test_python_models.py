@@ -215,4 +215,4 @@ def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: Ser
 
 def hosts(server: ServerProcess) -> list[psutil.Process]:
     found = psutil.Process(server.pid).children(recursive=True)
-    return [process for process in found if "penstock.engines.python_host" in process.cmdline()]
+    return [process for process in found if "penstock.engines.python.host" in process.cmdline()]

@@ -133,7 +133,7 @@ def test_what_cannot_be_heard_is_refused_and_the_stream_goes_on(client: Client, 
 def test_torch_is_not_imported_for_it(client: Client, server: ServerProcess, audio: Array) -> None:
     hear(client, audio[:WINDOW])
     family = psutil.Process(server.pid).children(recursive=True)
-    (host,) = [process for process in family if "penstock.engines.python_host" in process.cmdline()]
+    (host,) = [process for process in family if "penstock.engines.python.host" in process.cmdline()]
     mapped = Path(f"/proc/{host.pid}/maps").read_text()
     assert "onnxruntime" in mapped
     assert "libtorch" not in mapped

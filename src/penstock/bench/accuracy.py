@@ -14,7 +14,7 @@ from penstock.core.config import Limits
 from penstock.core.models import ModelFolder
 from penstock.core.tensors import Array, Tensor, pack_bytes, unpack_bytes
 from penstock.engines.base import EngineSpec
-from penstock.engines.onnx import OnnxEngine
+from penstock.engines.onnx.engine import OnnxEngine
 from penstock.tasks.base import Task, TaskRequest
 from penstock.tasks.embed import EmbedTask
 from penstock.tasks.images import decode, read_header

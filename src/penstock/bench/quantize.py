@@ -17,7 +17,7 @@ from penstock.bench.quantize_speed import REQUESTS, take_turns
 from penstock.bench.settings_file import edit_settings
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.models import ModelFolder
-from penstock.engines.onnx_variants import weight_files, weighted_nodes
+from penstock.engines.onnx.variants import weight_files, weighted_nodes
 
 ENGINES = ("onnx", "openvino")
 Tell = Callable[[str], None]

@@ -10,7 +10,8 @@ from penstock.bench.quantize_model import LoadedModel, ModelFile
 from penstock.bench.quantize_samples import Samples
 from penstock.core.errors import ConfigError
 from penstock.core.models import ModelSettings
-from penstock.engines import onnx_variants, openvino_variants
+from penstock.engines.onnx import variants as onnx_variants
+from penstock.engines.openvino import variants as openvino_variants
 
 STATIC_SHARES = (0, 1 / 12, 1 / 6, 1 / 3)  # of the nodes with weights, that are left in floats while too much is lost
 MARGIN = 0.25  # of what the floor lets go, that a recipe must keep on what it has learnt from
@@ -123,8 +124,8 @@ class Converter:
 
     def _search(self, method: Method, target: Path, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
         """The calibration and the nodes to spare, chosen by what is left of the accuracy."""
-        from penstock.engines.onnx_static import METHODS as CALIBRATIONS
-        from penstock.engines.onnx_static import StaticQuantizer
+        from penstock.engines.onnx.static import METHODS as CALIBRATIONS
+        from penstock.engines.onnx.static import StaticQuantizer
 
         task = self._original.settings.task
         rehearsal = Reference(task, self._loaded, self._samples.rehearsal())

@@ -13,7 +13,7 @@ from penstock.bench.quantize_model import ModelFile
 from penstock.bench.quantize_samples import Samples
 from penstock.bench.quantize_speed import Speed
 from penstock.core.models import ModelFolder
-from penstock.engines.onnx_variants import weight_files
+from penstock.engines.onnx.variants import weight_files
 
 ORIGINAL, FP32 = "original", "fp32"
 

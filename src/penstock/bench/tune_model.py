@@ -16,7 +16,7 @@ from penstock.bench.tune_space import Candidate, Space, Variant, budgets, delays
 from penstock.bench.variants import Variants
 from penstock.core.models import VERSION_FILE, ModelFolder, ModelSettings
 from penstock.engines.availability import why_not
-from penstock.engines.onnx_variants import weight_files, weighted_nodes
+from penstock.engines.onnx.variants import weight_files, weighted_nodes
 
 ON_ONNX = (
     Variant("openvino", "int8"),

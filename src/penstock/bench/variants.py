@@ -18,9 +18,10 @@ from penstock.bench.quantize_samples import collect
 from penstock.bench.repository import NOOP
 from penstock.core.errors import ConfigError
 from penstock.core.models import ModelFolder, ModelSettings, read_model_folder
-from penstock.engines import onnx_variants, openvino_variants
 from penstock.engines.availability import why_not, why_not_file
-from penstock.engines.onnx_variants import weight_files
+from penstock.engines.onnx import variants as onnx_variants
+from penstock.engines.onnx.variants import weight_files
+from penstock.engines.openvino import variants as openvino_variants
 
 RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
 FITTING_DATA = {"embed": "pairs", "upscale": "photos"}

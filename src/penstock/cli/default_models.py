@@ -47,7 +47,7 @@ def _seed_minilm(source: Path, target: Path) -> str:
     if (target / "model.yaml").exists():
         return ""
     with show_work(f"building {target}, once"):
-        from penstock.engines.bert_onnx import MINILM_PACKAGE, convert, find_minilm_weights
+        from penstock.engines.onnx.bert_file import MINILM_PACKAGE, convert, find_minilm_weights
 
         try:
             weights = find_minilm_weights()

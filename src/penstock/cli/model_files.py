@@ -148,7 +148,7 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
 
 
 def _examine_graph(file: Path) -> Iterator[Finding]:
-    from penstock.engines.onnx_contents import NO_DATA, NO_GRAPH, SHORT_DATA, TORN, examine_onnx
+    from penstock.engines.onnx.contents import NO_DATA, NO_GRAPH, SHORT_DATA, TORN, examine_onnx
 
     codes = {
         TORN: ("truncated_file", "Copy or download it anew, and compare its size with the original's."),
@@ -210,7 +210,7 @@ def _bound(node: ast.stmt) -> Iterator[str]:
 
 
 def _examine_requirements(file: Path) -> Iterator[Finding]:
-    from penstock.engines.python_requirements import check_requirements
+    from penstock.engines.python.requirements import check_requirements
 
     try:
         check_requirements(file)

@@ -55,7 +55,7 @@ def import_model(
 
 
 def _find_source(name: str, source: Path | None, package: str | None) -> Path:
-    from penstock.engines.bert_onnx import find_minilm_weights
+    from penstock.engines.onnx.bert_file import find_minilm_weights
 
     if source is not None:
         if package is not None:

@@ -34,7 +34,7 @@ def why_not_file(engine: str, file: Path) -> str | None:
 def _why_not_onnx(device: str) -> str | None:
     import onnxruntime
 
-    from penstock.engines.onnx import PROVIDERS
+    from penstock.engines.onnx.engine import PROVIDERS
 
     provider = PROVIDERS[device]
     if provider not in onnxruntime.get_available_providers():
@@ -56,11 +56,11 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
 def _why_not_torch(device: str, precision: str) -> str | None:
     if precision == "int8":
         return "the torch engine has no INT8; the engines onnx and openvino have"
-    from penstock.engines.torch import require
+    from penstock.engines.torch.engine import require
 
     try:
         require("torch")
-        from penstock.engines.torch_devices import choose
+        from penstock.engines.torch.devices import choose
 
         choose(device, precision)
     except ConfigError as error:

@@ -18,25 +18,25 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
 
 
 def _onnx(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.onnx import OnnxEngine
+    from penstock.engines.onnx.engine import OnnxEngine
 
     return OnnxEngine(spec)
 
 
 def _openvino(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.openvino import OpenVinoEngine
+    from penstock.engines.openvino.engine import OpenVinoEngine
 
     return OpenVinoEngine(spec)
 
 
 def _torch(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.torch import TorchEngine
+    from penstock.engines.torch.engine import TorchEngine
 
     return TorchEngine(spec, settings.torch)
 
 
 def _python(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.python import PythonEngine
+    from penstock.engines.python.engine import PythonEngine
 
     timeouts = settings.timeouts
     return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)

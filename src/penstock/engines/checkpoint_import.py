@@ -39,7 +39,7 @@ def import_checkpoint(source: Path, model: Path, wish: Wish) -> str:
     if engine == "torch":
         file = _copy(checkpoint, target)
     else:
-        from penstock.engines.bert_onnx import convert
+        from penstock.engines.onnx.bert_file import convert
 
         convert(source, target)
         file = ""

@@ -12,7 +12,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
-from penstock.tasks.graph import find_output, has_image_input, has_text_inputs
+from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
 from penstock.tasks.tensor import TensorTask
 

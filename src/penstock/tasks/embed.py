@@ -10,7 +10,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
-from penstock.tasks.graph import find_output
+from penstock.tasks.network import find_output
 from penstock.tasks.text import TextGraph, TextInput
 
 OUTPUT = "embedding"

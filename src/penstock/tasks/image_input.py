@@ -11,8 +11,8 @@ from penstock.core.models import ClassifyOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest
-from penstock.tasks.graph import CHANNELS, PIXELS
 from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
+from penstock.tasks.network import CHANNELS, PIXELS
 
 
 @dataclass(frozen=True, slots=True)

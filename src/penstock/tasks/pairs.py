@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.tasks.base import Piece
-from penstock.tasks.graph import IDS, TYPES
+from penstock.tasks.network import IDS, TYPES
 from penstock.tasks.text import TextTokenizer
 
 

@@ -12,7 +12,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs, take_inputs
-from penstock.tasks.graph import find_output
+from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
 from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import TextGraph, read_texts

@@ -16,7 +16,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, unpack_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.columns import check_column, take_inputs
-from penstock.tasks.graph import IDS, MASK, TYPES, has_text_inputs
+from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
 
 TEXT = "text"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"

@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-NOT_OURS = ("pydantic", "structlog", "zmq", "grpc", "onnxruntime", "penstock.worker", "penstock.engines.python")
+NOT_OURS = ("pydantic", "structlog", "zmq", "grpc", "onnxruntime", "penstock.worker", "penstock.engines.python.engine")
 
 
 class Model:

@@ -328,7 +328,7 @@ def test_the_command_refuses_with_1_and_errs_with_2(dense: ModelFolder, tmp_path
 
 def test_nodes_that_lose_most_are_found_by_trying_them(tmp_path: Path) -> None:
     """One input has an outlier that the ranges of bytes cannot hold beside what matters."""
-    from penstock.engines.onnx_static import StaticQuantizer
+    from penstock.engines.onnx.static import StaticQuantizer
 
     graph = dense_graph()
     graph.node.insert(0, helper.make_node("Mul", ["x", "outlier"], ["spread"]))

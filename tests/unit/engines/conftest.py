@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from penstock.core.models import PythonOptions, TensorOption
-from penstock.engines import python_instance
 from penstock.engines.base import EngineSpec
-from penstock.engines.python import PythonEngine
+from penstock.engines.python import instance as python_instance
+from penstock.engines.python.engine import PythonEngine
 
 MODELS = Path(__file__).parents[2] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
@@ -74,7 +74,7 @@ def tensors(described: Tensors) -> tuple[TensorOption, ...]:
 
 def host_pids() -> list[int]:
     children = psutil.Process().children()
-    return [child.pid for child in children if "penstock.engines.python_host" in child.cmdline()]
+    return [child.pid for child in children if "penstock.engines.python.host" in child.cmdline()]
 
 
 def left_behind() -> list[str]:

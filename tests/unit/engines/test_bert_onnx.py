@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
-from penstock.engines.bert_onnx import convert, find_minilm_weights
+from penstock.engines.onnx.bert_file import convert, find_minilm_weights
 from tests.checkpoints import reference_logits, save_classifier
 
 REFERENCE = Path(__file__).parents[2] / "data"

@@ -14,9 +14,9 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
-from penstock.engines import onnx as onnx_engine
 from penstock.engines.base import EngineSpec
-from penstock.engines.onnx import CPU, PROVIDERS, OnnxEngine
+from penstock.engines.onnx import engine as onnx_engine
+from penstock.engines.onnx.engine import CPU, PROVIDERS, OnnxEngine
 
 WIDTH = 64
 HAS_CUDA = PROVIDERS["cuda"] in ort.get_available_providers() and Path("/dev/nvidiactl").exists()
@@ -205,6 +205,6 @@ def test_the_runtime_s_own_format_is_served_and_taken_for_fp32(file: Path) -> No
 
 
 def test_openvino_tells_what_runs_not_what_the_file_is_in(fp16: Path) -> None:
-    from penstock.engines.openvino import OpenVinoEngine  # not with the rest: a GPU's machine may be without it
+    from penstock.engines.openvino.engine import OpenVinoEngine  # not with the rest: a GPU's machine may be without it
 
     assert OpenVinoEngine(EngineSpec(fp16, "fp32", 1, 1)).load().precision == "fp32"

@@ -11,8 +11,8 @@ from onnx import helper
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES
 from penstock.engines.base import Engine, EngineSpec
-from penstock.engines.onnx import OnnxEngine
-from penstock.engines.openvino import OpenVinoEngine
+from penstock.engines.onnx.engine import OnnxEngine
+from penstock.engines.openvino.engine import OpenVinoEngine
 
 ENGINES = [OnnxEngine, OpenVinoEngine]
 ONNX_TYPES = {

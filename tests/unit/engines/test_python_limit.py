@@ -14,11 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.engines import python_process
 from penstock.engines.base import CallContext
-from penstock.engines.python import PythonEngine
-from penstock.engines.python_limit import MIB, allowed_bytes, is_out_of_memory, limit_bytes
-from penstock.engines.python_usage import descendants, used_bytes
+from penstock.engines.python import process as python_process
+from penstock.engines.python.engine import PythonEngine
+from penstock.engines.python.limit import MIB, allowed_bytes, is_out_of_memory, limit_bytes
+from penstock.engines.python.usage import descendants, used_bytes
 from tests.unit.engines.conftest import StartPython
 from tests.unit.engines.test_python_engine import MISBEHAVING, X, do, pid
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.core.tensors import Tensor, from_array, to_array
-from penstock.engines import python_memory
-from penstock.engines.python_memory import Arena
-from penstock.engines.python_messages import INLINE_BYTES, TAIL_CHARS, Channel, Message, PeerGone, tail
+from penstock.engines.python import memory as python_memory
+from penstock.engines.python.memory import Arena
+from penstock.engines.python.messages import INLINE_BYTES, TAIL_CHARS, Channel, Message, PeerGone, tail
 
 Ends = tuple[Channel, Channel, socket.socket, Arena]
 

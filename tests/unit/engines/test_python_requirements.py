@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.engines.python_requirements import check_requirements
+from penstock.engines.python.requirements import check_requirements
 from tests.unit.engines.conftest import StartPython
 
 NUMPY = version("numpy")

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from penstock.core.errors import EngineFailed
 from penstock.core.models import read_model_folder
 from penstock.engines.base import CallContext, EngineSpec
-from penstock.engines.python import PythonEngine
+from penstock.engines.python.engine import PythonEngine
 from tests.unit.engines.conftest import MODELS, StartPython, host_pids, left_behind
 
 SESSIONS = (

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, Penst
 from penstock.core.models import TensorOption, TorchOptions
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.base import EngineSpec
-from penstock.engines.torch import TorchEngine
+from penstock.engines.torch.engine import TorchEngine
 
 # PyTorch would have files made with torch.export; these are there to be served.
 pytestmark = [

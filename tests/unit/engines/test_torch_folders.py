@@ -19,8 +19,8 @@ from penstock.core.errors import ConfigError, InvalidTensor
 from penstock.core.models import TorchOptions
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
 from penstock.engines.base import EngineSpec
-from penstock.engines.bert_onnx import convert, find_minilm_weights
-from penstock.engines.torch import TorchEngine
+from penstock.engines.onnx.bert_file import convert, find_minilm_weights
+from penstock.engines.torch.engine import TorchEngine
 from penstock.tasks.base import TaskRequest
 from penstock.worker.loading import LoadedBlock, load_block
 
@@ -397,7 +397,7 @@ def refuse(*_, **__):
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
 from penstock.core.models import TorchOptions
 from penstock.engines.base import EngineSpec
-from penstock.engines.torch import TorchEngine
+from penstock.engines.torch.engine import TorchEngine
 for file in sys.argv[1:]:
     print(TorchEngine(EngineSpec(pathlib.Path(file), "auto", 1, 1), TorchOptions()).load().platform)
 """

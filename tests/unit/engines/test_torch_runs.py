@@ -17,7 +17,7 @@ from penstock.core.models import TensorOption, TorchOptions
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineSpec
-from penstock.engines.torch import TorchEngine
+from penstock.engines.torch.engine import TorchEngine
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

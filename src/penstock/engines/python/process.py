@@ -19,11 +19,11 @@ from typing import Any
 from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, from_code
 from penstock.core.tensors import Tensor, TensorSpec
-from penstock.engines.python_limit import MIB, says_no_memory
-from penstock.engines.python_memory import Arena
-from penstock.engines.python_messages import Channel, Message, PeerGone
-from penstock.engines.python_output import ModelOutput
-from penstock.engines.python_usage import used_bytes
+from penstock.engines.python.limit import MIB, says_no_memory
+from penstock.engines.python.memory import Arena
+from penstock.engines.python.messages import Channel, Message, PeerGone
+from penstock.engines.python.output import ModelOutput
+from penstock.engines.python.usage import used_bytes
 
 PING_S = 2.0
 WATCH_S = 1.0  # between two looks at its memory
@@ -232,7 +232,7 @@ class PythonProcess:
 def _spawn(fds: tuple[int, int, int], threads: int) -> "subprocess.Popen[bytes]":
     # -P, -B: the folder that the server was started in is not the model's to import from, and a model's folder is
     # not ours to write to.
-    program = [sys.executable, "-P", "-B", "-X", "utf8", "-m", "penstock.engines.python_host"]
+    program = [sys.executable, "-P", "-B", "-X", "utf8", "-m", "penstock.engines.python.host"]
     return subprocess.Popen(
         [*program, *(str(number) for number in (*fds, os.getpid()))],
         stdin=subprocess.DEVNULL,

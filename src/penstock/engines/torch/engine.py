@@ -11,7 +11,7 @@ from penstock.core.tensors import Array
 from penstock.engines.base import EngineSpec
 
 if TYPE_CHECKING:
-    from penstock.engines.torch_runner import TorchRunner
+    from penstock.engines.torch.runner import TorchRunner
 
 PLATFORM = "pytorch_libtorch"
 FOLDER_PACKAGES = {"modules.json": "sentence_transformers", "config.json": "transformers"}
@@ -30,9 +30,9 @@ class TorchEngine:
         self._runner: TorchRunner | None = None
 
     def load(self) -> Signature:
-        from penstock.engines.torch_devices import choose
-        from penstock.engines.torch_files import open_file
-        from penstock.engines.torch_runner import TorchRunner
+        from penstock.engines.torch.devices import choose
+        from penstock.engines.torch.files import open_file
+        from penstock.engines.torch.runner import TorchRunner
 
         target = choose(self._spec.device, self._spec.precision)
         model = open_file(self._spec.file, self._options, target)

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.errors import EngineFailed, InvalidTensor
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Tensor, TensorSpec, from_array
-from penstock.engines.python_messages import tail
+from penstock.engines.python.messages import tail
 
 MAX_SUMMARY_CHARS = 300
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # a larger one would keep a gateway from all else for too long

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from penstock.core.tensors import Buffer, Tensor
-from penstock.engines.python_memory import Arena
+from penstock.engines.python.memory import Arena
 
 INLINE_BYTES = 64 * 1024  # of one message's tensors; more is faster through shared memory
 MAX_HEADER_BYTES = 16 * 1024 * 1024

@@ -1,7 +1,7 @@
 """OpenVINO's own files of a model: INT8 by NNCF with a calibration set, and FP16 weights.
 
 NNCF imports PyTorch where it is installed, prints, and sets loggers: it runs in a process of its own,
-`python -m penstock.engines.openvino_variants`.
+`python -m penstock.engines.openvino.variants`.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Array
-from penstock.engines.onnx_variants import writing
+from penstock.engines.onnx.variants import writing
 
 RECIPE = 1  # counts up when a conversion below changes
 FILE = "model.xml"
@@ -39,7 +39,7 @@ def write_int8(source: Path, target: Path, calibration: Sequence[Mapping[str, Ar
             f"{number}/{name}": array for number, sample in enumerate(calibration) for name, array in sample.items()
         }
         np.savez(samples, **arrays)
-        command = [sys.executable, "-m", "penstock.engines.openvino_variants", str(source), str(partial), str(samples)]
+        command = [sys.executable, "-m", "penstock.engines.openvino.variants", str(source), str(partial), str(samples)]
         done = subprocess.run(
             [*command, "transformer" if is_text else "any"],
             capture_output=True,

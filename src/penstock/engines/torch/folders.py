@@ -14,8 +14,8 @@ import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
-from penstock.engines.torch_devices import Target
-from penstock.engines.torch_model import IdLimit, TorchModel
+from penstock.engines.torch.devices import Target
+from penstock.engines.torch.model import IdLimit, TorchModel
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EMBEDDING, LOGITS = "sentence_embedding", "logits"

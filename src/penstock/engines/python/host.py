@@ -1,6 +1,6 @@
 """The program of a Python model's process: loads the model, then answers its engine one message at a time.
 
-    python -m penstock.engines.python_host <socket> <memory in> <memory out> <the engine's process id>
+    python -m penstock.engines.python.host <socket> <memory in> <memory out> <the engine's process id>
 
 Nothing here or in what it imports knows of the worker: the model's code has the process for itself.
 """
@@ -21,11 +21,11 @@ from typing import Any
 from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, InvalidRequest
 from penstock.core.tensors import TensorSpec, to_array
-from penstock.engines import python_model
-from penstock.engines.python_limit import MIB, is_out_of_memory, set_limit, widen_limit
-from penstock.engines.python_memory import Arena
-from penstock.engines.python_messages import Channel, Message, PeerGone
-from penstock.engines.python_model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
+from penstock.engines.python import model as python_model
+from penstock.engines.python.limit import MIB, is_out_of_memory, set_limit, widen_limit
+from penstock.engines.python.memory import Arena
+from penstock.engines.python.messages import Channel, Message, PeerGone
+from penstock.engines.python.model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
 
 PR_SET_PDEATHSIG = 1
 _OURS = (__file__, python_model.__file__)

@@ -11,9 +11,9 @@ import torch
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
 from penstock.core.tensors import NUMPY_TYPES, Array
-from penstock.engines.torch_arrays import check_input, to_array, to_tensor
-from penstock.engines.torch_devices import Target
-from penstock.engines.torch_model import TORCH_TYPES, TorchModel, pick
+from penstock.engines.torch.arrays import check_input, to_array, to_tensor
+from penstock.engines.torch.devices import Target
+from penstock.engines.torch.model import TORCH_TYPES, TorchModel, pick
 
 _PROBE_SIZE = 2  # stands in for an open dimension; a compiler takes 0 and 1 for fixed
 _ADVICE = "lower batching.max_rows or batching.max_tokens, or send less at a time"

@@ -7,7 +7,7 @@ import time
 import structlog
 
 from penstock.core.errors import EngineFailed, PenstockError
-from penstock.engines.python_process import Program, PythonProcess
+from penstock.engines.python.process import Program, PythonProcess
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0

@@ -9,7 +9,7 @@ import torch
 
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.tensors import TensorSpec
-from penstock.engines.torch_devices import DTYPES, Target
+from penstock.engines.torch.devices import DTYPES, Target
 
 DATATYPES = {
     torch.bool: "BOOL",

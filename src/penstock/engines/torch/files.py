@@ -5,10 +5,10 @@ from pathlib import Path
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.models import TorchOptions
 from penstock.core.tensors import BYTES
-from penstock.engines.torch import FOLDER_PACKAGES
-from penstock.engines.torch_devices import Target
-from penstock.engines.torch_model import TORCH_TYPES, TorchModel
-from penstock.engines.torch_runner import brief
+from penstock.engines.torch.devices import Target
+from penstock.engines.torch.engine import FOLDER_PACKAGES
+from penstock.engines.torch.model import TORCH_TYPES, TorchModel
+from penstock.engines.torch.runner import brief
 
 KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
 _PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -29,17 +29,17 @@ def _open(file: Path, options: TorchOptions, target: Target) -> TorchModel:
     if file.name in FOLDER_PACKAGES:
         if options.inputs or options.outputs:
             raise ConfigError(f"torch.inputs and torch.outputs: a folder with {file.name} tells them; take them out")
-        from penstock.engines import torch_folders
+        from penstock.engines.torch import folders as torch_folders
 
         if file.name == "modules.json":
             return torch_folders.open_sentence_encoder(file.parent, target)
         return torch_folders.open_classifier(file.parent, target)
     if file.suffix == ".pt2":
-        from penstock.engines.torch_export import open_program
+        from penstock.engines.torch.export import open_program
 
         return open_program(file, options, target)
     if file.suffix in (".pt", ".ts", ".torchscript"):
-        from penstock.engines.torch_script import open_script
+        from penstock.engines.torch.script import open_script
 
         return open_script(file, options, target)
     raise ConfigError(f"file: {file.name}: {_advice(file.suffix)}", file=str(file))

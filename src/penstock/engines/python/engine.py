@@ -15,11 +15,11 @@ from penstock.core.models import PythonOptions, TensorOption
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
-from penstock.engines.python_instance import PythonInstance
-from penstock.engines.python_limit import limit_bytes
-from penstock.engines.python_messages import Message
-from penstock.engines.python_process import Program, PythonProcess
-from penstock.engines.python_requirements import check_requirements
+from penstock.engines.python.instance import PythonInstance
+from penstock.engines.python.limit import limit_bytes
+from penstock.engines.python.messages import Message
+from penstock.engines.python.process import Program, PythonProcess
+from penstock.engines.python.requirements import check_requirements
 
 NO_CONTEXT = CallContext()
 LAST_WORDS_S = 5.0  # one that hangs as it is loaded is ended, and heard where it was

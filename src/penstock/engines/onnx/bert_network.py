@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from penstock.core.tensors import Array
-from penstock.engines.bert_source import BertConfig, Weights
+from penstock.engines.onnx.bert_source import BertConfig, Weights
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10

@@ -1,0 +1,1 @@
+"""ONNX Runtime, and the files that it runs."""

@@ -1,0 +1,1 @@
+"""OpenVINO, and the files that it runs."""

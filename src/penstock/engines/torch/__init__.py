@@ -1,0 +1,1 @@
+"""PyTorch, in each form that its models are saved in."""
