@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.cli import stream as command
 from penstock.client import AsyncClient
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.stream_buffer import STREAM_BYTES
+from penstock.gateway.streams.buffer import STREAM_BYTES
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ROOT, ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow

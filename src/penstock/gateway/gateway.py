@@ -18,15 +18,15 @@ from penstock.core.config import Config, Limits
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.models import Routing
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.grpc_server import ENVELOPE_BYTES, GrpcServer
-from penstock.gateway.http import HttpApp, build_http_app
-from penstock.gateway.infer_http import InferProtocol
-from penstock.gateway.live_rest import standing
-from penstock.gateway.live_streams import LiveStreams
-from penstock.gateway.oip_grpc import OipGrpc
-from penstock.gateway.shared_memory import SharedMemory
-from penstock.gateway.shared_memory_grpc import SharedMemoryGrpc
-from penstock.gateway.websocket_protocol import StreamProtocol
+from penstock.gateway.grpc.oip import OipGrpc
+from penstock.gateway.grpc.server import ENVELOPE_BYTES, GrpcServer
+from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
+from penstock.gateway.http.app import HttpApp, build_http_app
+from penstock.gateway.http.connection import InferProtocol
+from penstock.gateway.http.live import standing
+from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.streams.websocket_protocol import StreamProtocol
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache import ResponseCache

@@ -16,7 +16,7 @@ from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import TensorSpec
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http import build_http_app
+from penstock.gateway.http.app import build_http_app
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 

@@ -9,8 +9,8 @@ import pytest
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferResponse, Parameter, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, pack_bytes
-from penstock.gateway.codec import decode_parameters, decode_request, encode_response, find_targets
-from penstock.gateway.shared_region import NO_TARGETS
+from penstock.gateway.grpc.oip_codec import decode_parameters, decode_request, encode_response, find_targets
+from penstock.gateway.shared_memory.region import NO_TARGETS
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 

@@ -12,10 +12,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.config import Limits
-from penstock.gateway import live_rest, live_streams
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http import build_http_app
-from penstock.gateway.live_streams import LiveStreams
+from penstock.gateway.http import live as live_rest
+from penstock.gateway.http import live_streams
+from penstock.gateway.http.app import build_http_app
+from penstock.gateway.http.live_streams import LiveStreams
 from penstock.telemetry.snapshot import ProcessFigures, Series, Snapshot
 
 OK = Series("penstock_requests_total", frozenset({"code": "ok", "model": "echo", "version": "1"}.items()))

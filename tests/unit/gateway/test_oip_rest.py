@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import DeadlineExceeded, EngineFailed, ModelNotReady, PenstockError, QueueFull, UnknownModel
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, from_array, pack_bytes, to_array
-from penstock.gateway.rest_codec import decode_infer
+from penstock.gateway.http.oip.codec import decode_infer
 
 INFER = "/v2/models/echo/infer"
 LENGTH = "inference-header-content-length"

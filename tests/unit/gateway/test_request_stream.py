@@ -10,9 +10,9 @@ import pytest
 from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, QueueFull, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor
-from penstock.gateway import request_stream
-from penstock.gateway.request_stream import EMPTY_FINAL, RequestStream
-from penstock.gateway.stream_buffer import STREAM_WINDOW
+from penstock.gateway.streams import stream as request_stream
+from penstock.gateway.streams.buffer import STREAM_WINDOW
+from penstock.gateway.streams.stream import EMPTY_FINAL, RequestStream
 
 WAIT_S = 10.0
 BAD = "bad"

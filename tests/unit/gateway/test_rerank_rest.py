@@ -17,7 +17,7 @@ from penstock.core.errors import QueueFull
 from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes, unpack_bytes
-from penstock.gateway import friendly_schemas
+from penstock.gateway.http.v1 import schemas as friendly_schemas
 from tests.unit.gateway.conftest import BLOCKS
 
 BODY = {"model": "embedder", "query": "q", "documents": ["a", "b", "c"]}

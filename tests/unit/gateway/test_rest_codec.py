@@ -12,7 +12,7 @@ from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
 from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.gateway.rest_codec import (
+from penstock.gateway.http.oip.codec import (
     OutputForm,
     check_shape,
     decode_infer,

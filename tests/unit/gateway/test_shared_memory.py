@@ -13,11 +13,11 @@ import pytest
 from penstock.core.errors import InvalidRequest, InvalidTensor, Refused, RequestTooLarge
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor, from_array
-from penstock.gateway.codec import decode_request, encode_response, find_targets
-from penstock.gateway.rest_codec import decode_infer, encode_infer
-from penstock.gateway.shared_memory import SharedMemory
-from penstock.gateway.shared_region import OBJECTS as FOLDER
-from penstock.gateway.shared_region import Place
+from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
+from penstock.gateway.http.oip.codec import decode_infer, encode_infer
+from penstock.gateway.shared_memory.region import OBJECTS as FOLDER
+from penstock.gateway.shared_memory.region import Place
+from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 Make = Callable[..., str]

@@ -1,6 +1,6 @@
 """What a stream holds, and the order in which it lets its answers go."""
 
-from penstock.gateway.stream_buffer import FIRST_ANSWER_BYTES, Slot, StreamBuffer
+from penstock.gateway.streams.buffer import FIRST_ANSWER_BYTES, Slot, StreamBuffer
 
 MIB = 1024 * 1024
 

@@ -11,9 +11,9 @@ from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, Q
 from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
-from penstock.gateway.rest_codec import OutputForm
-from penstock.gateway.websocket import StreamOptions, read_options
-from penstock.gateway.websocket_codec import (
+from penstock.gateway.http.oip.codec import OutputForm
+from penstock.gateway.streams.websocket import StreamOptions, read_options
+from penstock.gateway.streams.websocket_codec import (
     RawForm,
     decode_message,
     encode_answer,

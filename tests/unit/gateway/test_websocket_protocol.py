@@ -9,7 +9,7 @@ from typing import Any
 import uvicorn
 from websockets.asyncio.client import connect
 
-from penstock.gateway.websocket_protocol import StreamProtocol
+from penstock.gateway.streams.websocket_protocol import StreamProtocol
 
 WAIT_S = 10.0
 PING_S = 0.05

@@ -17,14 +17,15 @@ from penstock.core.errors import (
     RequestTooLarge,
 )
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway import http_message, statuses
-from penstock.gateway.attendance import ClientLeft
+from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.openapi import json_answer
-from penstock.gateway.request_stream import FINAL, RequestStream
-from penstock.gateway.rest_codec import OutputForm
-from penstock.gateway.shared_memory import SharedMemory
-from penstock.gateway.websocket_codec import (
+from penstock.gateway.http import message as http_message
+from penstock.gateway.http.attendance import ClientLeft
+from penstock.gateway.http.oip.codec import OutputForm
+from penstock.gateway.http.openapi import json_answer
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.streams.stream import FINAL, RequestStream
+from penstock.gateway.streams.websocket_codec import (
     Message,
     RawForm,
     decode_message,

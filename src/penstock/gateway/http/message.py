@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import InvalidRequest, RequestTooLarge
-from penstock.gateway.attendance import ClientLeft
+from penstock.gateway.http.attendance import ClientLeft
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

@@ -10,14 +10,16 @@ from fastapi.responses import Response
 from penstock.core.config import Limits
 from penstock.core.errors import InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest
-from penstock.gateway import http_message, model_config, schemas, statuses
-from penstock.gateway.attendance import ClientLeft, serve_attended
+from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.http_message import JSON, OCTETS, Headers, Receive, Scope, Send, parse_object, read_body
-from penstock.gateway.oip_grpc import INDEX_STATES, READY
-from penstock.gateway.openapi import Handler, Route, add_routes, json_answer, path_names
-from penstock.gateway.rest_codec import OutputForm, decode_infer, decode_parameters, decode_raw, encode_infer
-from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.grpc.oip import INDEX_STATES, READY
+from penstock.gateway.http import message as http_message
+from penstock.gateway.http import schemas
+from penstock.gateway.http.attendance import ClientLeft, serve_attended
+from penstock.gateway.http.message import JSON, OCTETS, Headers, Receive, Scope, Send, parse_object, read_body
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, decode_raw, encode_infer
+from penstock.gateway.http.openapi import Handler, Route, add_routes, json_answer, path_names
+from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.serving.serve import Serving
 
 log = structlog.get_logger()

@@ -13,9 +13,9 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, ITEM_SIZES, NUMPY_TYPES, Buffer, Tensor, check_tensor, pack_bytes, unpack_bytes
-from penstock.gateway.http_message import parse_object
-from penstock.gateway.shared_memory import SharedMemory, served
-from penstock.gateway.shared_region import REGION, Place, Target, Targets, place_of
+from penstock.gateway.http.message import parse_object
+from penstock.gateway.shared_memory.region import REGION, Place, Target, Targets, place_of
+from penstock.gateway.shared_memory.regions import SharedMemory, served
 
 MAX_RANK = 64  # what numpy can hold
 MAX_DIMENSION = 2**63 - 1

@@ -12,10 +12,9 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
-from penstock.gateway.friendly_schemas import FriendlyBody
-from penstock.gateway.http_message import parse_json
-from penstock.gateway.multipart import Part
-from penstock.gateway.rest_codec import (
+from penstock.gateway.http.message import parse_json
+from penstock.gateway.http.multipart import Part
+from penstock.gateway.http.oip.codec import (
     HALVES,
     OutputForm,
     decode_infer,
@@ -25,6 +24,7 @@ from penstock.gateway.rest_codec import (
     json_array,
     pack_elements,
 )
+from penstock.gateway.http.v1.schemas import FriendlyBody
 
 NOTHING = memoryview(b"")
 B64 = "b64"

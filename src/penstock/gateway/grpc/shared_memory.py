@@ -3,8 +3,8 @@
 import asyncio
 
 from penstock.core.errors import PenstockError
-from penstock.gateway.oip_grpc import Context, abort
-from penstock.gateway.shared_memory import SharedMemory, no_cuda
+from penstock.gateway.grpc.oip import Context, abort
+from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 

@@ -13,10 +13,10 @@ from penstock.core.errors import InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.codec import decode_request, encode_response, find_targets
-from penstock.gateway.request_stream import FINAL, RequestStream
-from penstock.gateway.shared_memory import SharedMemory
-from penstock.gateway.shared_region import NO_TARGETS, Targets
+from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
+from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving

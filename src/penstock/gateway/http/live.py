@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InvalidRequest
-from penstock.gateway import schemas
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.http_message import Receive, Scope, Send, weights
-from penstock.gateway.live_streams import LiveStreams, Watch
-from penstock.gateway.openapi import REF, Handler, Route, add_routes, json_answer
+from penstock.gateway.http import schemas
+from penstock.gateway.http.live_streams import LiveStreams, Watch
+from penstock.gateway.http.message import Receive, Scope, Send, weights
+from penstock.gateway.http.openapi import REF, Handler, Route, add_routes, json_answer
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
 DEFAULT_INTERVAL_S = 1.0
@@ -45,7 +45,7 @@ class LiveRest:
     def __init__(self, streams: LiveStreams, version: str) -> None:
         self._streams = streams
         self._version = version
-        folder = files("penstock.gateway").joinpath("dashboard")
+        folder = files("penstock.gateway.http").joinpath("dashboard")
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def router(self) -> APIRouter:

@@ -10,13 +10,13 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
-from penstock.gateway import friendly_codec
-from penstock.gateway import friendly_schemas as schemas
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.multipart import Part, parse_multipart
-from penstock.gateway.openapi import Route, add_routes, json_answer
-from penstock.gateway.rest_call import RestCalls, validate
-from penstock.gateway.schemas import OpenAiError
+from penstock.gateway.http.multipart import Part, parse_multipart
+from penstock.gateway.http.openapi import Route, add_routes, json_answer
+from penstock.gateway.http.schemas import OpenAiError
+from penstock.gateway.http.v1 import codec as friendly_codec
+from penstock.gateway.http.v1 import schemas
+from penstock.gateway.http.v1.call import RestCalls, validate
 
 FORM = "multipart/form-data"
 BINARY = {"schema": {"type": "string", "format": "binary"}}

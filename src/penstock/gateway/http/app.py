@@ -12,21 +12,21 @@ from starlette.exceptions import HTTPException
 from penstock.core.config import Limits
 from penstock.core.errors import InternalError, PenstockError
 from penstock.gateway import statuses
-from penstock.gateway.admin_rest import AdminRest
-from penstock.gateway.attendance import ClientLeft
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.http_message import Receive, Scope, Send
-from penstock.gateway.live_rest import LiveRest
-from penstock.gateway.live_streams import LiveStreams
-from penstock.gateway.oip_rest import InferEndpoint, OipRest
-from penstock.gateway.openai_rest import OpenAiRest
-from penstock.gateway.openapi import describe, json_answer
-from penstock.gateway.rerank_rest import RerankRest
-from penstock.gateway.rest_call import RestCalls
-from penstock.gateway.routing_rest import RoutingRest
-from penstock.gateway.shared_memory import SharedMemory
-from penstock.gateway.shared_memory_rest import SharedMemoryRest
-from penstock.gateway.websocket import websocket_routes
+from penstock.gateway.http.admin import AdminRest
+from penstock.gateway.http.attendance import ClientLeft
+from penstock.gateway.http.live import LiveRest
+from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.http.message import Receive, Scope, Send
+from penstock.gateway.http.oip.routes import InferEndpoint, OipRest
+from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
+from penstock.gateway.http.openapi import describe, json_answer
+from penstock.gateway.http.routing import RoutingRest
+from penstock.gateway.http.v1.call import RestCalls
+from penstock.gateway.http.v1.rerank import RerankRest
+from penstock.gateway.http.v1.routes import OpenAiRest
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.gateway.streams.websocket import websocket_routes
 from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")

@@ -8,8 +8,8 @@ import numpy as np
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes
-from penstock.gateway.shared_memory import SharedMemory, served
-from penstock.gateway.shared_region import NO_TARGETS, REGION, Place, Target, Targets, place_of
+from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, Place, Target, Targets, place_of
+from penstock.gateway.shared_memory.regions import SharedMemory, served
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # Which field of InferTensorContents carries a datatype. FP16 and BF16 travel raw only.

@@ -10,10 +10,10 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway import http_message
-from penstock.gateway.attendance import serve_attended
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http_message import Headers, content_type, parse_object, read_body
+from penstock.gateway.http import message as http_message
+from penstock.gateway.http.attendance import serve_attended
+from penstock.gateway.http.message import Headers, content_type, parse_object, read_body
 from penstock.serving.serve import Serving
 
 Body = TypeVar("Body", bound=BaseModel)

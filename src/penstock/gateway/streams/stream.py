@@ -9,7 +9,7 @@ import structlog
 
 from penstock.core.errors import Cancelled, InternalError, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway.stream_buffer import Slot, StreamBuffer
+from penstock.gateway.streams.buffer import Slot, StreamBuffer
 from penstock.serving.serve import Serving
 
 M = TypeVar("M")

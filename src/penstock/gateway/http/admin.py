@@ -7,10 +7,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
-from penstock.gateway import schemas
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http_message import weights
-from penstock.gateway.openapi import Route, add_routes, json_answer
+from penstock.gateway.http import schemas
+from penstock.gateway.http.message import weights
+from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.telemetry.metrics import as_json, as_text
 
 TEXT = {"text/plain": {"schema": {"type": "string"}}}

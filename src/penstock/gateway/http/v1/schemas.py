@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from penstock.gateway.schemas import InferAnswerOutput, Name, Parameters
+from penstock.gateway.http.schemas import InferAnswerOutput, Name, Parameters
 
 
 class Model(BaseModel):

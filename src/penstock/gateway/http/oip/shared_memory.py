@@ -7,11 +7,11 @@ from fastapi.responses import Response
 
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest
-from penstock.gateway import schemas
-from penstock.gateway.http_message import parse_object, read_body
-from penstock.gateway.openapi import Route, add_routes, json_answer
-from penstock.gateway.shared_memory import SharedMemory, no_cuda
-from penstock.gateway.shared_region import Region
+from penstock.gateway.http import schemas
+from penstock.gateway.http.message import parse_object, read_body
+from penstock.gateway.http.openapi import Route, add_routes, json_answer
+from penstock.gateway.shared_memory.region import Region
+from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 
 SYSTEM = "/v2/systemsharedmemory"
 CUDA = "/v2/cudasharedmemory"

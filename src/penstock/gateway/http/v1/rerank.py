@@ -10,10 +10,10 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
-from penstock.gateway import friendly_schemas as schemas
-from penstock.gateway.openapi import Route, add_routes, json_answer
-from penstock.gateway.rest_call import RestCalls, validate
-from penstock.gateway.schemas import Error, OpenAiError
+from penstock.gateway.http.openapi import Route, add_routes, json_answer
+from penstock.gateway.http.schemas import Error, OpenAiError
+from penstock.gateway.http.v1 import schemas
+from penstock.gateway.http.v1.call import RestCalls, validate
 
 SCORE, EMBED = "score", "embed"
 QUERY, PASSAGE = "query", "passage"

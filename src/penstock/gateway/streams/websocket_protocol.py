@@ -5,7 +5,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from penstock.gateway.websocket import LEAVING
+from penstock.gateway.streams.websocket import LEAVING
 
 NOT_TEXT = 1007
 _NO_HANDSHAKE_BODY = b'{"error": "this is not the handshake of a WebSocket"}'

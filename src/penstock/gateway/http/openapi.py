@@ -12,7 +12,8 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from penstock.gateway import friendly_schemas, schemas
+from penstock.gateway.http import schemas
+from penstock.gateway.http.v1 import schemas as friendly_schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
 REF = "#/components/schemas/{model}"
@@ -63,7 +64,7 @@ def path_names(request: Request) -> tuple[str, str]:
 
 def describe(app: FastAPI) -> None:
     """Adds /openapi.json and /docs."""
-    page = files("penstock.gateway").joinpath("docs.html").read_bytes()
+    page = files("penstock.gateway.http").joinpath("docs.html").read_bytes()
     document: list[bytes] = []
 
     async def openapi(request: Request) -> Response:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from penstock.core.errors import InvalidRequest, Refused, RequestTooLarge
-from penstock.gateway.shared_region import OpenRegion, Place, Region, Target, open_object, open_region
+from penstock.gateway.shared_memory.region import OpenRegion, Place, Region, Target, open_object, open_region
 
 MAX_NAME = 256
 

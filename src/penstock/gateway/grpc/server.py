@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidRequest
-from penstock.gateway.oip_grpc import UNREADABLE, OipGrpc, abort
+from penstock.gateway.grpc.oip import UNREADABLE, OipGrpc, abort
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 

@@ -9,8 +9,8 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, unpack_bytes
-from penstock.gateway.rest_codec import OutputForm, decode_infer, encode_infer
-from penstock.gateway.shared_memory import SharedMemory
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, encode_infer
+from penstock.gateway.shared_memory.regions import SharedMemory
 
 Message = str | bytes
 # Before the JSON of a binary message: its length, little-endian.

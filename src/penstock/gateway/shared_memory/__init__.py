@@ -1,0 +1,1 @@
+"""Tensors in memory that clients on this machine share."""

@@ -1,0 +1,1 @@
+"""Clients' streams of requests, over gRPC and WebSockets."""
