@@ -29,11 +29,11 @@ from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.websocket_protocol import StreamProtocol
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.cache import ResponseCache
+from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
-from penstock.serving.session_runs import SessionRuns
-from penstock.storage.cache_store import open_store
+from penstock.serving.sessions.runs import SessionRuns
+from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, shared_registry
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces

@@ -9,8 +9,8 @@ from random import Random
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.models import Health, ModelSettings, Priorities, Routing
 from penstock.router.actions import Action, Send
-from penstock.router.hashing import Places
-from penstock.router.policy import make_policy
+from penstock.router.policies.hashing import Places
+from penstock.router.policies.policy import make_policy
 from penstock.router.slots import Job, Line, Offer, Slot
 
 

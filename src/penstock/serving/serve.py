@@ -12,11 +12,11 @@ from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, Refus
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.cache import ResponseCache
+from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.controls import TIMEOUT
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import Resolver
-from penstock.serving.session_runs import SessionRuns
+from penstock.serving.sessions.runs import SessionRuns
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import Traces
 

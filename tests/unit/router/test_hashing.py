@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from penstock.core.errors import InvalidRequest, QueueFull
-from penstock.router.hashing import PLACES, Places, place_of
 from penstock.router.jobs import JobTable, Offer, Retry
+from penstock.router.policies.hashing import PLACES, Places, place_of
 from penstock.router.slots import Slot
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
 

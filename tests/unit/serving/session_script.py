@@ -4,8 +4,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.models import Sessions
 from penstock.core.requests import InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
-from penstock.serving.session_parts import Action, Give, Start, Step, Ticket
-from penstock.serving.sessions import SessionTable
+from penstock.serving.sessions.parts import Action, Give, Start, Step, Ticket
+from penstock.serving.sessions.table import SessionTable
 
 
 def response(text: str = "", size: int = 0) -> InferResponse:

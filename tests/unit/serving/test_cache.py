@@ -15,9 +15,9 @@ from penstock.core.errors import DeadlineExceeded, EngineFailed, WorkerLost
 from penstock.core.models import ModelSettings
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
-from penstock.serving.cache import DIGESTED_AT_ONCE, ResponseCache
-from penstock.storage.cache_outage import RETRY_S
-from penstock.storage.cache_store import open_store
+from penstock.serving.cache.responses import DIGESTED_AT_ONCE, ResponseCache
+from penstock.storage.cache.outage import RETRY_S
+from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics
 from tests.valkey import Valkey
 

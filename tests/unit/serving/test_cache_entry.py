@@ -5,7 +5,7 @@ import pytest
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, Timing
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.serving.cache_entry import Answer, decode, encode
+from penstock.serving.cache.entry import Answer, decode, encode
 
 ANSWER = Answer(
     [

@@ -9,7 +9,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.models import ModelSettings
 from penstock.core.requests import Controls, InferRequest, Parameter
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.serving.cache_key import DIGEST_BYTES, KeyMaker, key_prefix
+from penstock.serving.cache.key import DIGEST_BYTES, KeyMaker, key_prefix
 
 
 def block(**changes: Any) -> BlockDescription:

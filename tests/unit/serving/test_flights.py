@@ -21,7 +21,7 @@ from penstock.core.errors import (
     RequestTooLarge,
     WorkerLost,
 )
-from penstock.serving.flights import Flights, Part
+from penstock.serving.cache.flights import Flights, Part
 
 FAR_S = 60.0
 

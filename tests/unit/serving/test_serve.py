@@ -31,11 +31,11 @@ from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter
 from penstock.core.tensors import Tensor
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
-from penstock.serving.cache import ResponseCache
+from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
-from penstock.serving.session_runs import SessionRuns
-from penstock.storage.cache_store import open_store
+from penstock.serving.sessions.runs import SessionRuns
+from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics, ServingMetrics
 from penstock.telemetry.traces import Traces
 

@@ -24,7 +24,7 @@ from penstock.core.errors import (
 from penstock.core.models import ModelSettings, Sessions
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
-from penstock.serving.session_runs import SessionRuns
+from penstock.serving.sessions.runs import SessionRuns
 
 
 def block(**settings: Any) -> BlockDescription:

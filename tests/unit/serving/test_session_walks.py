@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import EngineFailed, PenstockError, QueueFull, SessionError
 from penstock.core.models import Sessions
-from penstock.serving.session_parts import Ticket
+from penstock.serving.sessions.parts import Ticket
 from tests.unit.serving.session_script import Sent, response
 
 

@@ -13,8 +13,8 @@ from penstock.core.errors import (
     SessionError,
     WorkerLost,
 )
-from penstock.serving.session_answers import OVERHEAD_BYTES
-from penstock.serving.sessions import SessionTable
+from penstock.serving.sessions.answers import OVERHEAD_BYTES
+from penstock.serving.sessions.table import SessionTable
 from tests.unit.serving.session_script import Sent, response
 
 # --- order

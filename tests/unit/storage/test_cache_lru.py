@@ -4,7 +4,7 @@ import tracemalloc
 
 import pytest
 
-from penstock.storage.cache_lru import ENTRY_BYTES, EXPIRED_AT_ONCE, SPARE_EXPIRIES, Lru
+from penstock.storage.cache.lru import ENTRY_BYTES, EXPIRED_AT_ONCE, SPARE_EXPIRIES, Lru
 
 FOREVER = float("inf")
 

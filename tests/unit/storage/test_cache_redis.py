@@ -7,8 +7,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import Unavailable
-from penstock.storage.cache_outage import RETRY_S
-from penstock.storage.cache_redis import RedisStore
+from penstock.storage.cache.outage import RETRY_S
+from penstock.storage.cache.redis import RedisStore
 from tests.valkey import Valkey
 
 

@@ -11,9 +11,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage import cache_sqlite, cache_sqlite_file
-from penstock.storage.cache_lru import ENTRY_BYTES
-from penstock.storage.cache_sqlite import MIN_BUFFER_BYTES, SqliteStore
+from penstock.storage.cache import sqlite as cache_sqlite
+from penstock.storage.cache import sqlite_file as cache_sqlite_file
+from penstock.storage.cache.lru import ENTRY_BYTES
+from penstock.storage.cache.sqlite import MIN_BUFFER_BYTES, SqliteStore
 
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -52,7 +53,7 @@ async def test_a_gateway_that_was_killed_finds_what_it_had_written(tmp_path: Pat
     script = (
         "import asyncio, os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from penstock.storage.cache_sqlite import SqliteStore\n"
+        "from penstock.storage.cache.sqlite import SqliteStore\n"
         "async def main():\n"
         "    store = SqliteStore(Path(sys.argv[1]), 1_000_000, 10.0)\n"
         "    await store.start()\n"

@@ -10,10 +10,10 @@ import pytest
 
 from penstock.core.config import CacheSettings
 from penstock.core.errors import ConfigError
-from penstock.storage.cache_memory import MemoryStore
-from penstock.storage.cache_redis import RedisStore
-from penstock.storage.cache_sqlite import SqliteStore
-from penstock.storage.cache_store import CacheStore, open_store
+from penstock.storage.cache.memory import MemoryStore
+from penstock.storage.cache.redis import RedisStore
+from penstock.storage.cache.sqlite import SqliteStore
+from penstock.storage.cache.store import CacheStore, open_store
 from tests.valkey import Valkey
 
 

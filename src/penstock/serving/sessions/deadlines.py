@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from penstock.serving.session_parts import Ticket
+from penstock.serving.sessions.parts import Ticket
 
 SWEEP = 1000  # entries, beyond those still wanted, at which the others are thrown out
 

@@ -11,11 +11,11 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.serving.cache_entry import Answer, decode, encode
-from penstock.serving.cache_key import KeyMaker, key_prefix
-from penstock.serving.flights import Flights, Part
-from penstock.storage.cache_counts import StoreCounts
-from penstock.storage.cache_store import CacheStore
+from penstock.serving.cache.entry import Answer, decode, encode
+from penstock.serving.cache.flights import Flights, Part
+from penstock.serving.cache.key import KeyMaker, key_prefix
+from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.store import CacheStore
 from penstock.telemetry.metrics import CacheMetrics
 from penstock.telemetry.tally import Tallies
 

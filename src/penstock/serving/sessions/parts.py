@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from penstock.core.errors import PenstockError
 from penstock.core.models import Sessions
 from penstock.core.requests import SessionStep
-from penstock.serving.session_answers import Outcome
+from penstock.serving.sessions.answers import Outcome
 
 
 @dataclass(slots=True, eq=False)

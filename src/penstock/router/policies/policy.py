@@ -5,8 +5,8 @@ from random import Random
 from typing import Protocol
 
 from penstock.core.models import Routing
-from penstock.router.balance import AnyOfAll, LeastLatency, Locality, PowerOfTwo
-from penstock.router.ordered import LeastConnections, RoundRobin, Weighted
+from penstock.router.policies.balance import AnyOfAll, LeastLatency, Locality, PowerOfTwo
+from penstock.router.policies.ordered import LeastConnections, RoundRobin, Weighted
 from penstock.router.slots import Slot
 
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
 from random import Random
 
-from penstock.router.balance import Bag
+from penstock.router.policies.balance import Bag
 from penstock.router.slots import Slot
 
 

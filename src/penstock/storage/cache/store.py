@@ -5,10 +5,10 @@ from typing import Protocol
 
 from penstock.core.config import CacheSettings
 from penstock.core.errors import ConfigError
-from penstock.storage.cache_counts import StoreCounts
-from penstock.storage.cache_memory import MemoryStore
-from penstock.storage.cache_redis import RedisStore
-from penstock.storage.cache_sqlite import SqliteStore
+from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.memory import MemoryStore
+from penstock.storage.cache.redis import RedisStore
+from penstock.storage.cache.sqlite import SqliteStore
 
 REDIS_SCHEMES = ("redis", "rediss", "unix")
 DEFAULT_FILE = "cache.db"

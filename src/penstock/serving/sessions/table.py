@@ -14,12 +14,12 @@ from penstock.core.errors import (
     SessionError,
     WorkerLost,
 )
-from penstock.serving import session_faults as faults
-from penstock.serving.session_answers import Answers, Outcome
-from penstock.serving.session_deadlines import Deadlines
-from penstock.serving.session_faults import ENDED, LOST
-from penstock.serving.session_lives import Lives
-from penstock.serving.session_parts import Action, Block, Give, Session, Start, Step, Stop, Ticket
+from penstock.serving.sessions import faults
+from penstock.serving.sessions.answers import Answers, Outcome
+from penstock.serving.sessions.deadlines import Deadlines
+from penstock.serving.sessions.faults import ENDED, LOST
+from penstock.serving.sessions.lives import Lives
+from penstock.serving.sessions.parts import Action, Block, Give, Session, Start, Step, Stop, Ticket
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # kept of all sessions
 MAX_ABANDONED_BYTES = 64 * 1024 * 1024  # of steps that run although all their callers left

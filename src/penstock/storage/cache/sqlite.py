@@ -10,10 +10,10 @@ import aiosqlite
 import structlog
 
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage.cache_counts import StoreCounts
-from penstock.storage.cache_lru import Lru
-from penstock.storage.cache_outage import RETRY_S, Outage
-from penstock.storage.cache_sqlite_file import open_file
+from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.lru import Lru
+from penstock.storage.cache.outage import RETRY_S, Outage
+from penstock.storage.cache.sqlite_file import open_file
 
 log = structlog.get_logger()
 WRITE_EVERY_S = 0.1  # what comes within it is written together

@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable
 
-from penstock.storage.cache_counts import StoreCounts
-from penstock.storage.cache_lru import Lru
+from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.lru import Lru
 
 
 class MemoryStore:

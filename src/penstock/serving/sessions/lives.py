@@ -1,10 +1,10 @@
 """How sessions begin, begin anew, rest and are forgotten. Decides only."""
 
 from penstock.core.errors import Overloaded, SessionError
-from penstock.serving import session_faults as faults
-from penstock.serving.session_answers import Answers
-from penstock.serving.session_faults import LOST
-from penstock.serving.session_parts import Action, Block, Session, Ticket
+from penstock.serving.sessions import faults
+from penstock.serving.sessions.answers import Answers
+from penstock.serving.sessions.faults import LOST
+from penstock.serving.sessions.parts import Action, Block, Session, Ticket
 
 
 class Lives:

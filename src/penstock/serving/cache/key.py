@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest
-from penstock.serving.cache_entry import FORMAT
+from penstock.serving.cache.entry import FORMAT
 from penstock.serving.controls import NAMES
 
 DIGEST_BYTES = 32

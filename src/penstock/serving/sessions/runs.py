@@ -14,10 +14,10 @@ import structlog
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InternalError, Overloaded, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Timing
-from penstock.serving.session_answers import Outcome
-from penstock.serving.session_faults import draining
-from penstock.serving.session_parts import Action, Give, Start, Step, Stop, Ticket
-from penstock.serving.sessions import SessionTable
+from penstock.serving.sessions.answers import Outcome
+from penstock.serving.sessions.faults import draining
+from penstock.serving.sessions.parts import Action, Give, Start, Step, Stop, Ticket
+from penstock.serving.sessions.table import SessionTable
 
 log = structlog.get_logger()
 now = time.monotonic

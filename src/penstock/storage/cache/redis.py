@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import structlog
 
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage.cache_counts import StoreCounts
-from penstock.storage.cache_outage import Outage
+from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.outage import Outage
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis

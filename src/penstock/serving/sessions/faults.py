@@ -1,7 +1,7 @@
 """What the session table says to those whom it refuses."""
 
 from penstock.core.errors import DeadlineExceeded, Draining, SessionError
-from penstock.serving.session_parts import Session, Step
+from penstock.serving.sessions.parts import Session, Step
 
 ENDED = "has ended: start it anew with sequence_start"
 LOST = "is lost: its worker is gone and with it the model's state; start it anew with sequence_start"

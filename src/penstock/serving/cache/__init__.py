@@ -1,0 +1,1 @@
+"""Answers given again, and runs shared by identical requests."""

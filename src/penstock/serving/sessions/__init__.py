@@ -1,0 +1,1 @@
+"""Requests that belong together, each run once and in order."""

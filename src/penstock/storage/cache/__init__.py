@@ -1,0 +1,1 @@
+"""Where cached answers are kept: in memory, in SQLite, in Redis."""
