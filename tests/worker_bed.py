@@ -23,7 +23,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
-from penstock.worker.runner import BlockRunner, now
+from penstock.worker.running.runner import BlockRunner, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
 

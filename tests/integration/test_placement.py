@@ -55,7 +55,7 @@ def task_processes(server: ServerProcess) -> set[int]:
     return {
         child.pid
         for child in family
-        if child.status() != psutil.STATUS_ZOMBIE and "penstock.tasks.host" in child.cmdline()
+        if child.status() != psutil.STATUS_ZOMBIE and "penstock.worker.offload.host" in child.cmdline()
     }
 
 

@@ -10,7 +10,7 @@ from penstock.core.requests import SessionStep, Timing
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.worker.answers import Answers
+from penstock.worker.running.answers import Answers
 
 
 class Reply(Protocol):

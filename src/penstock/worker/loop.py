@@ -18,12 +18,12 @@ from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.descriptions import encode_description
 from penstock.wire.sockets import host_identity
-from penstock.worker.blocks import Blocks, BlocksOwner
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
 from penstock.worker.loading import credits
 from penstock.worker.memory import resident_bytes
-from penstock.worker.steps import Assigned
+from penstock.worker.residency.blocks import Blocks, BlocksOwner
+from penstock.worker.residency.steps import Assigned
 
 log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.models import ModelFolder, ModelSettings, read_model_folder
-from penstock.worker.steps import Assigned, Outlook
+from penstock.worker.residency.steps import Assigned, Outlook
 
 
 @dataclass(frozen=True, slots=True)

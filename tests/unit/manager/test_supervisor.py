@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from penstock.manager.supervisor import Backoff, Supervisor
+from penstock.app.supervisor import Backoff, Supervisor
 
 
 def test_backoff_doubles_to_its_bound_and_a_long_life_resets_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 from penstock.core.errors import InternalError
 from penstock.core.tensors import Tensor, from_array
 from penstock.tasks.base import Piece, Prepared
-from penstock.tasks.handoff import (
+from penstock.worker.offload.handoff import (
     GRAIN_BYTES,
     KEPT_BYTES,
     Block,

@@ -12,10 +12,10 @@ from penstock.core.config import Limits
 from penstock.core.models import Batching, ModelSettings
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
-from penstock.tasks import host as host_module
 from penstock.tasks.building import TaskSpec
-from penstock.tasks.handoff import Block
-from penstock.tasks.host import SPEC, Host
+from penstock.worker.offload import host as host_module
+from penstock.worker.offload.handoff import Block
+from penstock.worker.offload.host import SPEC, Host
 
 PLANE = (-1, 1, -1, -1)
 ENGINE = Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tasks import task_worker
-from penstock.tasks.handoff import Block, Frames, frame, send_blocks
-from penstock.tasks.task_worker import TaskWorker
+from penstock.worker.offload import task_worker
+from penstock.worker.offload.handoff import Block, Frames, frame, send_blocks
+from penstock.worker.offload.task_worker import TaskWorker
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
-from penstock.worker.task_pool import TaskPool, TaskProcesses
+from penstock.worker.offload.pool import TaskPool, TaskProcesses
 
 PLANE = (-1, 1, -1, -1)
 NOWHERE = Path("nowhere")

@@ -3,7 +3,7 @@
 import asyncio
 from math import inf
 
-from penstock.worker.alarm import Alarm, now
+from penstock.worker.running.alarm import Alarm, now
 
 
 async def test_it_goes_off_once_at_the_earliest_of_its_times() -> None:

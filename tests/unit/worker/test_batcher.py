@@ -3,8 +3,8 @@
 import random
 from math import inf
 
-from penstock.worker.batcher import Batch, Batcher, Closed, Entry
-from penstock.worker.budget import Budget
+from penstock.worker.running.batcher import Batch, Batcher, Closed, Entry
+from penstock.worker.running.budget import Budget
 
 
 def entry(

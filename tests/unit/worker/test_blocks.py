@@ -16,9 +16,9 @@ from penstock.core.tensors import Tensor, from_array, to_array
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.blocks import Blocks, BlocksOwner, now
 from penstock.worker.job import WorkerJob
-from penstock.worker.steps import Assigned
+from penstock.worker.residency.blocks import Blocks, BlocksOwner, now
+from penstock.worker.residency.steps import Assigned
 from tests.servers import write_model
 
 LAZY = "residence: {load: lazy}\n"

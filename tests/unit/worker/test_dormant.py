@@ -9,9 +9,9 @@ from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
-from penstock.worker.dormant import LEAST_CAPACITY, Dormant, now
 from penstock.worker.job import WorkerJob
-from penstock.worker.steps import Assigned
+from penstock.worker.residency.dormant import LEAST_CAPACITY, Dormant, now
+from penstock.worker.residency.steps import Assigned
 from penstock.worker.survey import undescribed
 
 SETTINGS = ModelSettings(

@@ -15,9 +15,9 @@ from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.job import WorkerJob
-from penstock.worker.pool_preparation import PoolPreparation
-from penstock.worker.task_pool import TaskProcesses
-from penstock.worker.task_process import TaskProcess
+from penstock.worker.offload.pool import TaskProcesses
+from penstock.worker.offload.preparation import PoolPreparation
+from penstock.worker.offload.process import TaskProcess
 
 PLANE = (-1, 1, -1, -1)
 UPSCALE = TaskSpec(

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from penstock.core.blocks import BlockState
-from penstock.worker.residency import Residency
-from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
+from penstock.worker.residency.residency import Residency
+from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
 
 START, RELOAD, DEMAND = Why.START, Why.RELOAD, Why.DEMAND
 EAGER = Outlook(files_bytes=10)

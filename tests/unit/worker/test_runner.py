@@ -10,7 +10,7 @@ from penstock.core.models import Batching, ModelSettings
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
 from penstock.worker.job import WorkerJob
-from penstock.worker.runner import now
+from penstock.worker.running.runner import now
 from tests.worker_bed import Bed
 
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.core.errors import DeadlineExceeded, QueueTimeout
 from penstock.core.models import Batching, ModelSettings, Priorities, QueuePolicy
 from penstock.core.tensors import Array, to_array
-from penstock.worker.runner import MAX_PROBES
+from penstock.worker.running.runner import MAX_PROBES
 from tests.worker_bed import Bed, Doubler, RowsTask
 
 LEVELS = ModelSettings(

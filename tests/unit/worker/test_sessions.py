@@ -3,7 +3,7 @@
 from math import inf
 
 from penstock.core.requests import SessionStep
-from penstock.worker.sessions import BlockSessions, Start
+from penstock.worker.running.sessions import BlockSessions, Start
 
 
 def run(sessions: BlockSessions, step: SessionStep, now: float) -> Start:

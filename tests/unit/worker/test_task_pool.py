@@ -24,8 +24,8 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
-from penstock.worker.task_pool import TaskProcesses
-from penstock.worker.task_process import TaskProcess
+from penstock.worker.offload.pool import TaskProcesses
+from penstock.worker.offload.process import TaskProcess
 from tests.unit.worker.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same
 
 GRAPH_INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app import Places
+from penstock.app.roles import Places
 from penstock.bench.photos import photos
 from penstock.core.config import Config, DataPlane
 from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import build_task
-from penstock.worker.task_pool import TaskPool, TaskProcesses
-from penstock.worker.task_process import TaskProcess
+from penstock.worker.offload.pool import TaskPool, TaskProcesses
+from penstock.worker.offload.process import TaskProcess
 from tests.unit.worker.task_calls import UPSCALE, check_pieces, images, locally, opened, run, same
 
 NAMES = ("tasks-0", "tasks-1")

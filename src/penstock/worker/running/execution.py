@@ -8,7 +8,7 @@ from penstock.core.errors import EngineFailed, PenstockError
 from penstock.core.tensors import Array
 from penstock.engines.base import Engine
 from penstock.tasks.base import Piece, Task
-from penstock.worker.batcher import Batch
+from penstock.worker.running.batcher import Batch
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, Task
 from penstock.worker.job import WorkerJob
-from penstock.worker.preparation import Preparation
-from penstock.worker.task_pool import TaskPool
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.running.preparation import Preparation
 
 
 class PoolPreparation(Preparation):

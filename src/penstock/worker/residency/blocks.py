@@ -17,17 +17,17 @@ from penstock.core.errors import ConfigError
 from penstock.core.statistics import BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.dormant import Dormant
 from penstock.worker.job import Holder, WorkerJob
 from penstock.worker.loading import LoadedBlock, load_block
 from penstock.worker.memory import reclaim
-from penstock.worker.residency import Held, Residency
-from penstock.worker.resident import Resident
-from penstock.worker.runner import BlockRunner
-from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
+from penstock.worker.offload.pool import TaskPool, TaskProcesses
+from penstock.worker.offload.process import TaskProcess
+from penstock.worker.residency.dormant import Dormant
+from penstock.worker.residency.residency import Held, Residency
+from penstock.worker.residency.resident import Resident
+from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
+from penstock.worker.running.runner import BlockRunner
 from penstock.worker.survey import Surveyed, reason, survey, undescribed
-from penstock.worker.task_pool import TaskPool, TaskProcesses
-from penstock.worker.task_process import TaskProcess
 
 log = structlog.get_logger()
 now = time.monotonic

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.worker.runner import BlockRunner
+from penstock.worker.running.runner import BlockRunner
 
 log = structlog.get_logger()
 

@@ -9,9 +9,9 @@ from penstock.core.errors import Cancelled, PenstockError
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import ContextEngine
 from penstock.tasks.base import Piece, Task
-from penstock.worker.batcher import Batch
-from penstock.worker.execution import Outcome, as_engine_failure
 from penstock.worker.job import WorkerJob
+from penstock.worker.running.batcher import Batch
+from penstock.worker.running.execution import Outcome, as_engine_failure
 
 log = structlog.get_logger()
 ENDED, ANEW, IDLE, LEAVES = "ended", "started anew", "idle", "worker leaves"  # why a session is over

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from penstock.core.errors import InvalidRequest
 from penstock.core.models import ModelSettings
 from penstock.engines.base import CallContext
-from penstock.worker.alarm import Alarm
-from penstock.worker.answers import Answers
-from penstock.worker.calls import IDLE, LEAVES, CallExecution
-from penstock.worker.instances import InstanceThreads
 from penstock.worker.job import WorkerJob
-from penstock.worker.sessions import BlockSessions
+from penstock.worker.running.alarm import Alarm
+from penstock.worker.running.answers import Answers
+from penstock.worker.running.calls import IDLE, LEAVES, CallExecution
+from penstock.worker.running.instances import InstanceThreads
+from penstock.worker.running.sessions import BlockSessions
 
 now = time.monotonic
 IDLE_EVERY_S = 0.001  # sessions that become idle within this time are ended together

@@ -16,12 +16,12 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from penstock.app.supervisor import Supervisor
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.gateway.gateway import Gateway, check_port, open_http_socket
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
-from penstock.manager.supervisor import Supervisor
 from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.logs import start_logs
 from penstock.telemetry.metrics import WorkerMetrics, forget_gauges, share_metrics
@@ -158,7 +158,7 @@ async def _worker(worker_id: str, config: Config, places: Places) -> None:
 
 
 async def _task_worker(task_worker_id: str, config: Config, places: Places) -> None:
-    from penstock.tasks.task_worker import TaskWorker
+    from penstock.worker.offload.task_worker import TaskWorker
 
     stop = _stop_on_signals(signal.SIGTERM)
     _stop_with_parent()

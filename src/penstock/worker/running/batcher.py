@@ -19,7 +19,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from penstock.worker.budget import Budget
+from penstock.worker.running.budget import Budget
 
 
 class Closed(StrEnum):

@@ -12,7 +12,7 @@ from penstock.core.errors import Draining, InternalError, PenstockError, Unavail
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec
-from penstock.worker.task_process import ContextLost, Held, ProcessLost, TaskProcess
+from penstock.worker.offload.process import ContextLost, Held, ProcessLost, TaskProcess
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """A task process: prepares and finishes requests for a worker, away from its interpreter lock.
 
-`python -m penstock.tasks.host SOCKET BLOCK…` with inherited descriptors; it ends when the worker closes the socket.
+`python -m penstock.worker.offload.host SOCKET BLOCK…` with inherited descriptors; it ends when the worker closes the
+socket.
 """
 
 import signal
@@ -16,7 +17,7 @@ from penstock.core.errors import PenstockError, WireError
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
-from penstock.tasks.handoff import Block, Frames, Header, describe_prepared, frame, read_results
+from penstock.worker.offload.handoff import Block, Frames, Header, describe_prepared, frame, read_results
 
 READ_BYTES = 256 * 1024
 MAX_HELD = 4096  # the worker drops what it does not need; this bounds what it forgets to drop

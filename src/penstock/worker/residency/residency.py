@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.core.blocks import BlockState
-from penstock.worker.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
+from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
 
 
 @dataclass(slots=True)

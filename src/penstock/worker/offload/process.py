@@ -18,8 +18,16 @@ from penstock.core.errors import PenstockError, from_code
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.building import TaskSpec
-from penstock.tasks.handoff import Block, Frames, Header, describe_request, describe_results, frame, read_prepared
-from penstock.worker.task_peer import Peer, connect_worker, start_process
+from penstock.worker.offload.handoff import (
+    Block,
+    Frames,
+    Header,
+    describe_request,
+    describe_results,
+    frame,
+    read_prepared,
+)
+from penstock.worker.offload.peer import Peer, connect_worker, start_process
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from penstock.core.errors import PenstockError
 from penstock.core.statistics import BatchStatistics, BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
-from penstock.worker.batcher import Closed
-from penstock.worker.execution import Outcome
 from penstock.worker.job import WorkerJob
+from penstock.worker.running.batcher import Closed
+from penstock.worker.running.execution import Outcome
 
 
 class BlockCounts:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from penstock.tasks.handoff import send_blocks
+from penstock.worker.offload.handoff import send_blocks
 
 CONNECT_S = 1.0  # on one machine: at once, or not at all
 END_S = 2.0  # what a process gets to leave
@@ -91,5 +91,5 @@ def connect_worker(path: Path, blocks: Sequence[int]) -> tuple[Peer, socket.sock
 
 
 def _spawn(inherited: Sequence[int]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "penstock.tasks.host", *map(str, inherited)]
+    command = [sys.executable, "-m", "penstock.worker.offload.host", *map(str, inherited)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=inherited)

@@ -11,8 +11,8 @@ from pathlib import Path
 import structlog
 
 from penstock.core.errors import WireError
-from penstock.tasks.handoff import Header, receive_blocks
-from penstock.tasks.host import Host, serve
+from penstock.worker.offload.handoff import Header, receive_blocks
+from penstock.worker.offload.host import Host, serve
 
 log = structlog.get_logger()
 MAX_CONNECTIONS = 256

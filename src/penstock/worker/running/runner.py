@@ -17,19 +17,19 @@ from penstock.engines.base import ContextEngine
 from penstock.tasks.base import Prepared
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
-from penstock.worker.alarm import Alarm
-from penstock.worker.batcher import Batch, Batcher, Entry
-from penstock.worker.budget import ALONE, budget_of, delaying_levels
-from penstock.worker.calls import CallExecution
-from penstock.worker.contexts import Contexts
-from penstock.worker.counts import BlockCounts
-from penstock.worker.execution import Execution, Outcome
-from penstock.worker.instances import InstanceThreads
 from penstock.worker.job import WorkerJob
 from penstock.worker.loading import LoadedBlock
-from penstock.worker.pool_preparation import PoolPreparation
-from penstock.worker.preparation import Preparation
-from penstock.worker.task_pool import TaskPool
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.offload.preparation import PoolPreparation
+from penstock.worker.running.alarm import Alarm
+from penstock.worker.running.batcher import Batch, Batcher, Entry
+from penstock.worker.running.budget import ALONE, budget_of, delaying_levels
+from penstock.worker.running.calls import CallExecution
+from penstock.worker.running.contexts import Contexts
+from penstock.worker.running.counts import BlockCounts
+from penstock.worker.running.execution import Execution, Outcome
+from penstock.worker.running.instances import InstanceThreads
+from penstock.worker.running.preparation import Preparation
 
 now = time.monotonic
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.worker.batcher import Batch
-from penstock.worker.execution import Outcome
+from penstock.worker.running.batcher import Batch
+from penstock.worker.running.execution import Outcome
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""The only wiring: one file a role, the supervisor, where things are."""

@@ -1,0 +1,1 @@
+"""Tasks in processes of their own, away from a worker's interpreter."""

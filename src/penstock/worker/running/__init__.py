@@ -1,0 +1,1 @@
+"""A block in memory: requests to batches, batches through instances, results to answers."""
