@@ -11,8 +11,8 @@ from random import Random
 from statistics import median
 from typing import get_args
 
-from penstock.core.models import Policy, Routing
 from penstock.core.requests import InferRequest
+from penstock.models.settings import Policy, Routing
 from penstock.router.jobs import BlockRules, Job, JobTable, Offer, Send
 
 FEW, MANY = 10, 1000

@@ -13,16 +13,16 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Telemetry
 from penstock.core.errors import EngineFailed, PenstockError
-from penstock.core.models import ModelSettings, PythonOptions, TensorOption
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext
+from penstock.models.loading import LoadedBlock
+from penstock.models.settings import ModelSettings, PythonOptions, TensorOption
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
-from penstock.worker.loading import LoadedBlock
 from penstock.worker.running.runner import BlockRunner, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")

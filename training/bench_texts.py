@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-TARGET = Path(__file__).parents[1] / "src/penstock/bench/data/texts.json.gz"
+TARGET = Path(__file__).parents[1] / "src/penstock/models/samples/data/texts.json.gz"
 COUNT = 1500
 SEED = 1775
 QUERY_WORDS = range(4, 13)

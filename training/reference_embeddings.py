@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from penstock.bench.texts import passages, queries
+from penstock.models.samples.texts import passages, queries
 
 TARGET = Path(__file__).parents[1] / "tests/data"
 

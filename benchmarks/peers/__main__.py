@@ -19,7 +19,7 @@ from benchmarks.peers.roster import Entrant
 from benchmarks.peers.search import Choice
 from benchmarks.peers.stage import Stage
 from benchmarks.peers.table import render
-from penstock.bench.machine import describe_machine
+from penstock.telemetry.machine import describe_machine
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

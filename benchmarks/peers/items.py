@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.peers.peer import Assets, Item
 from benchmarks.peers.plan import MIXED, PHOTOS, QUERIES, TENSOR
-from penstock.bench.photos import photos
-from penstock.bench.texts import mixed, passages, queries
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import mixed, passages, queries
 
 TEXTS = 1024
 CHECKED_TEXTS, CHECKED_PHOTOS = 16, 3

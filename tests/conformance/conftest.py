@@ -51,4 +51,4 @@ def minilm(server: ServerProcess) -> str:
 
 @pytest.fixture
 def photo() -> bytes:
-    return Path(ROOT / "src/penstock/bench/data/photos/fig.jpg").read_bytes()
+    return Path(ROOT / "src/penstock/models/samples/data/photos/fig.jpg").read_bytes()

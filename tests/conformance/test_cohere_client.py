@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cohere.core.api_error import ApiError
 
-from penstock.bench import texts
 from penstock.client import Client
+from penstock.models.samples import texts
 from tests.servers import ServerProcess
 
 QUERY = "how do plants make food from light"

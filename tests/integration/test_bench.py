@@ -10,7 +10,7 @@ import pytest
 from penstock.bench.latencies import Latencies
 from tests.servers import ServerProcess
 
-IDENTITY = Path(__file__).parents[2] / "src/penstock/bench/data/identity"
+IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
 
 
 @pytest.fixture(scope="module")

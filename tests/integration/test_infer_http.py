@@ -10,7 +10,7 @@ import pytest
 
 from tests.servers import ServerProcess
 
-IDENTITY = Path(__file__).parents[2] / "src/penstock/bench/data/identity"
+IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
 X = np.arange(256, dtype=np.float32)
 HEADER = json.dumps(
     {

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import yaml
 
-from penstock.bench.photos import photos
+from penstock.models.samples.photos import photos
 from tests.servers import ROOT, ServerProcess, eventually
 
 PLACEMENTS = ("inline", "pool")

@@ -16,12 +16,12 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
-from penstock.bench.photos import photos
-from penstock.bench.quantize_samples import collect
-from penstock.bench.texts import passages, queries
 from penstock.client import Client
-from penstock.core.models import read_model_folder
 from penstock.core.tensors import TensorSpec, unpack_bytes
+from penstock.models.convert.samples import collect
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import passages, queries
+from penstock.models.settings import read_model_folder
 from penstock.tasks.base import TaskSignature
 from tests.servers import ROOT, ServerProcess
 

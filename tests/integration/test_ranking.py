@@ -15,11 +15,11 @@ from PIL import Image
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
-from penstock.bench import texts
 from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
 from penstock.core.errors import InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.tensors import Array
+from penstock.models.samples import texts
 from tests.servers import ROOT, ServerProcess, eventually, write_model
 
 QUERY = texts.queries()[3]

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from penstock.core.tensors import pack_bytes
-from penstock.engines.checkpoint_import import Wish, import_checkpoint
 from penstock.engines.onnx.bert_file import find_minilm_weights
+from penstock.models.importing.checkpoint import Wish, import_checkpoint
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.checkpoints import reference_logits, save_classifier

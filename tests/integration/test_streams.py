@@ -32,7 +32,7 @@ WAIT_S = 90.0
 LONG = 10_000.0  # rounds of the slow model: some seconds
 ONE_BY_ONE = "batching: {max_rows: 1}\ninstances: {count: 1}\ntimeouts: {request_s: 600}\n"
 MESSAGE_BYTES = 4 * 1024 * 1024
-PHOTO = ROOT / "src/penstock/bench/data/photos/fig.jpg"
+PHOTO = ROOT / "src/penstock/models/samples/data/photos/fig.jpg"
 REPEAT = ROOT / "tests/data/python_models/repeat"
 # Says in a file how many answers it has made; each has 1 MB.
 TICKS = """

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.bench.texts import mixed
 from penstock.client import Client
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
+from penstock.models.samples.texts import mixed
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ServerProcess

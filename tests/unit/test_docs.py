@@ -13,8 +13,8 @@ from pydantic_core import PydanticUndefined
 from penstock.cli import serve
 from penstock.core.config import every_setting
 from penstock.core.errors import BY_CODE
-from penstock.core.models import ModelSettings
 from penstock.gateway import statuses
+from penstock.models.settings import ModelSettings
 from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, WorkerMetrics
 
 ROOT = Path(__file__).parents[2]

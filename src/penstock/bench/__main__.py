@@ -18,13 +18,13 @@ from penstock.bench import repository as repo
 from penstock.bench.baseline import Baseline
 from penstock.bench.ceiling import EmbedCeiling, Schedule
 from penstock.bench.figures import Figure, compute, decision_figure
-from penstock.bench.machine import describe_machine
 from penstock.bench.measure import Bench, Contender, Row, spread
 from penstock.bench.placement import placement_ratios
 from penstock.bench.processes import EchoRun, ServerRun
-from penstock.bench.texts import mixed, queries
 from penstock.bench.tune_figure import tune_figure
 from penstock.core.errors import PenstockError
+from penstock.models.samples.texts import mixed, queries
+from penstock.telemetry.machine import describe_machine
 
 INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server

@@ -5,16 +5,16 @@ from pathlib import Path
 import numpy as np
 
 from penstock.bench.experiment_results import Accuracy
-from penstock.bench.fidelity_ranks import cosines, psnr_db
-from penstock.bench.photos import photos
-from penstock.bench.quantize_publish import original_of
-from penstock.bench.texts import mixed
 from penstock.client import Client
 from penstock.core.config import Limits
-from penstock.core.models import ModelFolder
 from penstock.core.tensors import Array, Tensor, pack_bytes, unpack_bytes
 from penstock.engines.base import EngineSpec
 from penstock.engines.onnx.engine import OnnxEngine
+from penstock.models.convert.publish import original_of
+from penstock.models.convert.ranks import cosines, psnr_db
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import mixed
+from penstock.models.settings import ModelFolder
 from penstock.tasks.base import Task, TaskRequest
 from penstock.tasks.embed import EmbedTask
 from penstock.tasks.images import decode, read_header

@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from penstock.core.config import DataPlane, Limits, Port
 from penstock.core.errors import ConfigError
-from penstock.core.models import Batching, _Section
+from penstock.models.settings import Batching, _Section
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]

@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from penstock.bench.experiment import Experiment
 from penstock.core.errors import ConfigError
-from penstock.core.models import NAME
 from penstock.core.yaml_file import read_yaml
+from penstock.models.settings import NAME
 
 BASE = "base_config.yaml"
 

@@ -11,10 +11,10 @@ from penstock.bench.case_run import CaseRun, NothingAnswered
 from penstock.bench.experiment import Case, Experiment, digest, expand
 from penstock.bench.experiment_results import FILE, PREVIOUS, CaseResult, Results, read_results
 from penstock.bench.experiment_server import ServerFailed, serving
-from penstock.bench.machine import describe_machine
 from penstock.bench.processes import ServerRun
 from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.telemetry.machine import describe_machine
 
 QUICK = {"warm_up_s": 0.5, "window_s": 0.75, "most_windows": 4}
 

@@ -11,10 +11,10 @@ from typing import TypeVar
 import numpy as np
 
 from penstock.bench.msmarco import Pair, read_pairs
-from penstock.bench.photos import photos
-from penstock.bench.texts import mixed, passages, queries
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, pack_bytes
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import mixed, passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 COUNT = 1024

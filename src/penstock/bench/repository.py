@@ -5,10 +5,10 @@ from pathlib import Path
 
 import yaml
 
-from penstock.bench.quantize import quantize
-from penstock.bench.quantize_report import Order
 from penstock.core.errors import ConfigError
-from penstock.core.models import read_model_folder
+from penstock.models.convert.quantize import quantize
+from penstock.models.convert.report import Order
+from penstock.models.settings import read_model_folder
 
 NOOP = "identity"
 CACHED = "identity-cached"  # as NOOP, with the response cache

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from penstock.bench.described import describe
 from penstock.bench.experiment_server import ServerFailed
-from penstock.bench.machine import describe_machine
 from penstock.bench.tune_accuracy import Checked, check_variants, floor_of
 from penstock.bench.tune_data import TuneData, payloads
 from penstock.bench.tune_model import TuneModel
@@ -19,6 +18,7 @@ from penstock.bench.tune_servers import NothingAnswered, TuneLoad, TuneServers
 from penstock.bench.tune_space import Candidate, Space, Variant
 from penstock.bench.tune_trials import Measure, Objective, Trials
 from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
+from penstock.telemetry.machine import describe_machine
 
 SERVERS = "servers"
 KEPT = ("engine", "instances", "batching", "delay")

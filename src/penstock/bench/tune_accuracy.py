@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.bench.fidelity import Fidelity, Reference, Rule, rule_of
-from penstock.bench.quantize_model import LoadedModel
-from penstock.bench.quantize_publish import read_report
-from penstock.bench.quantize_samples import Samples, collect
 from penstock.bench.tune_model import TuneModel
 from penstock.bench.tune_space import Variant
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.models.convert.fidelity import Fidelity, Reference, Rule, rule_of
+from penstock.models.convert.model import LoadedModel
+from penstock.models.convert.publish import read_report
+from penstock.models.convert.samples import Samples, collect
 
 SHARE = 2  # every other sample of what quantizing measures: enough to tell, in half the time
 

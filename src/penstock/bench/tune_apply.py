@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from penstock.bench.settings_file import edit_settings
 from penstock.bench.tune_model import TuneModel
 from penstock.bench.tune_record import Applied
 from penstock.bench.tune_space import Candidate
 from penstock.core.errors import ConfigError
-from penstock.core.models import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
+from penstock.models.settings import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
+from penstock.models.settings_file import edit_settings
 
 MODEL_FILE = "model.yaml"
 
@@ -45,7 +45,7 @@ def apply_winner(model: TuneModel, winner: Candidate, backups: Path) -> Applied:
     changes = winner.changes(shipped)
     version, is_new = model.version, False
     if winner.variant != shipped.variant and winner.variant.is_converted:
-        from penstock.bench.quantize import publish_variant
+        from penstock.models.convert.quantize import publish_variant
 
         version = publish_variant(folder, version, winner.variant.engine, winner.variant.precision)
         is_new = True

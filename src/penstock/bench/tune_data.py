@@ -8,9 +8,9 @@ from typing import Any
 
 from penstock.bench.described import random_payload, suitable_data
 from penstock.bench.payloads import TEXTS, Payload, build
-from penstock.bench.texts import passages, queries
 from penstock.core.errors import ConfigError, InvalidRequest
 from penstock.core.tensors import Tensor, pack_bytes
+from penstock.models.samples.texts import passages, queries
 
 IMAGES = (".jpg", ".jpeg", ".png")
 MOST_BYTES = 256 * 2**20  # of all requests together: the generator holds them

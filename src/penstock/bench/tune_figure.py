@@ -16,7 +16,7 @@ from penstock.bench.tune_servers import TuneLoad, TuneServers
 from penstock.bench.tune_space import Candidate
 from penstock.bench.tune_trials import Trials
 from penstock.bench.variants import Variants
-from penstock.core.models import read_model_folder
+from penstock.models.settings import read_model_folder
 
 KEY = "tune_over_shipped"
 RUNS = 3

@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from penstock.bench.quantize_methods import method_of
-from penstock.bench.quantize_model import ModelFile
-from penstock.bench.quantize_publish import REPORT, read_report
 from penstock.bench.tune_space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
 from penstock.bench.variants import Variants
-from penstock.core.models import VERSION_FILE, ModelFolder, ModelSettings
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weight_files, weighted_nodes
+from penstock.models.convert.methods import method_of
+from penstock.models.convert.model import ModelFile
+from penstock.models.convert.publish import REPORT, read_report
+from penstock.models.settings import VERSION_FILE, ModelFolder, ModelSettings
 
 ON_ONNX = (
     Variant("openvino", "int8"),

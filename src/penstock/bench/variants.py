@@ -10,18 +10,18 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.bench.experiment import Case
-from penstock.bench.quantize_methods import CONVERTED, Converter, method_of, runtime_precision
-from penstock.bench.quantize_methods import why_not as why_not_converted
-from penstock.bench.quantize_model import LoadedModel, ModelFile
-from penstock.bench.quantize_publish import OWN, original_of
-from penstock.bench.quantize_samples import collect
 from penstock.bench.repository import NOOP
 from penstock.core.errors import ConfigError
-from penstock.core.models import ModelFolder, ModelSettings, read_model_folder
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
+from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
+from penstock.models.convert.methods import why_not as why_not_converted
+from penstock.models.convert.model import LoadedModel, ModelFile
+from penstock.models.convert.publish import OWN, original_of
+from penstock.models.convert.samples import collect
+from penstock.models.settings import ModelFolder, ModelSettings, read_model_folder
 
 RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
 FITTING_DATA = {"embed": "pairs", "upscale": "photos"}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
+from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:

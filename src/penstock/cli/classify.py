@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
-from penstock.cli.texts import shorten
+from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.texts import shorten
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Tell what images or texts are: `classify FILE...`, or `classify --text TEXT`."""
-    from penstock.cli.progress import show_progress
+    from penstock.cli.terminal.progress import show_progress
     from penstock.client import Client
 
     if bool(files) == bool(texts):

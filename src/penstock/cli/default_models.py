@@ -42,7 +42,7 @@ def seed(packaged: Path, repository: Path) -> str:
 
 def _seed_minilm(source: Path, target: Path) -> str:
     """Its weights are a package of their own; without them the model is left out, and the server starts."""
-    from penstock.cli.progress import show_work
+    from penstock.cli.terminal.progress import show_work
 
     if (target / "model.yaml").exists():
         return ""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.interrupts import interruptible
-from penstock.cli.options import AsJson
+from penstock.cli.terminal.interrupts import interruptible
+from penstock.cli.terminal.options import AsJson
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:

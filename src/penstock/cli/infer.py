@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -6,21 +6,9 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import (
-    bench,
-    classify,
-    embed,
-    experiment,
-    infer,
-    model,
-    rerank,
-    serve,
-    status,
-    stream,
-    top,
-    tune,
-    upscale,
-)
+from penstock.cli import bench, classify, embed, experiment, infer, rerank, serve, status, stream, tune, upscale
+from penstock.cli.model import command as model
+from penstock.cli.top import command as top
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
-from penstock.cli.texts import read_texts, shorten
+from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.texts import read_texts, shorten
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def _score_all(client: "Client", query: str, documents: Sequence[str], model: st
 
     import numpy as np
 
-    from penstock.cli.progress import show_progress
+    from penstock.cli.terminal.progress import show_progress
 
     chunks = [documents[start : start + CHUNK] for start in range(0, len(documents), CHUNK)]
     with ThreadPoolExecutor(CONCURRENCY) as pool:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.options import HTTP_ADDRESS, AsJson, HttpAddress
+from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
 from penstock.core.errors import InternalError, Unavailable
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, HTTP_ADDRESS, AsJson, GrpcAddress, HttpAddress, Timeout
+from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, AsJson, GrpcAddress, HttpAddress, Timeout
 from penstock.core.errors import InvalidRequest
 
 TRANSPORTS = ("grpc", "websocket")
@@ -40,7 +40,7 @@ def stream(
     files = find_frames(frames)
     import asyncio
 
-    from penstock.cli.frames import Way, stream_frames
+    from penstock.cli.terminal.frames import Way, stream_frames
 
     way = Way(transport, grpc if transport == "grpc" else http, model, window, timeout)
     started = time.monotonic()

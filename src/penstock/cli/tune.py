@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.interrupts import interruptible
-from penstock.cli.options import AsJson
+from penstock.cli.terminal.interrupts import interruptible
+from penstock.cli.terminal.options import AsJson
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
     from penstock.bench.variants import Variants
     from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
-    from penstock.core.models import list_model_folders, read_model_folder
+    from penstock.models.settings import list_model_folders, read_model_folder
 
     path = Path(model)
     if not (path / "model.yaml").is_file():

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def upscale(
     as_json: AsJson = False,
 ) -> None:
     """Enlarge photographs: `upscale IN OUT`, or `upscale IN... --to DIR`."""
-    from penstock.cli.progress import show_progress
+    from penstock.cli.terminal.progress import show_progress
     from penstock.client import Client
 
     jobs = _plan(files, to)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.core.models import ModelSettings
 from penstock.core.tensors import TensorSpec
+from penstock.models.settings import ModelSettings
 
 
 class BlockState(StrEnum):

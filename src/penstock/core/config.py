@@ -8,8 +8,8 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.core.errors import ConfigError
-from penstock.core.models import _Section
 from penstock.core.yaml_file import read_yaml
+from penstock.models.settings import _Section
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 

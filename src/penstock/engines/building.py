@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.core.models import ModelSettings
 from penstock.core.plugins import ENGINES, load_plugin
 from penstock.engines.base import Engine, EngineSpec
+from penstock.models.settings import ModelSettings
 
 
 def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:

@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from penstock.core.cluster import BlockView, Control
 from penstock.core.config import Config, Limits
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.core.models import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import ENVELOPE_BYTES, GrpcServer
@@ -27,6 +26,7 @@ from penstock.gateway.http.live import standing
 from penstock.gateway.http.live_streams import LiveStreams
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.websocket_protocol import StreamProtocol
+from penstock.models.settings import Routing
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache

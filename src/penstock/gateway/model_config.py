@@ -5,9 +5,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.models import ModelSettings, QueuePolicy
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec
+from penstock.models.settings import ModelSettings, QueuePolicy
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
 

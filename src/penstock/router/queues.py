@@ -7,7 +7,7 @@ from operator import attrgetter
 from random import Random
 
 from penstock.core.errors import InvalidRequest, QueueFull
-from penstock.core.models import Health, ModelSettings, Priorities, Routing
+from penstock.models.settings import Health, ModelSettings, Priorities, Routing
 from penstock.router.actions import Action, Send
 from penstock.router.policies.hashing import Places
 from penstock.router.policies.policy import make_policy

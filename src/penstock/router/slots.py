@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Literal, NamedTuple
 
-from penstock.core.models import ModelSettings
 from penstock.core.requests import Controls, InferRequest
+from penstock.models.settings import ModelSettings
 from penstock.router.health import Condition
 
 BEHIND = 1000  # the lowest level there is: what is delayed ranks below it

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.models import Routing
 from penstock.core.requests import InferResponse
+from penstock.models.settings import Routing
 from penstock.serving.controls import ControlReader
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies

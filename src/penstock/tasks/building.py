@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.config import Limits
-from penstock.core.models import ModelSettings
 from penstock.core.plugins import TASKS, load_plugin
 from penstock.core.signature import Signature
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Task
 
 

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest
-from penstock.core.models import ClassifyOptions, ModelSettings
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
+from penstock.models.settings import ClassifyOptions, ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.core.models import EmbedOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
+from penstock.models.settings import EmbedOptions
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output

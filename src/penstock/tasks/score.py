@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
-from penstock.core.models import ScoreOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array
+from penstock.models.settings import ScoreOptions
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs, take_inputs
 from penstock.tasks.network import find_output

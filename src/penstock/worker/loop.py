@@ -12,6 +12,8 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
+from penstock.models.loading import credits
+from penstock.models.memory import resident_bytes
 from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -20,8 +22,6 @@ from penstock.wire.descriptions import encode_description
 from penstock.wire.sockets import host_identity
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
-from penstock.worker.loading import credits
-from penstock.worker.memory import resident_bytes
 from penstock.worker.residency.blocks import Blocks, BlocksOwner
 from penstock.worker.residency.steps import Assigned
 

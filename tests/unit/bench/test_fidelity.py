@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from penstock.bench.fidelity import Answers, measure_of, rule_of
-from penstock.bench.fidelity_ranks import cosines, distribution, psnr_db, rank_agreement, spearman
-from penstock.bench.quantize_speed import Speed
 from penstock.core.tensors import from_array
+from penstock.models.convert.fidelity import Answers, measure_of, rule_of
+from penstock.models.convert.ranks import cosines, distribution, psnr_db, rank_agreement, spearman
+from penstock.models.convert.speed import Speed
 
 
 def test_cosines_row_by_row() -> None:

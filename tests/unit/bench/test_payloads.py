@@ -8,9 +8,9 @@ import pytest
 from penstock.bench.described import random_payload, suitable_data
 from penstock.bench.payloads import KINDS, build, encode
 from penstock.bench.steps import parse_counts, parse_steps
-from penstock.bench.texts import passages, queries
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, unpack_bytes
+from penstock.models.samples.texts import passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 

@@ -14,15 +14,15 @@ import yaml
 from onnx import helper
 from typer.testing import CliRunner
 
-from penstock.bench.fidelity import Reference
-from penstock.bench.quantize import publish_variant, quantize
-from penstock.bench.quantize_model import LoadedModel, ModelFile
-from penstock.bench.quantize_publish import publish, read_report, staging
-from penstock.bench.quantize_report import Order
-from penstock.bench.quantize_samples import FEWEST, collect
 from penstock.cli import main as cli
 from penstock.core.errors import ConfigError
-from penstock.core.models import ModelFolder, read_model_folder
+from penstock.models.convert.fidelity import Reference
+from penstock.models.convert.model import LoadedModel, ModelFile
+from penstock.models.convert.publish import publish, read_report, staging
+from penstock.models.convert.quantize import publish_variant, quantize
+from penstock.models.convert.report import Order
+from penstock.models.convert.samples import FEWEST, collect
+from penstock.models.settings import ModelFolder, read_model_folder
 from tests.servers import write_identity, write_model
 from tests.small_models import WIDTH, dense_graph, write_dense
 
@@ -229,7 +229,7 @@ def test_nncf_that_is_not_installed_says_what_to_install(dense: ModelFolder, mon
 
 def test_a_killed_run_leaves_nothing_that_serves_and_the_next_clears_up(dense: ModelFolder) -> None:
     code = (
-        "import os, sys, time; from pathlib import Path; from penstock.bench.quantize_publish import staging\n"
+        "import os, sys, time; from pathlib import Path; from penstock.models.convert.publish import staging\n"
         "with staging(Path(sys.argv[1])) as folder:\n"
         "    (folder / 'model.onnx').write_text('half'); print('there', flush=True); time.sleep(60)\n"
     )
@@ -273,7 +273,7 @@ def test_a_number_that_another_run_took_meanwhile_is_left_to_it(
     dense: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = iter([1, 2])
-    monkeypatch.setattr("penstock.bench.quantize_publish._last", lambda model: next(seen))
+    monkeypatch.setattr("penstock.models.convert.publish._last", lambda model: next(seen))
     (dense.path / "2").mkdir()
     (dense.path / "2" / "model.onnx").write_text("theirs")
     with staging(dense.path) as folder:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.settings_file import REMOVED, edit_settings, edited
 from penstock.core.errors import ConfigError
-from penstock.core.models import ModelSettings, read_model_folder
 from penstock.core.yaml_file import read_yaml
+from penstock.models.settings import ModelSettings, read_model_folder
+from penstock.models.settings_file import REMOVED, edit_settings, edited
 from tests.servers import ROOT
 
 HAND_WRITTEN = """\

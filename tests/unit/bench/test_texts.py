@@ -1,6 +1,6 @@
 """The benchmark's texts: as many and as long as said, and the same every time."""
 
-from penstock.bench.texts import mixed, passages, queries
+from penstock.models.samples.texts import mixed, passages, queries
 
 
 def test_lengths_are_as_said() -> None:

@@ -11,7 +11,7 @@ from penstock.bench.tune_accuracy import check_variants, floor_of
 from penstock.bench.tune_model import TuneModel
 from penstock.bench.tune_space import Variant
 from penstock.bench.variants import Variants
-from penstock.core.models import read_model_folder
+from penstock.models.settings import read_model_folder
 from tests.servers import write_identity, write_model
 
 FP32, INT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")

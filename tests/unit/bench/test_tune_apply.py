@@ -12,7 +12,7 @@ from penstock.bench.tune_model import TuneModel
 from penstock.bench.tune_space import Candidate, Variant
 from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
-from penstock.core.models import ModelSettings, read_model_folder
+from penstock.models.settings import ModelSettings, read_model_folder
 from tests.servers import write_model
 
 SETTINGS = "batching: {max_rows: 16} # few\ninstances: {count: 1}\n"

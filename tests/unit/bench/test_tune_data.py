@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.photos import photos
-from penstock.bench.texts import passages, queries
 from penstock.bench.tune_data import TuneData, payloads
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import unpack_bytes
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import passages, queries
 
 
 def bytes_input(name: str) -> dict[str, Any]:

@@ -7,12 +7,12 @@ import onnx
 import pytest
 
 from penstock.bench.accuracy import cosine, embed_in_process
-from penstock.bench.texts import mixed
 from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
-from penstock.core.models import read_model_folder
 from penstock.engines.building import build_engine
 from penstock.engines.onnx.variants import convert
+from penstock.models.samples.texts import mixed
+from penstock.models.settings import read_model_folder
 from tests.measured import make_cases
 
 MODELS = Path(__file__).parents[3] / "models"

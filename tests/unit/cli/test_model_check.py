@@ -19,16 +19,16 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from penstock.cli import main as cli
-from penstock.cli.model_check import check_model, find_models
-from penstock.cli.model_fit import examine_fit, examine_precision
-from penstock.cli.model_layout import _ADVICE, examine_folder
-from penstock.cli.model_load_errors import _LOADING, explain_load_error
-from penstock.cli.model_samples import example_command, sample_inputs
-from penstock.cli.model_trial import Trial
+from penstock.cli.model.check import check_model, find_models
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError
-from penstock.core.models import ModelSettings
 from penstock.core.tensors import TensorSpec
+from penstock.models.check.fit import examine_fit, examine_precision
+from penstock.models.check.layout import _ADVICE, examine_folder
+from penstock.models.check.load_errors import _LOADING, explain_load_error
+from penstock.models.check.samples import example_command, sample_inputs
+from penstock.models.check.trial import Trial
+from penstock.models.settings import ModelSettings
 
 ROOT = Path(__file__).parents[3]
 MODELS = ROOT / "models"

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.core.errors import ConfigError
-from penstock.core.models import read_model_folder
 from penstock.engines.checkpoint import Checkpoint
 from penstock.engines.onnx import bert_file as bert_onnx
 from penstock.engines.onnx.bert_file import find_minilm_weights
+from penstock.models.settings import read_model_folder
 from tests.checkpoints import save_classifier
 
 

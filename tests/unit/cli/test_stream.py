@@ -7,8 +7,8 @@ import typer
 from typer.testing import CliRunner
 
 from penstock.cli import stream
-from penstock.cli.frames import _write
 from penstock.cli.stream import find_frames
+from penstock.cli.terminal.frames import _write
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
 NOBODY = "127.0.0.1:1"

@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console
 
-from penstock.cli.top_screen import History, screen
+from penstock.cli.top.screen import History, screen
 from penstock.telemetry.live import compare
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 from penstock.telemetry.snapshot import ProcessFigures, Series

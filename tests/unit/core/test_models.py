@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.models import INSTANCES_ON_A_GPU, Instances, read_model_folder
+from penstock.models.settings import INSTANCES_ON_A_GPU, Instances, read_model_folder
 
 
 def make(folder: Path, text: str, *versions: str) -> Path:

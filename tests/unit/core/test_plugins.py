@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ConfigError, InvalidTensor
-from penstock.core.models import ModelSettings
 from penstock.core.plugins import ENGINES, TASKS, Kind, check_name, load_plugin
+from penstock.models.settings import ModelSettings
 
 NUMBERS = itertools.count(1)
 ENGINE = """

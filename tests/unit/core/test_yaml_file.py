@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.models import MODEL_ONLY, ModelSettings, read_model_folder
 from penstock.core.yaml_file import examine_yaml, examine_yaml_over, read_yaml, read_yaml_over
+from penstock.models.settings import MODEL_ONLY, ModelSettings, read_model_folder
 
 
 def write(folder: Path, name: str, text: str) -> Path:

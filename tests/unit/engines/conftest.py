@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 import psutil
 import pytest
 
-from penstock.core.models import PythonOptions, TensorOption
 from penstock.engines.base import EngineSpec
 from penstock.engines.python import instance as python_instance
 from penstock.engines.python.engine import PythonEngine
+from penstock.models.settings import PythonOptions, TensorOption
 
 MODELS = Path(__file__).parents[2] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]

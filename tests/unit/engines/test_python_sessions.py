@@ -8,9 +8,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.core.errors import EngineFailed
-from penstock.core.models import read_model_folder
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.engine import PythonEngine
+from penstock.models.settings import read_model_folder
 from tests.unit.engines.conftest import MODELS, StartPython, host_pids, left_behind
 
 SESSIONS = (

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import EngineFailed
-from penstock.core.models import read_model_folder
 from penstock.core.requests import Parameter
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.engine import PythonEngine
+from penstock.models.settings import read_model_folder
 from tests.unit.engines.conftest import MODELS, StartPython, left_behind
 
 STREAMING = ("streaming.py", [("COUNT", "INT32", (1,))], [("INDEX", "INT32", (1,))])

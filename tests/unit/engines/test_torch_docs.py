@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.core.config import Limits
-from penstock.worker.loading import load_block
+from penstock.models.loading import load_block
 
 DOCS = Path(__file__).parents[3] / "docs" / "torch-models.md"
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
-from penstock.core.models import TensorOption, TorchOptions
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.base import EngineSpec
 from penstock.engines.torch.engine import TorchEngine
+from penstock.models.settings import TensorOption, TorchOptions
 
 # PyTorch would have files made with torch.export; these are there to be served.
 pytestmark = [

@@ -13,16 +13,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.bench.texts import mixed
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidTensor
-from penstock.core.models import TorchOptions
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
 from penstock.engines.base import EngineSpec
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
 from penstock.engines.torch.engine import TorchEngine
+from penstock.models.loading import LoadedBlock, load_block
+from penstock.models.samples.texts import mixed
+from penstock.models.settings import TorchOptions
 from penstock.tasks.base import TaskRequest
-from penstock.worker.loading import LoadedBlock, load_block
 
 MODULES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -395,7 +395,7 @@ import socket, sys, pathlib
 def refuse(*_, **__):
     raise AssertionError("reached for the network")
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
-from penstock.core.models import TorchOptions
+from penstock.models.settings import TorchOptions
 from penstock.engines.base import EngineSpec
 from penstock.engines.torch.engine import TorchEngine
 for file in sys.argv[1:]:
@@ -421,7 +421,7 @@ from pathlib import Path
 import penstock.app.roles, penstock.cli.main, penstock.gateway.gateway, penstock.bench.variants
 import penstock.engines.availability, penstock.engines.building
 from penstock.core.config import Limits
-from penstock.worker.loading import load_block
+from penstock.models.loading import load_block
 loaded = load_block("blk", Path(sys.argv[1]), "1", Limits())
 loaded.engine.infer(0, loaded.task.warm_up_inputs()[0], loaded.task.engine_outputs)
 heavy = [name for name in ("torch", "transformers", "sentence_transformers", "nncf") if name in sys.modules]

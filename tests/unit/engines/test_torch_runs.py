@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.core.models import TensorOption, TorchOptions
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineSpec
 from penstock.engines.torch.engine import TorchEngine
+from penstock.models.settings import TensorOption, TorchOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

@@ -11,12 +11,12 @@ from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.config import Limits
 from penstock.core.errors import PenstockError, UnknownModel
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import TensorSpec
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http.app import build_http_app
+from penstock.models.settings import ModelSettings
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 

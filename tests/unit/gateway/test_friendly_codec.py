@@ -10,12 +10,12 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferResponse, Parameter, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.gateway.http.multipart import Part
 from penstock.gateway.http.v1.codec import decode, encode, form_inputs
 from penstock.gateway.http.v1.schemas import FriendlyBody
+from penstock.models.settings import ModelSettings
 
 PNG = b"\x89PNG\r\n\x1a\n\xff\0"
 PAIR = (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("n", "FP32", (-1, 2)))

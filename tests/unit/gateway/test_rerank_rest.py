@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.errors import QueueFull
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes, unpack_bytes
 from penstock.gateway.http.v1 import schemas as friendly_schemas
+from penstock.models.settings import ModelSettings
 from tests.unit.gateway.conftest import BLOCKS
 
 BODY = {"model": "embedder", "query": "q", "documents": ["a", "b", "c"]}

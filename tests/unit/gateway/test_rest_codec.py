@@ -9,7 +9,6 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.gateway.http.oip.codec import (
@@ -23,6 +22,7 @@ from penstock.gateway.http.oip.codec import (
     json_array,
     pack_elements,
 )
+from penstock.models.settings import ModelSettings
 
 NOTHING = memoryview(b"")
 KNOWN = "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BOOL, BYTES"

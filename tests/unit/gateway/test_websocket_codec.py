@@ -8,7 +8,6 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, QueueFull
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.gateway.http.oip.codec import OutputForm
@@ -21,6 +20,7 @@ from penstock.gateway.streams.websocket_codec import (
     find_id,
     split,
 )
+from penstock.models.settings import ModelSettings
 
 X = np.array([[1.5, -2.0]], np.float32)
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 2]}

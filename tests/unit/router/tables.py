@@ -3,8 +3,8 @@
 from math import inf
 from random import Random
 
-from penstock.core.models import Health, Priorities, QueuePolicy, Routing
 from penstock.core.requests import PLAIN, Controls, InferRequest, SessionStep
+from penstock.models.settings import Health, Priorities, QueuePolicy, Routing
 from penstock.router.jobs import Action, BlockRules, Fail, Job, JobTable, Offer, Send
 
 A, B, C = b"worker-a", b"worker-b", b"worker-c"

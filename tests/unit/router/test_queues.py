@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, QueueTimeout
-from penstock.core.models import ModelSettings, Priorities, QueuePolicy, Routing
+from penstock.models.settings import ModelSettings, Priorities, QueuePolicy, Routing
 from penstock.router.jobs import BlockRules, Fail, JobTable
 from penstock.router.slots import Job, Line
 from tests.unit.router.tables import BLOCK, A, B, failed, job, join, levels, rules, sent, table

@@ -1,9 +1,9 @@
 """A session table under test, with what it decided so far."""
 
 from penstock.core.errors import PenstockError
-from penstock.core.models import Sessions
 from penstock.core.requests import InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
+from penstock.models.settings import Sessions
 from penstock.serving.sessions.parts import Action, Give, Start, Step, Ticket
 from penstock.serving.sessions.table import SessionTable
 

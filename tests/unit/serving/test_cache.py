@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import DeadlineExceeded, EngineFailed, WorkerLost
-from penstock.core.models import ModelSettings
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
+from penstock.models.settings import ModelSettings
 from penstock.serving.cache.responses import DIGESTED_AT_ONCE, ResponseCache
 from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.store import open_store

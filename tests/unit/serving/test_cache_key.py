@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.models import ModelSettings
 from penstock.core.requests import Controls, InferRequest, Parameter
 from penstock.core.tensors import Tensor, pack_bytes
+from penstock.models.settings import ModelSettings
 from penstock.serving.cache.key import DIGEST_BYTES, KeyMaker, key_prefix
 
 

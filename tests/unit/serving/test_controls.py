@@ -3,8 +3,8 @@
 import pytest
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.models import Priorities, QueuePolicy, Routing
 from penstock.core.requests import PLAIN, Controls, SessionStep
+from penstock.models.settings import Priorities, QueuePolicy, Routing
 from penstock.serving.controls import ControlReader
 
 LEVELS = Priorities(

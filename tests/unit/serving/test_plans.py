@@ -7,8 +7,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.models import ModelSettings, Routing
 from penstock.core.requests import InferResponse, Timing
+from penstock.models.settings import ModelSettings, Routing
 from penstock.serving.plans import PROTOCOLS, Plans
 from penstock.telemetry.metrics import ServingMetrics
 

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
-from penstock.core.models import ModelSettings
+from penstock.models.settings import ModelSettings
 from penstock.serving.resolve import Resolver
 
 

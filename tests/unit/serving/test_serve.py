@@ -26,9 +26,9 @@ from penstock.core.errors import (
     SessionError,
     UnknownModel,
 )
-from penstock.core.models import ModelSettings, Routing, Timeouts
 from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter, Timing
 from penstock.core.tensors import Tensor
+from penstock.models.settings import ModelSettings, Routing, Timeouts
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache

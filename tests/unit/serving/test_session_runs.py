@@ -21,9 +21,9 @@ from penstock.core.errors import (
     Unavailable,
     WorkerLost,
 )
-from penstock.core.models import ModelSettings, Sessions
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.core.tensors import Tensor
+from penstock.models.settings import ModelSettings, Sessions
 from penstock.serving.sessions.runs import SessionRuns
 
 

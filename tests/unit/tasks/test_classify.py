@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
-from penstock.core.models import Batching, ClassifyOptions, ModelSettings
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
-from penstock.engines.checkpoint_import import Wish, import_checkpoint
+from penstock.models.importing.checkpoint import Wish, import_checkpoint
+from penstock.models.settings import Batching, ClassifyOptions, ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.classify import ClassifyTask
 from penstock.tasks.images import DecodedImage, ImageHeader

@@ -9,9 +9,9 @@ import openvino as ov
 import pytest
 
 from penstock.core.errors import ConfigError, InvalidRequest, InvalidTensor, RequestTooLarge
-from penstock.core.models import EmbedOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, to_array
+from penstock.models.settings import EmbedOptions
 from penstock.tasks.base import Task, TaskRequest
 from penstock.tasks.embed import EmbedTask
 

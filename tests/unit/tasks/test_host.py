@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from penstock.core.config import Limits
-from penstock.core.models import Batching, ModelSettings
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
+from penstock.models.settings import Batching, ModelSettings
 from penstock.tasks.building import TaskSpec
 from penstock.worker.offload import host as host_module
 from penstock.worker.offload.handoff import Block

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest, InvalidTensor, RequestTooLarge
-from penstock.core.models import ModelSettings, ScoreOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec
-from penstock.engines.checkpoint_import import Wish, import_checkpoint
+from penstock.models.importing.checkpoint import Wish, import_checkpoint
+from penstock.models.settings import ModelSettings, ScoreOptions
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.score import build_score_task
 from tests.checkpoints import reference_logits, save_classifier

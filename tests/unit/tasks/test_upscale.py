@@ -12,11 +12,11 @@ import onnxruntime
 import pytest
 from PIL import Image, ImageOps
 
-from penstock.bench.photos import photos
 from penstock.core.errors import ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
-from penstock.core.models import UpscaleOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
+from penstock.models.samples.photos import photos
+from penstock.models.settings import UpscaleOptions
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.images import MAX_SIDE
 from penstock.tasks.upscale import UpscaleTask

@@ -4,15 +4,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull
-from penstock.core.models import Batching, Instances, ModelSettings, Residence
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
+from penstock.models.settings import Batching, Instances, ModelSettings, Residence
+from penstock.models.survey import undescribed
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.dormant import LEAST_CAPACITY, Dormant, now
 from penstock.worker.residency.steps import Assigned
-from penstock.worker.survey import undescribed
 
 SETTINGS = ModelSettings(
     batching=Batching(max_rows=1), instances=Instances(count=1), residence=Residence(load="lazy", max_waiting_s=5.0)

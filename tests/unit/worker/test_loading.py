@@ -9,7 +9,7 @@ from onnx import helper
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError
-from penstock.worker.loading import has_steady_cost, load_block
+from penstock.models.loading import has_steady_cost, load_block
 from tests.servers import write_identity, write_model
 
 

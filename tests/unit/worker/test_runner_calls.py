@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest
-from penstock.core.models import Batching, Sessions
 from penstock.core.requests import SessionStep
 from penstock.engines.base import ContextEngine
+from penstock.models.settings import Batching, Sessions
 from tests.worker_bed import Bed, Doubler, Storyteller, python_settings
 
 

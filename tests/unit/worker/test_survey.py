@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.models import Instances, ModelSettings, Sessions, read_model_folder
+from penstock.models.settings import Instances, ModelSettings, Sessions, read_model_folder
+from penstock.models.survey import Surveyed, fingerprint_of, instance_count, model_files, survey, undescribed
 from penstock.worker.residency.steps import Assigned
-from penstock.worker.survey import Surveyed, fingerprint_of, instance_count, model_files, survey, undescribed
 
 
 @pytest.fixture

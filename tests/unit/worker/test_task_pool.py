@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from penstock.bench.photos import photos
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
-from penstock.core.models import ModelSettings
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.models.samples.photos import photos
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.offload.pool import TaskProcesses

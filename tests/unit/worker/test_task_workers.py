@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from penstock.app.roles import Places
-from penstock.bench.photos import photos
 from penstock.core.config import Config, DataPlane
 from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Tensor
+from penstock.models.samples.photos import photos
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import build_task
 from penstock.worker.offload.pool import TaskPool, TaskProcesses

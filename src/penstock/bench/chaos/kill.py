@@ -11,7 +11,7 @@ from penstock.bench.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQu
 from penstock.bench.chaos.report import Plan, Result
 from penstock.bench.chaos.repository import add_echo, add_shipped
 from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.texts import mixed
+from penstock.models.samples.texts import mixed
 
 HEALTHY_S = 11.0  # a worker that lived so long is restarted at once
 BETWEEN = 200  # answers between the return of one worker and the death of the next

@@ -14,7 +14,7 @@ from penstock.bench.chaos.malformed_zmq import ZmqAttack
 from penstock.bench.chaos.report import Plan, Result
 from penstock.bench.chaos.repository import add_echo, add_loose, add_shipped
 from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.texts import mixed
+from penstock.models.samples.texts import mixed
 
 SHARES = {"grpc": 0.5, "rest": 0.3, "zmq": 0.2}
 ROUNDS = 10  # memory is compared after the first and after the last

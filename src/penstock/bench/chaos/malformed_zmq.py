@@ -13,8 +13,8 @@ from penstock.bench.chaos.infer_messages import DATATYPES, SIZES, TEXT
 from penstock.bench.chaos.mutation import endless, examples
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import WireError
-from penstock.core.models import ModelSettings
 from penstock.core.tensors import Buffer
+from penstock.models.settings import ModelSettings
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
 from penstock.wire.descriptions import decode_description, encode_description

@@ -11,7 +11,6 @@ from typing import Any
 import structlog
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
-from penstock.core.models import PythonOptions, TensorOption
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
@@ -20,6 +19,7 @@ from penstock.engines.python.limit import limit_bytes
 from penstock.engines.python.messages import Message
 from penstock.engines.python.process import Program, PythonProcess
 from penstock.engines.python.requirements import check_requirements
+from penstock.models.settings import PythonOptions, TensorOption
 
 NO_CONTEXT = CallContext()
 LAST_WORDS_S = 5.0  # one that hangs as it is loaded is ended, and heard where it was

@@ -5,10 +5,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import ConfigError
-from penstock.core.models import TorchOptions
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array
 from penstock.engines.base import EngineSpec
+from penstock.models.settings import TorchOptions
 
 if TYPE_CHECKING:
     from penstock.engines.torch.runner import TorchRunner

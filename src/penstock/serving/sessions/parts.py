@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from penstock.core.errors import PenstockError
-from penstock.core.models import Sessions
 from penstock.core.requests import SessionStep
+from penstock.models.settings import Sessions
 from penstock.serving.sessions.answers import Outcome
 
 

@@ -15,11 +15,12 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.core.statistics import BlockStatistics
+from penstock.models.loading import LoadedBlock, load_block
+from penstock.models.memory import reclaim
+from penstock.models.survey import Surveyed, reason, survey, undescribed
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
-from penstock.worker.loading import LoadedBlock, load_block
-from penstock.worker.memory import reclaim
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
 from penstock.worker.residency.dormant import Dormant
@@ -27,7 +28,6 @@ from penstock.worker.residency.residency import Held, Residency
 from penstock.worker.residency.resident import Resident
 from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
 from penstock.worker.running.runner import BlockRunner
-from penstock.worker.survey import Surveyed, reason, survey, undescribed
 
 log = structlog.get_logger()
 now = time.monotonic

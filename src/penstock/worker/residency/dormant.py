@@ -6,9 +6,9 @@ from collections.abc import Callable
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull
 from penstock.core.statistics import BlockStatistics
+from penstock.models.loading import credits
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.worker.job import Holder, WorkerJob
-from penstock.worker.loading import credits
 
 now = time.monotonic
 LEAST_CAPACITY = 64  # every gateway has a credit, however few a block has

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.core.models import ModelSettings, Priorities
+from penstock.models.settings import ModelSettings, Priorities
 
 # A batch's budget of tokens never shrinks below this part of it.
 LEAST_PART = 4

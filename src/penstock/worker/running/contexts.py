@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.models import ModelSettings
 from penstock.engines.base import CallContext
+from penstock.models.settings import ModelSettings
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.answers import Answers

@@ -14,11 +14,11 @@ from math import inf
 from penstock.core.errors import DeadlineExceeded, Draining, InvalidRequest, PenstockError, QueueTimeout
 from penstock.core.tensors import Tensor
 from penstock.engines.base import ContextEngine
+from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Prepared
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
-from penstock.worker.loading import LoadedBlock
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.offload.preparation import PoolPreparation
 from penstock.worker.running.alarm import Alarm

@@ -1,0 +1,1 @@
+"""`penstock model`: one file a command."""

@@ -1,0 +1,1 @@
+"""What commands share: options, progress, texts and files in and out, Ctrl-C."""

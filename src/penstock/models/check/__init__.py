@@ -1,0 +1,1 @@
+"""What is wrong with a model's folder, and what to do."""

@@ -1,0 +1,274 @@
+"""The files of a model's version, looked at without loading them."""
+
+import ast
+import json
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from penstock.core.errors import ConfigError
+from penstock.models.check.findings import Finding, command
+from penstock.models.settings import ModelSettings
+
+HEAD_BYTES = 512
+GRAPH_ENGINES = ("onnx", "openvino")
+_CONVERT = "No engine of Penstock reads it: export it to ONNX, or write a Python model that loads it (engine: python)."
+# What a file of another kind is served by; first those that Penstock runs.
+_OTHER_KINDS = {
+    ".pt": "engine: torch",
+    ".pt2": "engine: torch",
+    ".ts": "engine: torch",
+    ".torchscript": "engine: torch",
+    ".py": "engine: python",
+    ".xml": "engine: openvino",
+    ".onnx": "engine: onnx",
+    ".ort": "engine: onnx",
+    ".safetensors": "",
+    ".pth": "",
+    ".ckpt": "",
+    ".gguf": "",
+    ".tflite": "",
+    ".pb": "",
+    ".h5": "",
+    ".keras": "",
+    ".plan": "",
+    ".engine": "",
+    ".pkl": "",
+    ".joblib": "",
+    ".npz": "",
+    ".bin": "",
+}
+_PICKLES = (".pth", ".ckpt", ".pkl", ".bin")
+_PICKLE = (
+    "It is a pickle, which runs code as it is read, and is not loaded. Save the whole model by torch.jit.save as "
+    "model.pt, or by torch.export.save as model.pt2: docs/torch-models.md."
+)
+_LFS = b"version https://git-lfs.github.com/spec/"
+_MAGIC = (
+    (b"PK\x03\x04", "a zip archive, as torch.save, torch.jit.save and torch.export write", "Try engine: torch."),
+    (b"\x80\x02", "a Python pickle, as old torch.save writes", "Export the model to ONNX or TorchScript."),
+    (b"\x1f\x8b", "a gzip archive", "Unpack it: gunzip, or tar -xzf."),
+    (b"GGUF", "a GGUF file", _CONVERT),
+    (b"\x89HDF", "an HDF5 file, as Keras writes", _CONVERT),
+    (b"MZ", "a Windows program", "It is no model: download it anew."),
+    (b"\x7fELF", "a program", "It is no model: download it anew."),
+)
+
+
+def is_model_file(path: Path) -> bool:
+    return path.suffix in _OTHER_KINDS and not path.is_dir() and path.name not in ("setup.py", "conftest.py")
+
+
+def explain_missing_file(folder: Path, settings: ModelSettings) -> Finding:
+    """Why a version's folder has not the file that it should have."""
+    file = folder / settings.file
+    if file.is_symlink():
+        message = f"{file} is a link to {os.readlink(file)}, which is not there"
+        return Finding("dangling_link", message, "Make the link anew, or copy the file in its place.")
+    if file.is_dir():
+        return Finding("missing_file", f"{file} is a folder, not a file", "Put the file itself there, not a folder.")
+    try:
+        names = sorted(child.name for child in folder.iterdir())
+    except OSError as error:
+        advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
+        return Finding("unreadable", f"{folder} cannot be read: {(error.strerror or str(error)).lower()}", advice)
+    there = f"it has {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "it is empty"
+    return Finding("missing_file", f"{folder} has no {settings.file}; {there}", _advise_missing(folder, settings))
+
+
+def _advise_missing(folder: Path, settings: ModelSettings) -> str:
+    candidates = [child for child in sorted(folder.iterdir()) if is_model_file(child)]
+    own = Path(settings.file).suffix
+    alike = [child for child in candidates if child.suffix == own]
+    if len(alike) == 1:
+        rename = command("mv", alike[0], folder / settings.file)
+        return f"Say so in model.yaml, file: {alike[0].name}, or rename it: {rename}"
+    if alike:
+        return f"Say in model.yaml which it is, as in file: {alike[0].name}"
+    for child in candidates:
+        if engine := _OTHER_KINDS[child.suffix]:
+            named = "" if child.name in ("model.pt", "model.py", "model.onnx") else f" and file: {child.name}"
+            return f"{child.name} is for another engine: say {engine}{named} in model.yaml"
+    if (folder / "modules.json").is_file():
+        return "This is a sentence-transformers folder: say engine: torch and file: modules.json in model.yaml"
+    if any(child.suffix == ".safetensors" for child in candidates):
+        return (
+            "Weights alone are no model. A sentence encoder's become one by: "
+            f"{command('penstock', 'model', 'import', 'NAME', '--source', folder)}"
+        )
+    if candidates:
+        return f"{candidates[0].name}: {_PICKLE if candidates[0].suffix in _PICKLES else _CONVERT}"
+    nested = next((child for child in sorted(folder.rglob(f"*{own}")) if own and child.is_file()), None)
+    if nested:
+        return f"It lies deeper: {command('mv', nested, folder / settings.file)}"
+    return f"Put the model's file there, or say in model.yaml what it is called: file: NAME (now {settings.file})"
+
+
+def examine_files(folder: Path, settings: ModelSettings) -> list[Finding]:
+    """Of a version whose model file is there."""
+    file = folder / settings.file
+    found = list(_examine_bytes(file, settings))
+    if not found and settings.engine in GRAPH_ENGINES and file.suffix not in (".xml", ".ort"):
+        found += _examine_graph(file)
+    if not found and settings.engine == "torch" and file.suffix == ".pt":
+        found += _examine_script(file)
+    if not found and settings.engine == "python":
+        found += _examine_source(file, settings.python.class_name)
+        found += _examine_requirements(file)
+    found += _examine_tokenizer(folder, settings)
+    found += _examine_labels(folder, settings)
+    return found
+
+
+def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(HEAD_BYTES)
+    except OSError as error:
+        advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
+        yield Finding("unreadable", f"{file} cannot be read: {(error.strerror or str(error)).lower()}", advice)
+        return
+    start = head.lstrip().lower()
+    if not head:
+        yield Finding("empty_file", f"{file} is empty", "Copy or download it anew.")
+    elif head.startswith(_LFS):
+        advice = "Fetch the file itself: git lfs install && git lfs pull"
+        yield Finding("lfs_pointer", f"{file} is a Git LFS pointer, not the model", advice)
+    elif start.startswith((b"<!doctype html", b"<html")):
+        advice = "Download the file itself: on a hub it is the 'raw' or 'resolve' link, and may want a login."
+        yield Finding("html_file", f"{file} is a web page (HTML), not the model", advice)
+    elif settings.engine in GRAPH_ENGINES and file.suffix != ".xml":
+        if start.startswith((b'{"', b"<?xml", b"error", b"not found", b"access denied")):
+            told = start[:60].decode(errors="replace")
+            yield Finding("wrong_format", f"{file} is text, not a model: {told!r}", "Download it anew.")
+        for magic, what, advice in _MAGIC:
+            if head.startswith(magic):
+                yield Finding("wrong_format", f"{file} is {what}, not ONNX", advice)
+
+
+def _examine_graph(file: Path) -> Iterator[Finding]:
+    from penstock.engines.onnx.contents import NO_DATA, NO_GRAPH, SHORT_DATA, TORN, examine_onnx
+
+    codes = {
+        TORN: ("truncated_file", "Copy or download it anew, and compare its size with the original's."),
+        NO_GRAPH: ("wrong_format", "Export the model to ONNX, or say which engine reads this file: engine: NAME."),
+        NO_DATA: ("missing_data", f"Put it into {file.parent}: the ONNX file and its data belong together."),
+        SHORT_DATA: ("truncated_file", "Copy or download it anew, together with the ONNX file."),
+    }
+    for kind, message in examine_onnx(file):
+        yield Finding(codes[kind][0], message, codes[kind][1])
+
+
+def _examine_script(file: Path) -> Iterator[Finding]:
+    """A .pt file is taken for TorchScript; what else PyTorch writes is a zip archive, too."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = {PurePosixPath(name).name for name in archive.namelist()}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        yield Finding("wrong_format", f"{file} is no PyTorch file, or is cut off", f"Copy it anew. {_PICKLE}")
+        return
+    if "constants.pkl" in names:
+        return
+    if "archive_format" in names:
+        new = file.with_suffix(".pt2")
+        advice = f"Rename it, {command('mv', file, new)}, and say file: {new.name} in model.yaml"
+        yield Finding("wrong_format", f"{file} was written by torch.export.save, and .pt is TorchScript", advice)
+    else:
+        yield Finding("wrong_format", f"{file} was written by torch.save", _PICKLE)
+
+
+def _examine_source(file: Path, class_name: str) -> Iterator[Finding]:
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        said = f"{file}:{line}: is not valid Python: {getattr(error, 'msg', error)}"
+        source = (getattr(error, "text", None) or "").strip()
+        yield Finding("python_syntax", f"{said}: {source}" if source else said, "Correct that line.")
+        return
+    bound = {name for node in tree.body for name in _bound(node)}
+    if class_name not in bound and "*" not in bound:
+        classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+        advice = (
+            f"Add one with a method infer(self, inputs, context), or say python.class_name: {(classes or ['NAME'])[0]}"
+        )
+        has = f"it has {', '.join(classes)}" if classes else "it has no class at all"
+        yield Finding("python_class", f"{file} has no class {class_name}; {has}", advice)
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a statement at the top of a file makes; '*' where they cannot be told."""
+    if isinstance(node, ast.ClassDef | ast.FunctionDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name for alias in node.names)
+    elif isinstance(node, ast.Assign):
+        yield from (each.id for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name))
+    elif isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While):
+        yield "*"
+
+
+def _examine_requirements(file: Path) -> Iterator[Finding]:
+    from penstock.engines.python.requirements import check_requirements
+
+    try:
+        check_requirements(file)
+    except ConfigError as error:
+        message, _, advice = error.message.partition(". Install them with: ")
+        yield Finding("missing_requirement", message, f"Install them: {advice}" if advice else "Correct that line.")
+
+
+def _examine_tokenizer(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
+    of_tasks = {
+        "embed": settings.embed.tokenizer,
+        "score": settings.score.tokenizer,
+        "classify": settings.classify.tokenizer,
+    }
+    tokenizer = of_tasks.get(settings.task)
+    if tokenizer is None or (settings.task == "classify" and settings.classify.input != "text"):
+        return
+    file = folder / tokenizer
+    if not file.is_file():
+        names = [child.name for child in sorted(folder.iterdir()) if "token" in child.name or "vocab" in child.name]
+        beside = f"; there is {', '.join(names)}" if names else ""
+        advice = (
+            "Copy the model's tokenizer.json there (the format of the tokenizers library). Where it has none, "
+            "transformers makes one: AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)"
+        )
+        yield Finding("missing_tokenizer", f"{file} is missing{beside}", advice)
+        return
+    if not file.stat().st_size or file.read_bytes()[: len(_LFS)] == _LFS:
+        yield Finding("invalid_tokenizer", f"{file} is empty or a Git LFS pointer", "Copy it anew; git lfs pull.")
+        return
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        yield Finding("invalid_tokenizer", f"{file} is not JSON: {error}", "Copy it anew.")
+        return
+    if not (isinstance(document, dict) and isinstance(document.get("model"), dict)):
+        what = "looks like a tokenizer_config.json or vocab.json" if isinstance(document, dict) else "is something else"
+        advice = "The file that is wanted is called tokenizer.json and has a key 'model'."
+        yield Finding("invalid_tokenizer", f"{file} is no tokenizer of the tokenizers library; it {what}", advice)
+
+
+def _examine_labels(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
+    if settings.task != "classify":
+        return
+    file = folder / settings.classify.labels
+    if not file.is_file():
+        advice = "One label a line, in the order of the graph's output; classify.labels says what the file is called."
+        yield Finding("missing_labels", f"{file} is missing", advice)
+        return
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        yield Finding("invalid_labels", f"{file} cannot be read as UTF-8 text: {error}", "Save it as UTF-8.")
+        return
+    lines = text.splitlines()
+    if not any(line.strip() for line in lines):
+        yield Finding("invalid_labels", f"{file} is empty", "One label a line, in the order of the graph's output.")
+    elif text.lstrip().startswith(("{", "[")):
+        yield Finding(
+            "invalid_labels", f"{file} is JSON", "Write one label a line, in the order of the graph's output."
+        )

@@ -1,0 +1,209 @@
+"""One version of a model, loaded as a worker would and asked once, in a process that it may crash or hang."""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import psutil
+
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.models.check.findings import Finding, has_problem, warning
+from penstock.models.check.load_errors import explain_load_error, explain_trial_error
+from penstock.models.check.samples import example_command, sample_inputs
+
+if TYPE_CHECKING:
+    from penstock.models.loading import LoadedBlock
+
+STREAMED = 3  # answers that a decoupled model is asked for
+
+
+class Trial:
+    def __init__(self, folder: Path, version: str, timeout_s: float) -> None:
+        self._folder = folder
+        self._version = version
+        self._timeout_s = timeout_s
+        self._is_late = False
+
+    def run(self, tell: Callable[[dict[str, object]], object]) -> None:
+        """Tells what it does before it does it, and at the end what it found."""
+        timer = threading.Timer(self._timeout_s, self._wake, [tell])
+        timer.daemon = True
+        timer.start()
+        facts: dict[str, object] = {}
+        findings: list[Finding] = []
+        tell({"stage": "load"})
+        try:
+            block, load_s = self._load()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is what this reports
+            findings.append(self._late(error) or explain_load_error(error))
+        else:
+            facts = _facts(block, load_s)
+            tell({"stage": "request"})
+            findings += self._ask(block, facts)
+            block.engine.close()
+        timer.cancel()
+        tell({"facts": facts, "problems": _json(findings, False), "warnings": _json(findings, True)})
+
+    def _load(self) -> "tuple[LoadedBlock, float]":
+        from penstock.core.config import Limits
+        from penstock.models.loading import load_block
+
+        start = time.perf_counter()
+        block = load_block("blk-check", self._folder, self._version, Limits())
+        return block, time.perf_counter() - start
+
+    def _ask(self, block: "LoadedBlock", facts: dict[str, object]) -> list[Finding]:
+        description = block.description
+        inputs = sample_inputs(description.inputs, description.max_batch_size > 0)
+        start = time.perf_counter()
+        try:
+            answers = _request(block, inputs)
+        except Exception as error:  # noqa: BLE001
+            late = self._late(error)
+            return [late] if late else [explain_trial_error(error, description.settings)]
+        facts["example"] = example_command(description, inputs)  # what was answered here is answered there
+        facts["request_ms"] = round((time.perf_counter() - start) * 1000, 1)
+        if description.settings.python.is_decoupled:
+            facts["answers"] = len(answers)
+        findings = [found for tensors in answers for found in _compare(tensors, description.outputs)]
+        if description.settings.task != "tensor":  # zeros may well be divided by
+            findings += _look_for_no_numbers(answers)
+        if description.max_batch_size > 1 and not has_problem(findings):
+            findings += _try_batch(block, inputs)
+        return findings
+
+    def _late(self, error: Exception) -> Finding | None:
+        if not self._is_late:
+            return None
+        words = str(error).splitlines()
+        # Of a process that was ended so, the rest tells of Penstock's own code.
+        places = [line.strip() for line in words if line.lstrip().startswith(f'File "{self._folder}')]
+        where = "; it was at:" + "".join(f"\n{place}" for place in places) if places else f": {words[0]}"
+        message = f"version {self._version} did not answer within {self._timeout_s:g} s{where}"
+        return Finding("timed_out", message, "See where it waits, or give it longer: --timeout SECONDS")
+
+    def _wake(self, tell: Callable[[dict[str, object]], object]) -> None:
+        """What hangs is ended so that Python writes where it was: a Python model's process, or this one."""
+        self._is_late = True
+        children = psutil.Process().children()
+        for child in children:
+            child.send_signal(signal.SIGABRT)
+        if not children:
+            tell({"stage": "late"})
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGABRT)
+
+
+def _request(block: "LoadedBlock", inputs: Mapping[str, Array]) -> list[list[Tensor]]:
+    """Through the task and the engine, as a request of a client goes. One answer, or a decoupled model's first."""
+    from penstock.engines.base import CallContext, ContextEngine
+    from penstock.tasks.base import TaskRequest
+
+    task, engine = block.task, block.engine
+    request = TaskRequest([from_array(name, array) for name, array in inputs.items()], [])
+    prepared = task.prepare(request)
+    if isinstance(engine, ContextEngine):
+        (piece,) = prepared.pieces
+        stream = engine.stream(0, task.join([piece]), task.engine_outputs, CallContext(request_id="check"))
+        made = list(islice(stream, STREAMED))
+        cast("Any", stream).close()
+        return [task.finish(request, prepared, task.split([piece], outputs)) for outputs in made]
+    results = []
+    for piece in prepared.pieces:
+        outputs = engine.infer(0, task.join([piece]), task.engine_outputs)
+        results.append(task.split([piece], outputs)[0])
+    return [task.finish(request, prepared, results)]
+
+
+def _try_batch(block: "LoadedBlock", inputs: Mapping[str, Array]) -> list[Finding]:
+    """Two requests at once, as the batcher joins them."""
+    from penstock.engines.base import ContextEngine
+    from penstock.tasks.base import TaskRequest
+
+    task, engine = block.task, block.engine
+    if isinstance(engine, ContextEngine):  # such a model's requests are never joined
+        return []
+    request = TaskRequest([from_array(name, array) for name, array in inputs.items()], [])
+    pieces = [task.prepare(request).pieces[0] for _ in range(2)]
+    if pieces[0].key != pieces[1].key:
+        return []
+    try:
+        task.split(pieces, engine.infer(0, task.join(pieces), task.engine_outputs))
+    except Exception as error:  # noqa: BLE001
+        message = f"two requests joined into one batch fail, so each is run again alone: {error}"
+        advice = (
+            "Say is_batched: false where the first dimension is no batch, or export the model with a dynamic batch."
+        )
+        return [warning("batch_failed", message, advice)]
+    return []
+
+
+def _compare(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Finding]:
+    """What a model gave against what it says that it gives."""
+    told = {spec.name: spec for spec in specs}
+    found = []
+    for tensor in tensors:
+        spec = told[tensor.name]
+        is_alike = len(tensor.shape) == len(spec.shape) and all(
+            want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
+        )
+        if tensor.datatype != spec.datatype or not is_alike:
+            message = (
+                f"output '{tensor.name}' is {tensor.datatype} {list(tensor.shape)}, "
+                f"but the model says {spec.datatype} {list(spec.shape)}"
+            )
+            advice = "Clients go by what the model says: export it anew with the right shapes."
+            found.append(warning("output_differs", message, advice))
+    return found
+
+
+def _look_for_no_numbers(answers: Sequence[Sequence[Tensor]]) -> list[Finding]:
+    floats = [
+        tensor for tensors in answers for tensor in tensors if tensor.datatype in ("FP16", "FP32", "FP64", "BF16")
+    ]
+    wrong = [tensor.name for tensor in floats if not np.isfinite(to_array(tensor).astype(np.float64)).all()]
+    advice = "The weights may be broken, or a conversion to FP16 or INT8 may have gone wrong."
+    return [warning("not_finite", f"output '{name}' has infinities or no numbers", advice) for name in wrong]
+
+
+def _facts(block: "LoadedBlock", load_s: float) -> dict[str, object]:
+    from penstock.models.survey import model_files, read_version, size_bytes
+
+    told = block.description
+    folder = Path(block.task_spec.folder).parent if block.task_spec else Path()
+    return {
+        "platform": told.platform,
+        "precision": told.precision,
+        "device": told.device,
+        "instances": told.instances,
+        "inputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in told.inputs],
+        "outputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in told.outputs],
+        "max_batch_size": told.max_batch_size,
+        "load_s": round(load_s, 3),
+        "memory_bytes": block.size_bytes,
+        "file_bytes": size_bytes(model_files(read_version(folder, told.version), told.version)),
+    }
+
+
+def _json(findings: Sequence[Finding], is_warning: bool) -> list[dict[str, str]]:
+    return [found.as_json() for found in findings if found.is_warning == is_warning]
+
+
+def main() -> None:
+    folder, version, timeout_s, fd = sys.argv[1:]
+    faulthandler.enable(all_threads=False)
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    with os.fdopen(int(fd), "w", encoding="utf-8", buffering=1) as pipe:
+        Trial(Path(folder), version, float(timeout_s)).run(lambda told: pipe.write(json.dumps(told) + "\n"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other precisions of a model, held against the original."""

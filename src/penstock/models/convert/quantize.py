@@ -1,0 +1,193 @@
+"""Quantizing a model: candidates are made, held against the original, and the best becomes a new version."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.engines.onnx.variants import weight_files, weighted_nodes
+from penstock.models.convert.fidelity import Fidelity, Reference, rule_of
+from penstock.models.convert.methods import Converter, Method, choose, method_of
+from penstock.models.convert.model import LoadedModel, ModelFile
+from penstock.models.convert.publish import fill, original_of, publish, read_report, staging
+from penstock.models.convert.report import FP32, ORIGINAL, Candidate, Measured, Order, Run, build_report
+from penstock.models.convert.samples import Samples, collect
+from penstock.models.convert.speed import REQUESTS, take_turns
+from penstock.models.settings import ModelFolder
+from penstock.models.settings_file import edit_settings
+
+ENGINES = ("onnx", "openvino")
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`version` is empty where nothing was published, and `refusal` says why."""
+
+    report: Mapping[str, Any]
+    version: str = ""
+    refusal: str = ""
+
+
+def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> Outcome:
+    version = order.version or folder.versions[-1]
+    original = _original(folder, version)
+    methods = choose(order.precision, order.method, original.file, original.settings)
+    rule = rule_of(original.settings.task)
+    floor = rule.floor if order.min_accuracy is None else order.min_accuracy
+    with staging(folder.path) as staged, ExitStack() as loaded:
+        tell(f"loading version {version}")
+        in_fp32 = loaded.enter_context(LoadedModel(_with(original, precision="fp32")))
+        _check_file(original.file, in_fp32, order.precision, version)
+        samples = collect(original.settings.task, in_fp32.task, order.calibration)
+        converter = Converter(original, in_fp32, samples, floor)
+        candidates = [_convert(converter, method, staged / ".work" / method.name, tell) for method in methods]
+        measured = _measure(candidates, original, in_fp32, samples, tell)
+        chosen = _choose(measured.candidates, floor)
+        report = build_report(Run(folder, version, order, floor, samples, original, measured), chosen)
+        if chosen is None:
+            return Outcome(report, refusal="; ".join(each.problem for each in measured.candidates))
+        assert chosen.fidelity is not None
+        if chosen.fidelity.value < floor and not order.is_forced:
+            return Outcome(report, refusal=_refusal(chosen.fidelity, floor, order, methods))
+        tell("publishing")
+        return Outcome(report, version=_publish(folder, version, chosen, staged, report, order))
+
+
+def publish_variant(folder: ModelFolder, version: str, engine: str, precision: str) -> str:
+    """Makes the variant that `Variants` makes of this version a version of its own, and returns its number.
+
+    Of a version that was converted itself, it is that of its original. What it costs in accuracy is reported, not
+    judged: the caller has an objective of its own.
+    """
+    order = Order(original_of(folder.path, version), precision, method_of(engine, precision).name, is_forced=True)
+    outcome = quantize(folder, order)
+    if not outcome.version:
+        raise ConfigError(outcome.refusal)
+    return outcome.version
+
+
+def _original(folder: ModelFolder, version: str) -> ModelFile:
+    """Refuses what cannot be converted before anything is loaded."""
+    if not version.isdecimal() or not (folder.path / version).is_dir():
+        known = sorted((child.name for child in folder.path.iterdir() if child.name.isdecimal()), key=int)
+        raise ConfigError(f"{folder.path}: has no version {version}; it has {', '.join(known)}")
+    settings = folder.settings_of(version)
+    if settings.engine not in ENGINES:
+        raise ConfigError(
+            f"{folder.name}: engine: {settings.engine} has no file that can be converted; export the model to ONNX "
+            "and quantize that" + (" (torch.onnx.export; docs/torch-models.md)" if settings.engine == "torch" else "")
+        )
+    source = original_of(folder.path, version)
+    if source != version:
+        made = read_report(folder.path, version) or {}
+        raise ConfigError(
+            f"{folder.name}: version {version} is {made.get('precision', 'converted')} already, made of version "
+            f"{source}; say --version {source}"
+        )
+    file = folder.file(version)
+    if not file.is_file():
+        raise ConfigError(f"{folder.path}: version {version} has no {settings.file}")
+    weight_files(file)
+    return ModelFile(file, folder.path / version, settings)
+
+
+def _check_file(file: Path, loaded: LoadedModel, precision: str, version: str) -> None:
+    found = loaded.signature.precision
+    if found in ("int8", precision):
+        raise ConfigError(f"version {version} is {found} already; quantize the version that it was made of")
+    if precision == "int8" and file.suffix != ".xml" and not weighted_nodes(file):
+        raise ConfigError(f"{file}: has nothing to quantize: no MatMul, Gemm or Conv with weights of its own")
+
+
+def _with(model: ModelFile, **changes: Any) -> ModelFile:
+    return replace(model, settings=model.settings.model_copy(update=changes))
+
+
+def _convert(converter: Converter, method: Method, folder: Path, tell: Tell) -> Candidate:
+    try:
+        file, recipe = converter.convert(method, folder, tell)
+    except PenstockError as error:
+        return Candidate(method, problem=error.message)
+    return Candidate(method, file, recipe)
+
+
+def _measure(
+    candidates: Sequence[Candidate], original: ModelFile, in_fp32: LoadedModel, samples: Samples, tell: Tell
+) -> Measured:
+    """Accuracy one after another, speed in turns, with the original as it is served and in FP32."""
+    tell("answering with the original in FP32")
+    reference = Reference(original.settings.task, in_fp32, samples)
+    with ExitStack() as stack:
+        served = stack.enter_context(LoadedModel(original))
+        models = {FP32: in_fp32}
+        if served.signature.precision != in_fp32.signature.precision:
+            models[ORIGINAL] = served
+        found = []
+        for candidate in candidates:
+            if candidate.file is not None:
+                tell(f"measuring accuracy: {candidate.method.name}")
+                with _explained(candidate) as problem:
+                    loaded = stack.enter_context(LoadedModel(candidate.file))
+                    fidelity = reference.compare(loaded)
+                    models[candidate.method.name] = loaded
+                    candidate = replace(candidate, fidelity=fidelity, precision=loaded.signature.precision)
+                candidate = replace(candidate, problem=problem[0] if problem else "")
+            found.append(candidate)
+        speeds = take_turns(models, samples.in_turn(REQUESTS), tell)
+        speeds.setdefault(ORIGINAL, speeds[FP32])
+        ready = [replace(each, speed=speeds.get(each.method.name)) for each in found]
+        return Measured(ready, speeds, served.signature.precision)
+
+
+@contextmanager
+def _explained(candidate: Candidate) -> Iterator[list[str]]:
+    """What is wrong with one candidate does not stop the others."""
+    problem: list[str] = []
+    try:
+        yield problem
+    except PenstockError as error:
+        problem.append(f"{candidate.method.name}: {error.message}")
+
+
+def _choose(candidates: Sequence[Candidate], floor: float) -> Candidate | None:
+    """The fastest above the floor; where none is, the most accurate."""
+    ready = [each for each in candidates if each.fidelity and each.speed]
+    above = [each for each in ready if each.fidelity and each.fidelity.value >= floor]
+    if above:
+        return max(above, key=lambda each: each.speed.per_s if each.speed else 0.0)
+    return max(ready, key=lambda each: each.fidelity.value if each.fidelity else 0.0, default=None)
+
+
+def _refusal(fidelity: Fidelity, floor: float, order: Order, methods: Sequence[Method]) -> str:
+    unit = f" {fidelity.unit}" if fidelity.unit else ""
+    said = f"{fidelity.measure} {fidelity.value:.4f}{unit} is {floor - fidelity.value:.4f}{unit} below {floor:g}{unit}"
+    tried = {method.name for method in methods}
+    advice = []
+    if order.precision == "int8":
+        others = [name for name in ("static", "openvino", "dynamic") if name not in tried]
+        advice += [f"--method {' or '.join(others)}"] if others else []
+        advice += ["--precision fp16"]
+        if tried & {"static", "openvino"}:
+            advice += ["--calibration with more of your own data"]
+    advice += [f"--min-accuracy {fidelity.value:.3f} if that is enough", "--force"]
+    return f"{said}; nothing was published. What else to try: {', '.join(advice)}"
+
+
+def _publish(
+    folder: ModelFolder, version: str, chosen: Candidate, staged: Path, report: Mapping[str, Any], order: Order
+) -> str:
+    assert chosen.file is not None
+    source = folder.file(version)
+    for file in weight_files(chosen.file.file):
+        file.rename(staged / file.name)
+    shutil.rmtree(staged / ".work")
+    weights = {file.name for file in weight_files(source)}
+    fill(staged, folder, version, weights, chosen.method.settings(chosen.file.file.name))
+    if order.has_to_keep_serving and folder.settings.versions == "latest":
+        # Before the new version is there: no restart in between may find it.
+        edit_settings(folder.path / "model.yaml", {"versions": [int(folder.versions[-1])]})
+    return publish(staged, folder.path, report)

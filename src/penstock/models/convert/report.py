@@ -1,0 +1,125 @@
+"""What a quantization tried and found, as quantization.json keeps it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.engines.onnx.variants import weight_files
+from penstock.models.convert.fidelity import Fidelity
+from penstock.models.convert.methods import Method
+from penstock.models.convert.model import ModelFile
+from penstock.models.convert.samples import Samples
+from penstock.models.convert.speed import Speed
+from penstock.models.settings import ModelFolder
+from penstock.telemetry.machine import describe_machine
+
+ORIGINAL, FP32 = "original", "fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for."""
+
+    version: str = ""  # empty: the newest that is served
+    precision: str = "int8"
+    method: str = "auto"
+    calibration: Path | None = None
+    min_accuracy: float | None = None  # None: the task's own floor
+    is_forced: bool = False
+    has_to_keep_serving: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A file that was tried; `problem` says why it could not be."""
+
+    method: Method
+    file: ModelFile | None = None
+    recipe: Mapping[str, Any] | None = None
+    problem: str = ""
+    fidelity: Fidelity | None = None
+    speed: Speed | None = None
+    precision: str = ""  # what it really computes in
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.stat().st_size for file in weight_files(self.file.file)) if self.file else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    candidates: Sequence[Candidate]
+    speeds: Mapping[str, Speed]
+    served_in: str  # the original's precision as it is served
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    folder: ModelFolder
+    version: str
+    order: Order
+    floor: float
+    samples: Samples
+    original: ModelFile
+    measured: Measured
+
+
+def build_report(run: Run, chosen: Candidate | None) -> dict[str, Any]:
+    original_bytes = sum(file.stat().st_size for file in weight_files(run.original.file))
+    rows = [_row(each, run, original_bytes) for each in run.measured.candidates]
+    facts: dict[str, Any] = {
+        "model": run.folder.name,
+        "task": run.original.settings.task,
+        "of_version": run.version,
+        "precision": run.order.precision,
+        "samples": {
+            "source": run.samples.source,
+            "unit": run.samples.unit,
+            "calibration": len(run.samples.learnt),
+            "held_out": run.samples.held_out_count,
+            "are_random": run.samples.source == "random numbers",
+        },
+        "original": {
+            "engine": run.original.settings.engine,
+            "runs_in": run.measured.served_in,
+            "size_bytes": original_bytes,
+            "per_s": _rounded(run.measured.speeds[ORIGINAL].per_s),
+            "fp32_per_s": _rounded(run.measured.speeds[FP32].per_s),
+        },
+        "candidates": rows,
+        "machine": describe_machine(),
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    if chosen is not None and chosen.fidelity is not None:
+        own = next(row for row in rows if row["method"] == chosen.method.name)
+        facts = {**facts, **own, "is_forced": chosen.fidelity.value < run.floor}
+    return facts
+
+
+def _row(each: Candidate, run: Run, original_bytes: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": each.method.name, "engine": each.method.engine}
+    if each.fidelity is None or each.speed is None:
+        return {**row, "problem": each.problem}
+    over, noise = each.speed.over(run.measured.speeds[ORIGINAL])
+    over_fp32, noise_fp32 = each.speed.over(run.measured.speeds[FP32])
+    return {
+        **row,
+        "runs_in": each.precision,
+        "recipe": each.recipe or {},
+        "size": {"bytes": each.size_bytes, "of_original": round(each.size_bytes / original_bytes, 4)},
+        "speed": {
+            "per_s": _rounded(each.speed.per_s),
+            "over_original": round(over, 3),
+            "over_original_spread": round(noise, 3),
+            "over_fp32": round(over_fp32, 3),
+            "over_fp32_spread": round(noise_fp32, 3),
+            "rounds": len(each.speed.rounds),
+        },
+        "accuracy": {**asdict(each.fidelity), "floor": run.floor, "is_met": each.fidelity.value >= run.floor},
+    }
+
+
+def _rounded(value: float) -> float:
+    return round(value, 2)

@@ -1,0 +1,1 @@
+"""Checkpoints become models of a repository."""

@@ -1,0 +1,131 @@
+"""A checkpoint becomes a model of the repository: as an ONNX file, or as it is for PyTorch."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_file import read_yaml
+from penstock.engines.checkpoint import MODULES, Checkpoint, file_error
+from penstock.models.settings import ModelSettings
+
+TASKS = ("embed", "score", "classify")
+ENGINES = ("openvino", "onnx", "torch")
+MAX_SCORES = 2  # numbers of a cross-encoder for a pair
+# Of what other runtimes and trainers need, or what lies there in a safe format as well.
+LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
+VERSION = "1"
+LABELS = "labels.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the caller says; None: what suits the checkpoint."""
+
+    task: str | None = None
+    engine: str | None = None
+
+
+def import_checkpoint(source: Path, model: Path, wish: Wish) -> str:
+    """Makes version 1 of the model and, where it has none, its model.yaml. Returns its task; raises ConfigError."""
+    checkpoint = Checkpoint.read(source)
+    wish = _with_settings(wish, model)
+    task = _task_of(checkpoint, wish.task)
+    engine = wish.engine or ENGINES[0]
+    target = model / VERSION
+    if engine == "torch":
+        file = _copy(checkpoint, target)
+    else:
+        from penstock.engines.onnx.bert_file import convert
+
+        convert(source, target)
+        file = ""
+    settings = model / "model.yaml"
+    if not settings.exists():
+        settings.write_text("\n".join(_settings(checkpoint, task, engine, file)) + "\n", encoding="utf-8")
+    return task
+
+
+def _with_settings(wish: Wish, model: Path) -> Wish:
+    """A model.yaml that is there stays, and must be of the same mind."""
+    path = model / "model.yaml"
+    if not path.exists():
+        return wish
+    settings = read_yaml(path, ModelSettings)
+    for key, wanted, said in (("task", wish.task, settings.task), ("engine", wish.engine, settings.engine)):
+        if wanted not in (None, said):
+            raise file_error(path, f"says {key}: {said}, not {wanted}; change it there, or import under another name")
+    return Wish(settings.task, settings.engine)
+
+
+def _task_of(checkpoint: Checkpoint, wanted: str | None) -> str:
+    if wanted is not None and wanted not in TASKS:
+        raise ConfigError(f"--task {wanted}: a checkpoint is imported for {', '.join(TASKS)}")
+    if not checkpoint.is_classifier:
+        if wanted == "classify":
+            raise _misfit(checkpoint, "it gives vectors, no classes: import it with --task embed or --task score")
+        return wanted or "embed"
+    classes = len(checkpoint.labels())
+    if wanted == "embed":
+        raise _misfit(checkpoint, "it gives classes, no vectors: import it with --task score or --task classify")
+    if wanted == "score" and classes > MAX_SCORES:
+        raise _misfit(
+            checkpoint, f"it has {classes} labels, and a score comes of 1 or 2: import it with --task classify"
+        )
+    if wanted == "classify" and classes == 1:
+        raise _misfit(checkpoint, "it has one label, which would be every answer: import it with --task score")
+    return wanted or ("score" if classes == 1 else "classify")
+
+
+def _misfit(checkpoint: Checkpoint, message: str) -> ConfigError:
+    names = ", ".join(checkpoint.architectures) or "an encoder"
+    return file_error(checkpoint.folder / "config.json", f"this is {names}: {message}")
+
+
+def _copy(checkpoint: Checkpoint, target: Path) -> str:
+    """The file that stands for the folder."""
+    file = "config.json" if checkpoint.is_classifier else MODULES
+    if not (checkpoint.folder / file).is_file():
+        raise file_error(
+            checkpoint.folder / file,
+            "no such file; it says how tokens become one vector: save the encoder with sentence-transformers",
+        )
+    if not any(checkpoint.folder.rglob("*.safetensors")):
+        raise file_error(checkpoint.folder, "has no *.safetensors; save the model again with save_pretrained")
+    checkpoint.find_tokenizer()
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; remove it, or import under another name")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copytree(checkpoint.folder, partial, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        if checkpoint.is_classifier:
+            lines = "".join(f"{label}\n" for label in checkpoint.labels())
+            (partial / LABELS).write_text(lines, encoding="utf-8")
+        partial.replace(target)  # a version is there as a whole or not at all
+    except shutil.Error as error:
+        raise ConfigError(f"{target}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return file
+
+
+def _settings(checkpoint: Checkpoint, task: str, engine: str, file: str) -> Iterator[str]:
+    yield f"task: {task}"
+    yield f"engine: {engine}"
+    yield "precision: auto"
+    if file:
+        yield f"file: {file}"
+    yield "batching:\n  max_rows: 32\n  max_tokens: 256"
+    options = {"max_length": checkpoint.max_length()} | _activation(checkpoint, task)
+    yield f"{task}:"
+    yield from (f"  {key}: {value}" for key, value in options.items())
+
+
+def _activation(checkpoint: Checkpoint, task: str) -> dict[str, Any]:
+    """Of a classifier whose labels do not exclude each other."""
+    is_multiple = checkpoint.config.get("problem_type") == "multi_label_classification"
+    return {"activation": "sigmoid"} if task == "classify" and is_multiple else {}

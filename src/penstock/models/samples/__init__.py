@@ -1,0 +1,1 @@
+"""Real texts and photographs to try models with."""
