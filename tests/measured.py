@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.bench.experiment import Case, Experiment, expand
-from penstock.bench.experiment_results import Accuracy, CaseResult, Repeat, Results
-from penstock.bench.latencies import Latencies
-from penstock.bench.sampler import Sample
+from penstock.experiments.experiment import Case, Experiment, expand
+from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results
+from penstock.experiments.sampler import Sample
 
 
 def make_cases(**sections: object) -> list[Case]:

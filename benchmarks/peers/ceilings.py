@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.peers.items import items
 from benchmarks.peers.plan import CEILING, Level, Turn
 from benchmarks.peers.results import Record, Row
-from penstock.bench.ceiling import EmbedCeiling, Schedule
+from benchmarks.suite.ceiling import EmbedCeiling, Schedule
 
 # Tried once for each load; the fastest is the ceiling.
 SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from benchmarks.peers.failures import WrongAnswer
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Peer
-from penstock.bench.drivers import STREAM
+from penstock.experiments.load.drivers import STREAM
 
 COSINE = {SAME: 0.99999, BEST: 0.9999}
 PIXEL = {SAME: 3, BEST: 6}  # of 255

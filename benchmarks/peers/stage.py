@@ -15,9 +15,9 @@ from benchmarks.peers.plan import Level, Turn
 from benchmarks.peers.results import Record, Row
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
-from penstock.bench.generator import Generator
-from penstock.bench.load import LoadSpec, Outcome, Window
-from penstock.bench.messages import write_messages
+from penstock.experiments.load.generator import Generator
+from penstock.experiments.load.messages import write_messages
+from penstock.experiments.load.process import LoadSpec, Outcome, Window
 
 MIB = 1024 * 1024
 

@@ -6,18 +6,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.bench.chaos import malformed
-from penstock.bench.chaos.checked_load import CheckedLoad, EchoQuestion
-from penstock.bench.chaos.drain import IN_FLIGHT, drain_server
-from penstock.bench.chaos.hand_back import CALLERS, end_worker
-from penstock.bench.chaos.infer_messages import valid_requests
-from penstock.bench.chaos.kill import kill_workers
-from penstock.bench.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
-from penstock.bench.chaos.report import Plan
-from penstock.bench.chaos.repository import HEAVY, add_echo, add_shipped
-from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.chaos.stop import SILENCE_S, stop_worker
-from penstock.bench.drivers import INFER, STREAM
+from benchmarks.chaos import malformed
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
+from benchmarks.chaos.drain import IN_FLIGHT, drain_server
+from benchmarks.chaos.hand_back import CALLERS, end_worker
+from benchmarks.chaos.infer_messages import valid_requests
+from benchmarks.chaos.kill import kill_workers
+from benchmarks.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
+from benchmarks.chaos.report import Plan
+from benchmarks.chaos.repository import HEAVY, add_echo, add_shipped
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.chaos.stop import SILENCE_S, stop_worker
+from penstock.experiments.load.drivers import INFER, STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.v1 import job_pb2
 from penstock.wire import frames

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.chaos.checked_load import CheckedLoad, EchoQuestion
-from penstock.bench.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
-from penstock.bench.chaos.report import Plan
-from penstock.bench.chaos.server import FaultyServer
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
+from benchmarks.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
+from benchmarks.chaos.report import Plan
+from benchmarks.chaos.server import FaultyServer
 
 pytestmark = pytest.mark.timeout(300)
 

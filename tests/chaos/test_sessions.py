@@ -6,10 +6,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from penstock.bench.chaos.repository import ECHO, add_echo
-from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.chaos.session_load import QUESTION, SessionTally, Shape, Told
-from penstock.bench.chaos.sessions import NO_WORK, WORKERS, play
+from benchmarks.chaos.repository import ECHO, add_echo
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.chaos.session_load import QUESTION, SessionTally, Shape, Told
+from benchmarks.chaos.sessions import NO_WORK, WORKERS, play
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

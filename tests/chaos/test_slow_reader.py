@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.chaos.report import Plan
-from penstock.bench.chaos.server import FaultyServer
-from penstock.bench.chaos.slow_reader import add_models, read_slowly
+from benchmarks.chaos.report import Plan
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.chaos.slow_reader import add_models, read_slowly
 
 MODELS = Path(__file__).parents[2] / "models"
 pytestmark = pytest.mark.timeout(300)

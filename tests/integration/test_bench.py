@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.latencies import Latencies
+from penstock.experiments.load.latencies import Latencies
 from tests.servers import ServerProcess
 
 IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"

@@ -13,8 +13,8 @@ from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddres
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from penstock.bench.loadtest import LoadTest, Step
-    from penstock.bench.payloads import Payload
+    from penstock.experiments.load.loadtest import LoadTest, Step
+    from penstock.experiments.load.payloads import Payload
 
 PROTOCOLS = ("grpc", "stream", "rest")
 DEFAULT_CONCURRENCY = "1,8,32,64"
@@ -51,9 +51,9 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, histograms included.")] = False,
 ) -> None:
     """Load a running server in steps. Each ends when three windows in a row agree within 10%."""
-    from penstock.bench.loadtest import LoadTest, run_steps
-    from penstock.bench.payloads import encode
-    from penstock.bench.steps import parse_counts, parse_steps
+    from penstock.experiments.load.loadtest import LoadTest, run_steps
+    from penstock.experiments.load.payloads import encode
+    from penstock.experiments.load.steps import parse_counts, parse_steps
 
     if protocol not in PROTOCOLS:
         raise InvalidRequest(f"--protocol {protocol}: there are {', '.join(PROTOCOLS)}")
@@ -84,8 +84,8 @@ def bench(
 def _payloads(
     model: str, data: str, batch_size: int, msmarco: Path | None, http: str, shapes: list[str]
 ) -> "list[Payload]":
-    from penstock.bench.described import describe, random_payload, suitable_data
-    from penstock.bench.payloads import TEXTS, build
+    from penstock.experiments.load.described import describe, random_payload, suitable_data
+    from penstock.experiments.load.payloads import TEXTS, build
 
     kind = data
     if kind in ("auto", "tensor"):

@@ -12,10 +12,10 @@ from penstock.cli.terminal.options import AsJson
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.bench.compare import Comparison
-    from penstock.bench.experiment_results import Results
-    from penstock.bench.experiment_runner import RunOptions
-    from penstock.bench.variants import Variants
+    from penstock.experiments.compare import Comparison
+    from penstock.experiments.results import Results
+    from penstock.experiments.runner import RunOptions
+    from penstock.experiments.variants import Variants
 
 app = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a model and compare them.")
 
@@ -50,7 +50,7 @@ def run(
     resume: Resume = None,
 ) -> None:
     """Run one experiment: start servers, measure every case, write the report."""
-    from penstock.bench.experiment_runner import RunOptions
+    from penstock.experiments.runner import RunOptions
 
     options = RunOptions(tuple(only or ()), repeats, quick, msmarco, resume)
     with interruptible():
@@ -68,8 +68,8 @@ def run_all(
     resume: Resume = None,
 ) -> None:
     """Run every experiment of a folder, one after another; one that is wrong does not stop the others."""
-    from penstock.bench.experiment_file import find_experiments
-    from penstock.bench.experiment_runner import RunOptions
+    from penstock.experiments.file import find_experiments
+    from penstock.experiments.runner import RunOptions
 
     options = RunOptions((), repeats, quick, msmarco, resume)
     variants = _variants(models, out)
@@ -98,8 +98,8 @@ def compare_results(
     ] = False,
 ) -> None:
     """Compare two results case by case; a difference within the noise between repeats is not called one."""
-    from penstock.bench.compare import compare, to_markdown
-    from penstock.bench.experiment_results import read_results
+    from penstock.experiments.compare import compare, to_markdown
+    from penstock.experiments.results import read_results
 
     found = compare(*(read_results(_place(path, out)) for path in (a, b)))
     if as_json:
@@ -115,7 +115,7 @@ def compare_results(
 @app.command("list")
 def list_experiments(folder: Folder = EXPERIMENTS, models: Models = None, as_json: AsJson = False) -> None:
     """Show the experiments of a folder, and how many of their cases this machine can run."""
-    from penstock.bench.experiment_file import find_experiments
+    from penstock.experiments.file import find_experiments
 
     variants = _variants(models, OUT)
     rows = [_describe(file, variants) for file in find_experiments(folder)]
@@ -132,8 +132,8 @@ def list_experiments(folder: Folder = EXPERIMENTS, models: Models = None, as_jso
 
 
 def _describe(file: Path, variants: "Variants") -> dict[str, object]:
-    from penstock.bench.experiment import expand
-    from penstock.bench.experiment_file import read_experiment
+    from penstock.experiments.experiment import expand
+    from penstock.experiments.file import read_experiment
 
     try:
         experiment = read_experiment(file)
@@ -150,9 +150,9 @@ def _describe(file: Path, variants: "Variants") -> dict[str, object]:
 
 
 def _run_file(file: Path, out: Path, variants: "Variants", options: "RunOptions") -> None:
-    from penstock.bench.experiment_file import read_experiment
-    from penstock.bench.experiment_results import FILE, read_results
-    from penstock.bench.experiment_runner import ExperimentRunner
+    from penstock.experiments.file import read_experiment
+    from penstock.experiments.results import FILE, read_results
+    from penstock.experiments.runner import ExperimentRunner
 
     experiment = read_experiment(file)
     # Short windows beside the long ones: a trial must not displace results to believe.
@@ -170,17 +170,17 @@ def _run_file(file: Path, out: Path, variants: "Variants", options: "RunOptions"
 
 
 def _write_reports(results: "Results", folder: Path) -> None:
-    from penstock.bench.experiment_table import to_markdown
-    from penstock.bench.report import to_html
+    from penstock.experiments.report import to_html
+    from penstock.experiments.table import to_markdown
 
     (folder / "results.md").write_text(to_markdown(results), encoding="utf-8")
     (folder / "report.html").write_text(to_html(results), encoding="utf-8")
 
 
 def _variants(models: Path | None, out: Path) -> "Variants":
-    from penstock.bench.variants import Variants
     from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
+    from penstock.experiments.variants import Variants
 
     return Variants(with_default_models(load_config(models=models)).config.models, out / "variants")
 
@@ -197,7 +197,7 @@ def _print_results(results: "Results") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.bench.experiment_table import measured, not_run, number, share, units
+    from penstock.experiments.table import measured, not_run, number, share, units
 
     unit = units(results)
     table = Table("case", "requests/s", f"{unit}/s", "±", "p50 ms", "p99 ms", "p99 ±", "CPU %", "MiB", "steady")
@@ -218,7 +218,7 @@ def _print_comparison(found: "Comparison") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.bench.compare import HEADERS, rows
+    from penstock.experiments.compare import HEADERS, rows
 
     console = Console(width=None if sys.stdout.isatty() else 180)
     colours = {"better": "green", "worse": "red"}

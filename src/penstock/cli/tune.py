@@ -14,9 +14,9 @@ from penstock.cli.terminal.options import AsJson
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 
 if TYPE_CHECKING:
-    from penstock.bench.tune import Progress, Tell, TuneOptions
-    from penstock.bench.tune_model import TuneModel
-    from penstock.bench.tune_record import TuneRecord
+    from penstock.experiments.tuning.model import TuneModel
+    from penstock.experiments.tuning.record import TuneRecord
+    from penstock.experiments.tuning.tune import Progress, Tell, TuneOptions
 
 PROTOCOLS = ("grpc", "stream", "rest")
 OUT = Path("bench-out/tune")
@@ -71,10 +71,10 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search engine, precision, instances, threads and batching for the most throughput, and write the winner."""
-    from penstock.bench.tune import KEPT, TuneOptions
-    from penstock.bench.tune_data import TuneData
-    from penstock.bench.tune_servers import TuneLoad
     from penstock.cli.bench import read_shapes
+    from penstock.experiments.tuning.data import TuneData
+    from penstock.experiments.tuning.servers import TuneLoad
+    from penstock.experiments.tuning.tune import KEPT, TuneOptions
 
     if protocol not in PROTOCOLS:
         raise InvalidRequest(f"--protocol {protocol}: there are {', '.join(PROTOCOLS)}")
@@ -106,8 +106,8 @@ def tune(
 
 
 def _run(found: "TuneModel", options: "TuneOptions", folder: Path, tell: "Tell", dry_run: bool) -> "TuneRecord":
-    from penstock.bench.tune import Progress, Tuner
-    from penstock.bench.tune_apply import apply_winner
+    from penstock.experiments.tuning.apply import apply_winner
+    from penstock.experiments.tuning.tune import Progress, Tuner
 
     folder.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(found, options, folder, tell)
@@ -133,17 +133,17 @@ def _check_writable(path: Path) -> None:
 
 
 def _write(record: "TuneRecord", folder: Path) -> None:
-    from penstock.bench.tune_report import to_markdown
+    from penstock.experiments.tuning.report import to_markdown
 
     record.save(folder)
     (folder / "report.md").write_text(to_markdown(record), encoding="utf-8")
 
 
 def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
-    from penstock.bench.tune_model import TuneModel
-    from penstock.bench.variants import Variants
     from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
+    from penstock.experiments.tuning.model import TuneModel
+    from penstock.experiments.variants import Variants
     from penstock.models.settings import list_model_folders, read_model_folder
 
     path = Path(model)
@@ -194,7 +194,7 @@ def _print(record: "TuneRecord", folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from penstock.bench.tune_report import verdict
+    from penstock.experiments.tuning.report import verdict
 
     console = Console(width=None if sys.stdout.isatty() else 140)
     table = Table("finalist", "items/s", "p99 ms", "over shipped", "")

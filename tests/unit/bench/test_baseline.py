@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.baseline import KEPT_RUNS, Baseline
-from penstock.bench.figures import Figure
+from benchmarks.suite.baseline import KEPT_RUNS, Baseline
+from benchmarks.suite.figures import Figure
 from penstock.core.errors import ConfigError
 
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.case_run import has_answers, thirds_agree
-from penstock.bench.experiment import Case, Experiment, digest, expand
-from penstock.bench.experiment_file import find_experiments, read_experiment
-from penstock.bench.experiment_results import CaseResult
-from penstock.bench.experiment_runner import plan_turns
-from penstock.bench.latencies import Latencies
-from penstock.bench.load import Outcome
 from penstock.core.errors import ConfigError
+from penstock.experiments.case_run import has_answers, thirds_agree
+from penstock.experiments.experiment import Case, Experiment, digest, expand
+from penstock.experiments.file import find_experiments, read_experiment
+from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.load.process import Outcome
+from penstock.experiments.results import CaseResult
+from penstock.experiments.runner import plan_turns
 from tests.measured import make_cases, make_repeat
 
 SHIPPED = Path(__file__).parents[3] / "experiments"

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from penstock.bench.compare import compare, to_markdown
-from penstock.bench.experiment_results import Results
+from penstock.experiments.compare import compare, to_markdown
+from penstock.experiments.results import Results
 from tests.measured import make_cases, make_results
 
 ONE, EIGHT = "minilm-onnx-fp32-cpu-b1-c1", "minilm-onnx-fp32-cpu-b1-c8"

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.drivers import Rejected
-from penstock.bench.figures import Figure, ratio
-from penstock.bench.latencies import Latencies
-from penstock.bench.load import Load, Outcome, Window, merge_outcomes
-from penstock.bench.measure import Row, spread
-from penstock.bench.messages import read_messages, write_messages
-from penstock.bench.steady import is_enough, is_steady, measured
+from benchmarks.suite.figures import Figure, ratio
+from benchmarks.suite.measure import Row, spread
+from penstock.experiments.load.drivers import Rejected
+from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.load.messages import read_messages, write_messages
+from penstock.experiments.load.process import Load, Outcome, Window, merge_outcomes
+from penstock.experiments.load.steady import is_enough, is_steady, measured
 
 
 class Counting:

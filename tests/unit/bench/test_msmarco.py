@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from penstock.bench.msmarco import read_pairs
 from penstock.core.errors import InvalidRequest
+from penstock.experiments.load.msmarco import read_pairs
 
 
 def test_triples(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench.described import random_payload, suitable_data
-from penstock.bench.payloads import KINDS, build, encode
-from penstock.bench.steps import parse_counts, parse_steps
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, unpack_bytes
+from penstock.experiments.load.described import random_payload, suitable_data
+from penstock.experiments.load.payloads import KINDS, build, encode
+from penstock.experiments.load.steps import parse_counts, parse_steps
 from penstock.models.samples.texts import passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
 

@@ -1,6 +1,6 @@
 """The benchmark of placements: its repository has every model in every place."""
 
-from penstock.bench.placement import COPY, _build_repository
+from benchmarks.suite.placement import COPY, _build_repository
 from penstock.core.config import Limits
 from penstock.models.loading import load_block
 from penstock.models.settings import list_model_folders, read_model_folder

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.experiment_results import Results, read_results
-from penstock.bench.experiment_table import to_markdown
-from penstock.bench.plots import Axis, Chart, Point, Series
-from penstock.bench.report import to_html
 from penstock.core.errors import ConfigError
+from penstock.experiments.plots import Axis, Chart, Point, Series
+from penstock.experiments.report import to_html
+from penstock.experiments.results import Results, read_results
+from penstock.experiments.table import to_markdown
 from tests.measured import make_cases, make_results
 
 VOID = {"meta", "link", "br", "img", "input"}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.bench.tune_accuracy import check_variants, floor_of
-from penstock.bench.tune_model import TuneModel
-from penstock.bench.tune_space import Variant
-from penstock.bench.variants import Variants
+from penstock.experiments.tuning.accuracy import check_variants, floor_of
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.space import Variant
+from penstock.experiments.variants import Variants
 from penstock.models.settings import read_model_folder
 from tests.servers import write_identity, write_model
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from penstock.bench.tune_apply import apply_winner, places
-from penstock.bench.tune_model import TuneModel
-from penstock.bench.tune_space import Candidate, Variant
-from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
+from penstock.experiments.tuning.apply import apply_winner, places
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.space import Candidate, Variant
+from penstock.experiments.variants import Variants
 from penstock.models.settings import ModelSettings, read_model_folder
 from tests.servers import write_model
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from penstock.bench.tune_data import TuneData, payloads
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import unpack_bytes
+from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
 

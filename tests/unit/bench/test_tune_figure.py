@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.bench.tune_figure import _facts, _figure, most_common
-from penstock.bench.tune_search import FINALS
-from penstock.bench.tune_space import Candidate, Variant
-from penstock.bench.tune_trials import Measure, Trials
+from benchmarks.suite.tune_figure import _facts, _figure, most_common
+from penstock.experiments.tuning.search import FINALS
+from penstock.experiments.tuning.space import Candidate, Variant
+from penstock.experiments.tuning.trials import Measure, Trials
 
 SHIPPED = Candidate(Variant("openvino", "bf16"), 2, 1, 256, 32, 0.0)
 INT8, ORT8 = (replace(SHIPPED, variant=Variant(engine, "int8")) for engine in ("openvino", "onnx"))

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from penstock.bench.tune_record import (
+from penstock.experiments.tuning.record import (
     Applied,
     Configuration,
     Final,
@@ -10,7 +10,7 @@ from penstock.bench.tune_record import (
     TuneRecord,
     VariantRecord,
 )
-from penstock.bench.tune_report import to_markdown, verdict
+from penstock.experiments.tuning.report import to_markdown, verdict
 
 SHIPPED = Configuration(
     engine="openvino",

@@ -8,9 +8,9 @@ from math import exp
 
 import pytest
 
-from penstock.bench.tune_search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
-from penstock.bench.tune_space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
-from penstock.bench.tune_trials import LEAST, Measure, Objective, Trials
+from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
+from penstock.experiments.tuning.space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.tuning.trials import LEAST, Measure, Objective, Trials
 
 BF16, FP32, INT8 = Variant("openvino", "bf16"), Variant("openvino", "fp32"), Variant("openvino", "int8")
 ORT32, ORT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")

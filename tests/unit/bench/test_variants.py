@@ -6,11 +6,11 @@ from pathlib import Path
 import onnx
 import pytest
 
-from penstock.bench.accuracy import cosine, embed_in_process
-from penstock.bench.variants import Variants
 from penstock.core.errors import ConfigError
 from penstock.engines.building import build_engine
 from penstock.engines.onnx.variants import convert
+from penstock.experiments.accuracy import cosine, embed_in_process
+from penstock.experiments.variants import Variants
 from penstock.models.samples.texts import mixed
 from penstock.models.settings import read_model_folder
 from tests.measured import make_cases

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from penstock.bench.measure import spread
+from benchmarks.suite.measure import spread
 from penstock.models.convert.model import Batch, LoadedModel
 from penstock.tasks.base import TaskRequest
 

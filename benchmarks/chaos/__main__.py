@@ -1,0 +1,68 @@
+"""`python -m benchmarks.chaos`: runs the fault scenarios and says whether each bar was met."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+
+from benchmarks.chaos import drain, hand_back, kill, malformed, overload, reload, sessions, slow_reader, stop
+from benchmarks.chaos.report import Plan, Result, Scenario, machine, print_table
+
+SCENARIOS: Mapping[str, Scenario] = {
+    "kill": kill.run,
+    "stop": stop.run,
+    "hand_back": hand_back.run,
+    "drain": drain.run,
+    "overload": overload.run,
+    "malformed": malformed.run,
+    "sessions": sessions.run,
+    "reload": reload.run,
+    "slow_reader": slow_reader.run,
+}
+
+
+def main() -> int:
+    options = _parse()
+    console = Console(stderr=True)
+    results: list[tuple[str, Result]] = []
+    before = machine()
+    for name in options.only or SCENARIOS:
+        started = time.monotonic()
+        console.print(f"[bold]{name}[/]")
+        with tempfile.TemporaryDirectory(prefix=f"penstock-chaos-{name}-") as folder:
+            plan = Plan(options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"))
+            result = uvloop.run(SCENARIOS[name](plan))
+        result.details["seconds"] = round(time.monotonic() - started, 1)
+        results.append((name, result))
+    print_table(results, Console())
+    if options.json:
+        options.json.write_text(json.dumps(_as_json(results, before), indent=2) + "\n")
+    return 1 if any(result.missed() for _, result in results) else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter: all in five minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures, details and machine there")
+    parser.add_argument("--only", action="append", choices=SCENARIOS, help="this scenario; may be repeated")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")
+    return parser.parse_args()
+
+
+def _as_json(results: list[tuple[str, Result]], before: Mapping[str, object]) -> dict[str, object]:
+    return {
+        "figures": {figure: value for _, result in results for figure, value in result.figures.items()},
+        "missed": [f"{bar.figure} {bar}" for _, result in results for bar in result.missed()],
+        "details": {name: result.details for name, result in results},
+        "machine": before,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""The server is asked to leave (SIGTERM): what is inside is answered, what comes is sent away, and it ends well."""
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import grpc
+
+from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.repository import add_shipped
+from benchmarks.chaos.server import FaultyServer
+from penstock.experiments.load.drivers import INFER
+from penstock.experiments.load.payloads import build
+
+IN_FLIGHT = 16
+
+
+async def run(plan: Plan) -> Result:
+    repository = plan.folder / "models"
+    add_shipped(repository, plan.models, "srcnn")
+    with FaultyServer(repository, plan.folder / "drain") as server:
+        await server.wait_all_workers()
+        found = await drain_server(server)
+    result = Result(details=found)
+    result.must("drain_failed", IN_FLIGHT - found["inside"].get("OK", 0), high=0)
+    result.must("drain_wrong_refusals", sum(found["came_later"].values()) - found["came_later"]["UNAVAILABLE"], high=0)
+    result.must("drain_exit_code", found["exit_code"], low=0, high=0)
+    return result
+
+
+async def drain_server(server: FaultyServer) -> dict[str, Any]:
+    """Sends SIGTERM while photographs are upscaled; returns what became of them and of later requests."""
+    photos = [photo.grpc() for photo in build("photos", "srcnn")]
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
+        call = channel.unary_unary(INFER)
+        inside = [asyncio.create_task(_code(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)]
+        async with asyncio.timeout(30):
+            while (await asyncio.to_thread(server.status))["inflight_requests"] < IN_FLIGHT:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        os.kill(server.pid, signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        later: Counter[str] = Counter(UNAVAILABLE=0)
+        while not all(task.done() for task in inside):
+            later[await _code(call(photos[0], timeout=30))] += 1
+            await asyncio.sleep(0.05)
+        codes = Counter([await task for task in inside])
+        exit_code = await asyncio.to_thread(server.process.wait, 60)
+        later[await _code(call(photos[0], timeout=30))] += 1
+    return {"inside": dict(codes), "came_later": dict(later), "exit_code": exit_code}
+
+
+async def _code(call: Any) -> str:
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"

@@ -1,0 +1,38 @@
+"""A worker is asked to leave (SIGTERM) under load: it ends what runs and hands back what waits."""
+
+import os
+import signal
+
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
+from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.repository import HEAVY, add_echo
+from benchmarks.chaos.server import FaultyServer
+
+AROUND = 100  # answers before and after each fault
+CALLERS = 96  # more than the workers run at once, so that some wait there
+
+
+async def run(plan: Plan) -> Result:
+    # Of a model that must never run twice, a job that got lost on the way could not be saved by a retry.
+    add_echo(plan.folder / "models", HEAVY, is_idempotent=False)
+    count = 4 if plan.is_quick else 10
+    with FaultyServer(plan.folder / "models", plan.folder / "hand_back", 2) as server:
+        await server.wait_all_workers()
+        async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS) as load:
+            for number in range(count):
+                await end_worker(server, load, number)
+        result = Result(details=load.tally.details())
+        result.details["handed_back"] = server.metric("penstock_retries_total", reason="handed_back")
+        result.details["worker_lost"] = server.metric("penstock_retries_total", reason="worker_lost")
+    result.must("hand_back_failed", load.tally.failed, high=0)
+    result.must("hand_back_duplicates", load.tally.duplicates, high=0)
+    return result
+
+
+async def end_worker(server: FaultyServer, load: CheckedLoad, number: int) -> None:
+    workers = await server.wait_all_workers()
+    victim = sorted(workers)[number % len(workers)]
+    await load.answered_more(AROUND)
+    os.kill(workers[victim], signal.SIGTERM)
+    await server.wait_workers(lambda ready: ready.get(victim, workers[victim]) != workers[victim])
+    await load.answered_more(AROUND)

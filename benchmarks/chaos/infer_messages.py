@@ -1,0 +1,212 @@
+"""Inference requests of the Open Inference Protocol that are right, and ways to make them wrong."""
+
+import io
+from collections.abc import Callable, Sequence
+from random import Random
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+from PIL import Image
+
+from benchmarks.chaos.mutation import mutate
+from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, LOOSE
+from penstock.core.tensors import NUMPY_TYPES, pack_bytes
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+Request = pb.ModelInferRequest
+Fault = Callable[[DrawFn, Request], None]
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+NAMES = st.sampled_from([ECHO, LOOSE, "minilm", "srcnn", "", "..", "../echo", "echo/1", "ECHO", "x" * 300]) | TEXT
+TENSOR_NAMES = st.sampled_from(["x", "n", "s", "text", "image", "y", "embedding", ""]) | TEXT
+DATATYPES = st.sampled_from([*NUMPY_TYPES, "BYTES", "FP8", "fp32", "STRING", ""]) | TEXT
+SIZES = st.sampled_from(
+    [0, 1, -1, 2, 255, 257, 4097, 2**31, 2**31 - 1, 2**32, 2**62, 2**63 - 1, -(2**63)]
+) | st.integers(-(2**63), 2**63 - 1)
+SHAPES = st.lists(SIZES, max_size=5) | st.just([1] * 70)
+FRAMINGS = st.sampled_from(
+    [b"", b"\x00", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00abc", b"\x01\x00\x00\x00\xff", b"\0" * 64]
+)
+
+
+def valid_requests() -> list[Request]:
+    """One for each model of the repository."""
+    floats = np.arange(ECHO_FLOATS, dtype=np.float32).tobytes()
+    loose = _request(LOOSE, ("n", "INT64", (2, 3), np.arange(6).tobytes()))
+    loose.inputs.add(name="s", datatype="BYTES", shape=(2, 1))
+    loose.raw_input_contents.append(pack_bytes(["left", "right"]))
+    return [
+        _request(ECHO, ("x", "FP32", (1, ECHO_FLOATS), floats)),
+        loose,
+        _request("minilm", ("text", "BYTES", (2,), pack_bytes(["a penstock", "meters water"]))),
+        _request("srcnn", ("image", "BYTES", (1, 1), pack_bytes([small_image()]))),
+    ]
+
+
+def small_image() -> bytes:
+    out = io.BytesIO()
+    Image.fromarray(np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)).save(out, "PNG")
+    return out.getvalue()
+
+
+@st.composite
+def wrong_requests(draw: DrawFn) -> Request:
+    request = Request()
+    request.CopyFrom(draw(st.sampled_from(valid_requests())))
+    for fault in draw(st.lists(st.sampled_from(FAULTS), min_size=1, max_size=3)):
+        fault(draw, request)
+    return request
+
+
+def bend(seeds: Sequence[Request], rng: Random) -> Request:
+    """The fields of some requests joined to another, with some bytes of its tensors changed; it can still be parsed."""
+    bent = Request()
+    for field in Request.DESCRIPTOR.fields:
+        bent.MergeFrom(_only(rng.choice(seeds), field.name))
+    if rng.random() < 0.8:  # what belongs together, so that the tensors are looked at
+        whole = rng.choice(seeds)
+        for name in ("model_name", "inputs", "raw_input_contents"):
+            bent.ClearField(name)
+            bent.MergeFrom(_only(whole, name))
+    for index, raw in enumerate(bent.raw_input_contents):
+        if rng.random() < 0.5:
+            bent.raw_input_contents[index] = mutate(raw, rng, [raw])
+    return bent
+
+
+def _only(request: Request, name: str) -> Request:
+    """A copy that has this field alone."""
+    copy = Request()
+    copy.CopyFrom(request)
+    for field in Request.DESCRIPTOR.fields:
+        if field.name != name:
+            copy.ClearField(field.name)
+    return copy
+
+
+def _wrong_model(draw: DrawFn, request: Request) -> None:
+    request.model_name = draw(NAMES)
+
+
+def _wrong_version(draw: DrawFn, request: Request) -> None:
+    request.model_version = draw(st.sampled_from(["0", "2", "-1", "1.0", "latest", "١", "9" * 40]) | TEXT)
+
+
+def _wrong_name(draw: DrawFn, request: Request) -> None:
+    for tensor in request.inputs:
+        tensor.name = draw(TENSOR_NAMES)
+
+
+def _wrong_datatype(draw: DrawFn, request: Request) -> None:
+    for tensor in request.inputs:
+        tensor.datatype = draw(DATATYPES)
+
+
+def _wrong_shape(draw: DrawFn, request: Request) -> None:
+    for tensor in request.inputs:
+        tensor.shape[:] = draw(SHAPES)
+
+
+def _empty_and_huge(draw: DrawFn, request: Request) -> None:
+    """No elements, and yet more of them than can be counted."""
+    for index, tensor in enumerate(request.inputs):
+        tensor.shape[:] = draw(st.permutations([0, 2**62, 1][: max(2, len(tensor.shape))]))
+        if index < len(request.raw_input_contents):
+            request.raw_input_contents[index] = b""
+
+
+def _wrong_size(draw: DrawFn, request: Request) -> None:
+    for index, raw in enumerate(request.raw_input_contents):
+        request.raw_input_contents[index] = (raw * 2)[: draw(st.integers(0, 2 * len(raw)))]
+
+
+def _wrong_framing(draw: DrawFn, request: Request) -> None:
+    for index in range(len(request.raw_input_contents)):
+        request.raw_input_contents[index] = draw(FRAMINGS | st.binary(max_size=64))
+
+
+def _wrong_element(draw: DrawFn, request: Request) -> None:
+    """Well framed, but no text and no image."""
+    element = draw(
+        st.binary(max_size=64) | st.sampled_from([b"\xff\xfe", b"\xed\xa0\x80", b"\x89PNG\r\n\x1a\n", b"GIF89a"])
+    )
+    for index in range(len(request.raw_input_contents)):
+        request.raw_input_contents[index] = pack_bytes([element])
+
+
+def _wrong_count(draw: DrawFn, request: Request) -> None:
+    request.raw_input_contents[:] = draw(st.lists(st.binary(max_size=8), max_size=4))
+
+
+def _twice(draw: DrawFn, request: Request) -> None:
+    request.inputs.extend(list(request.inputs))
+    if draw(st.booleans()):
+        request.raw_input_contents.extend(list(request.raw_input_contents))
+
+
+def _no_inputs(draw: DrawFn, request: Request) -> None:
+    del request.inputs[:]
+    if draw(st.booleans()):
+        del request.raw_input_contents[:]
+
+
+def _contents(draw: DrawFn, request: Request) -> None:
+    """Typed contents in place of raw ones, seldom of the right type."""
+    del request.raw_input_contents[:]
+    for tensor in request.inputs:
+        contents = tensor.contents
+        contents.bool_contents[:] = draw(st.lists(st.booleans(), max_size=3))
+        contents.int_contents[:] = draw(st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3))
+        contents.uint_contents[:] = draw(st.lists(st.integers(0, 2**32 - 1), max_size=3))
+        contents.int64_contents[:] = draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=3))
+        contents.uint64_contents[:] = draw(st.lists(st.integers(0, 2**64 - 1), max_size=3))
+        contents.fp32_contents[:] = draw(st.lists(st.floats(width=32), max_size=3))
+        contents.fp64_contents[:] = draw(st.lists(st.floats(), max_size=3))
+        contents.bytes_contents[:] = draw(st.lists(st.binary(max_size=8), max_size=3))
+
+
+def _wrong_output(draw: DrawFn, request: Request) -> None:
+    for _ in range(draw(st.integers(1, 3))):
+        request.outputs.add(name=draw(TENSOR_NAMES))
+
+
+def _odd_parameter(draw: DrawFn, request: Request) -> None:
+    parameter = request.parameters[draw(st.sampled_from(["timeout", "priority", "sequence_id", "binary_data"]) | TEXT)]
+    kind = draw(st.integers(0, 3))
+    if kind == 0:
+        parameter.int64_param = draw(st.integers(-(2**63), 2**63 - 1))
+    elif kind == 1:
+        parameter.string_param = draw(TEXT)
+    elif kind == 2:
+        parameter.bool_param = draw(st.booleans())
+
+
+def _odd_id(draw: DrawFn, request: Request) -> None:
+    request.id = draw(TEXT | st.just("i" * 10_000))
+
+
+FAULTS: Sequence[Fault] = (
+    _wrong_model,
+    _wrong_version,
+    _wrong_name,
+    _wrong_datatype,
+    _wrong_shape,
+    _empty_and_huge,
+    _wrong_size,
+    _wrong_framing,
+    _wrong_element,
+    _wrong_count,
+    _twice,
+    _no_inputs,
+    _contents,
+    _wrong_output,
+    _odd_parameter,
+    _odd_id,
+)
+
+
+def _request(model: str, tensor: tuple[str, str, tuple[int, ...], bytes]) -> Request:
+    name, datatype, shape, data = tensor
+    request = Request(model_name=model, raw_input_contents=[data])
+    request.inputs.add(name=name, datatype=datatype, shape=shape)
+    return request

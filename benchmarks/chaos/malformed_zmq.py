@@ -1,0 +1,189 @@
+"""Malformed messages over ZeroMQ, to the door where the gateway expects its workers."""
+
+import asyncio
+import itertools
+import socket
+from random import Random
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+from benchmarks.chaos.answers import HANG_S, Answers
+from benchmarks.chaos.infer_messages import DATATYPES, SIZES, TEXT
+from benchmarks.chaos.mutation import endless, examples
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import WireError
+from penstock.core.tensors import Buffer
+from penstock.models.settings import ModelSettings
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire import frames
+from penstock.wire.descriptions import decode_description, encode_description
+from penstock.wire.sockets import DealerSocket
+
+FROM_WORKERS = frozenset({"hello", "beat", "result", "hand_back", "probe_result", "bye", "statistics"})
+BATCH = 50
+NUMBERS = st.integers(0, 2**64 - 1)
+# A host of another name, so that nobody looks for the process; a block that nobody asks for.
+HOST = "elsewhere"
+BLOCK = BlockDescription("blk-chaos", "chaos", "1", "none", "fp32", (), (), 0, 1, ModelSettings())
+
+HELLO = frames.encode(pb.Frame(hello=pb.Hello(protocol=frames.PROTOCOL, worker_id="chaos", host=HOST)))
+
+
+@st.composite
+def worker_frames(draw: DrawFn) -> pb.Frame:
+    """Every kind of frame, also those that only gateways send."""
+    kind = draw(st.sampled_from([field.name for field in pb.Frame.DESCRIPTOR.fields]))
+    frame = pb.Frame()
+    part = getattr(frame, kind)
+    part.SetInParent()
+    if kind == "hello":
+        part.CopyFrom(pb.Hello(protocol=draw(st.sampled_from([0, 1, 1, 2**32 - 1])), worker_id=draw(TEXT), host=HOST))
+        part.pid = draw(SIZES)
+        for _ in range(draw(st.integers(0, 2))):
+            description = draw(st.sampled_from([b"", b"{}", encode_description(BLOCK)]) | st.binary(max_size=40))
+            block_id = draw(st.sampled_from(["blk-chaos", "blk-other", ""]))
+            part.blocks.add(block_id=block_id, credits=draw(st.integers(0, 2**32 - 1)), description=description)
+    elif kind in ("result", "job"):
+        part.job_id, part.attempt = draw(NUMBERS), draw(st.integers(0, 2**32 - 1))
+        tensors = part.outputs if kind == "result" else part.inputs
+        for _ in range(draw(st.integers(0, 2))):
+            tensors.add(name=draw(TEXT), datatype=draw(DATATYPES), shape=draw(st.lists(SIZES, max_size=3)))
+    elif kind in ("hand_back", "cancel"):
+        part.job_ids.extend(draw(st.lists(NUMBERS, max_size=5)))
+    elif kind == "statistics":
+        part.query_id = draw(NUMBERS)
+        part.blocks.add(block_id="blk-chaos", inference_count=draw(NUMBERS)).batches.add(rows=draw(NUMBERS))
+    return frame
+
+
+class _Expectation:
+    """Which messages of a peer the gateway must refuse; it answers the others only where they are a hello."""
+
+    def __init__(self) -> None:
+        self._is_known = False
+
+    def is_refused(self, message: list[Buffer]) -> bool:
+        try:
+            kind, frame = frames.decode(message)
+            if kind not in FROM_WORKERS or (kind != "hello" and not self._is_known):
+                return True
+            if kind == "hello":
+                self._check(frame.hello)
+                self._is_known = True
+        except WireError:
+            return True
+        if kind == "bye":
+            self._is_known = False
+        return False
+
+    def _check(self, hello: pb.Hello) -> None:
+        if hello.protocol != frames.PROTOCOL:
+            raise WireError("protocol")
+        for offer in hello.blocks:
+            if decode_description(offer.description).block_id != offer.block_id:
+                raise WireError("an offer of another block")
+
+
+class ZmqAttack:
+    def __init__(self, endpoint: str, count: int, seed: int) -> None:
+        self.answers = Answers()
+        self._endpoint = endpoint
+        self._rng = Random(seed)
+        self._names = itertools.count()
+        self._seeds = [frame.SerializeToString() for frame in examples(worker_frames(), count, seed)]
+        self._bent = endless(self._seeds, self._rng)
+
+    async def send(self, count: int) -> None:
+        """A twentieth does not even follow ZeroMQ's own handshake."""
+        garbage = count // 20
+        numbers = iter(range(count - garbage))
+        while batch := [self._message() for _ in itertools.islice(numbers, BATCH)]:
+            if self._rng.random() < 0.5:  # what a known worker says is looked at more closely
+                batch[0] = list(HELLO)
+            await self.say(batch)
+        for _ in range(garbage):
+            await self._say_garbage()
+
+    async def is_well(self) -> bool:
+        """Whether a worker that says hello as it should is welcome."""
+        welcome = asyncio.Event()
+
+        def receive(message: list[Buffer]) -> None:
+            if frames.decode(message)[0] == "welcome":
+                welcome.set()
+
+        peer = DealerSocket(receive, b"chaos-well")
+        peer.connect(self._endpoint)
+        peer.send(HELLO)
+        try:
+            await asyncio.wait_for(welcome.wait(), HANG_S)
+            peer.send(frames.encode(pb.Frame(bye=pb.Bye())))
+        except TimeoutError:
+            return False
+        finally:
+            peer.close(linger_ms=500)
+        return True
+
+    def _message(self) -> list[Buffer]:
+        """Mostly with as many tensors as the header says, sometimes not."""
+        header = next(self._bent) if self._rng.random() < 0.5 else self._rng.choice(self._seeds)
+        try:
+            frame = pb.Frame.FromString(header)
+            count = len(frame.result.outputs) + len(frame.job.inputs)
+        except Exception:  # noqa: BLE001 - whatever cannot be parsed goes out as it is
+            count = 0
+        if self._rng.random() < 0.2:
+            count = self._rng.randrange(4)
+        return [header, *(self._rng.randbytes(self._rng.randrange(64)) for _ in range(count))]
+
+    async def say(self, batch: list[list[Buffer]]) -> None:
+        """One peer says all of it; as many refusals must come back as are due."""
+        refused = 0
+        enough = asyncio.Event()
+        expectation = _Expectation()
+        due = [expectation.is_refused(message) for message in batch]
+
+        def receive(message: list[Buffer]) -> None:
+            nonlocal refused
+            refused += frames.decode(message)[0] == "refused"
+            if refused >= sum(due):
+                enough.set()
+
+        peer = DealerSocket(receive, f"chaos-{next(self._names)}".encode())
+        peer.connect(self._endpoint)
+        try:
+            for message in batch:
+                peer.send(message)
+            if any(due):
+                await asyncio.wait_for(enough.wait(), HANG_S)
+            await asyncio.sleep(0)
+        except TimeoutError:
+            pass
+        finally:
+            peer.send(frames.encode(pb.Frame(bye=pb.Bye())))
+            peer.close(linger_ms=500)
+        self._count(batch, sum(due), refused)
+
+    def _count(self, batch: list[list[Buffer]], due: int, refused: int) -> None:
+        for _ in range(min(due, refused)):
+            self.answers.typed("zmq refused")
+        for _ in range(len(batch) - due):
+            self.answers.typed("zmq taken")
+        for _ in range(due - refused):
+            self.answers.hang("zmq", batch)
+        for _ in range(refused - due):
+            self.answers.crash("zmq refused without need", batch)
+
+    async def _say_garbage(self) -> None:
+        """Nothing is owed to a peer that does not speak ZeroMQ; the gateway may close the door on it."""
+        loop = asyncio.get_running_loop()
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.setblocking(False)
+            try:
+                await loop.sock_connect(peer, self._endpoint.removeprefix("ipc://"))
+                await loop.sock_sendall(peer, self._rng.randbytes(self._rng.randrange(1, 200)))
+            except OSError:
+                self.answers.typed("zmq garbage, door closed")
+                return
+        self.answers.typed("zmq garbage")

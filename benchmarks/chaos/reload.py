@@ -1,0 +1,169 @@
+"""Models come and go under load: reloads while requests flow, idle unloading and waking. Nobody may notice.
+
+Neither may the memory: what a model took goes back when it goes, however often that happens.
+"""
+
+import asyncio
+import shutil
+import statistics
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
+from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.repository import ECHO, add_echo
+from benchmarks.chaos.server import FaultyServer
+from penstock.experiments.load.drivers import INFER
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+CYCLES = 200
+QUICK_CYCLES = 40
+SETTLED_AFTER = 10  # cycles: memory is held against what it was then
+CALLERS = 8
+PAUSE_S = 0.02  # of each caller between requests: the reloads need the cores, too
+BETWEEN = 20  # answers after each reload
+BURST = 8
+NAPPER = "napper"  # echoes, and is unloaded when nobody asks it for IDLE_S
+IDLE_S = 0.1
+SAMPLES = 5
+DEADLINE_S = 30.0
+
+
+class NapperQuestion(EchoQuestion):
+    def ask(self, number: int) -> pb.ModelInferRequest:
+        message = super().ask(number)
+        message.model_name = NAPPER
+        return message
+
+
+@dataclass(slots=True)
+class Cycles:
+    reloads: int = 0
+    wakes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    rss_bytes: list[int] = field(default_factory=list)  # after each cycle
+    settled_bytes: float = 0.0
+    last_bytes: float = 0.0
+
+    @property
+    def rss_growth(self) -> float:
+        return self.last_bytes / self.settled_bytes - 1
+
+
+async def run(plan: Plan) -> Result:
+    repository = plan.folder / "models"
+    add_models(repository)
+    with FaultyServer(repository, plan.folder / "reload") as server:
+        await server.wait_all_workers()
+        async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS, PAUSE_S) as load:
+            found = await run_cycles(server, load, QUICK_CYCLES if plan.is_quick else CYCLES, plan)
+        result = Result(details={**load.tally.details(), **_details(found, server)})
+    result.must("reload_failed", load.tally.failed + load.tally.duplicates + found.failures.total(), high=0)
+    result.must("reload_rss_growth", found.rss_growth, high=0.05)
+    return result
+
+
+def add_models(repository: Path) -> None:
+    add_echo(repository)
+    shutil.copytree(repository / ECHO, repository / NAPPER)
+    settings = yaml.safe_load((repository / ECHO / "model.yaml").read_text())
+    settings["residence"] = {"load": "lazy", "idle_unload_s": IDLE_S}
+    (repository / NAPPER / "model.yaml").write_text(yaml.safe_dump(settings))
+
+
+async def run_cycles(server: FaultyServer, load: CheckedLoad, count: int, plan: Plan) -> Cycles:
+    """A reload, then a waking and an unloading, in turns."""
+    cycles = Cycles()
+    settled_after = min(SETTLED_AFTER, count // 2)
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
+        for number in range(1, count + 1):
+            if number % 2:
+                await _reload(server, load, cycles)
+            else:
+                await _wake(server, channel, number, cycles)
+            cycles.rss_bytes.append(server.rss_bytes())
+            if number == settled_after:
+                cycles.settled_bytes = await _rss_bytes(server)
+            if number % 20 == 0:
+                plan.say(f"{number} of {count} cycles: {cycles.rss_bytes[-1] / 1e6:.0f} MB")
+    cycles.last_bytes = await _rss_bytes(server)
+    return cycles
+
+
+async def _reload(server: FaultyServer, load: CheckedLoad, cycles: Cycles) -> None:
+    cycles.reloads += 1
+    if problem := await asyncio.to_thread(_post, f"http://{server.http}/v2/repository/models/{ECHO}/load"):
+        cycles.failures[f"load: {problem}"] += 1
+    await load.answered_more(BETWEEN)
+
+
+async def _wake(server: FaultyServer, channel: grpc.aio.Channel, number: int, cycles: Cycles) -> None:
+    """A burst of requests to a model that is not in memory; afterwards it leaves the memory again."""
+    await _until_dormant(server)
+    cycles.wakes += 1
+    question = NapperQuestion()
+    call = channel.unary_unary(
+        INFER,
+        request_serializer=pb.ModelInferRequest.SerializeToString,
+        response_deserializer=pb.ModelInferResponse.FromString,
+    )
+    numbers = range(number * BURST, (number + 1) * BURST)
+    answers = await asyncio.gather(
+        *(call(question.ask(each), timeout=DEADLINE_S) for each in numbers), return_exceptions=True
+    )
+    for each, answer in zip(numbers, answers, strict=True):
+        if isinstance(answer, BaseException):
+            cycles.failures[f"burst: {answer!r:.200}"] += 1
+        elif not question.is_answer(each, answer):
+            cycles.failures["burst: the wrong answer"] += 1
+    await _until_dormant(server)
+
+
+async def _until_dormant(server: FaultyServer) -> None:
+    async with asyncio.timeout(60):
+        while await asyncio.to_thread(_state, server, NAPPER) != "dormant":  # noqa: ASYNC110 - a few polls
+            await asyncio.sleep(0.02)
+
+
+def _state(server: FaultyServer, model: str) -> str:
+    (found,) = [block["state"] for block in server.status()["blocks"] if block["model"] == model]
+    return str(found)
+
+
+def _post(url: str) -> str:
+    """What went wrong, or nothing."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=DEADLINE_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        return f"{error.code} {error.read()[:200]!r}"
+    except OSError as error:
+        return repr(error)
+
+
+async def _rss_bytes(server: FaultyServer) -> float:
+    """Of all the server's processes; the median of some looks, as requests come and go."""
+    samples: list[int] = []
+    for _ in range(SAMPLES):
+        await asyncio.sleep(0.2)
+        samples.append(server.rss_bytes())
+    return float(statistics.median(samples))
+
+
+def _details(cycles: Cycles, server: FaultyServer) -> dict[str, Any]:
+    return {
+        "reloads": cycles.reloads,
+        "wakes": cycles.wakes,
+        "cycle_failures": dict(cycles.failures),
+        "rss_mb": [round(each / 1e6, 1) for each in cycles.rss_bytes[:: max(1, len(cycles.rss_bytes) // 20)]],
+        "loaded": server.metric("penstock_loads_total", event="loaded"),
+        "idle": server.metric("penstock_loads_total", model=NAPPER, event="idle"),
+        "load_failures": server.metric("penstock_loads_total", event="failed"),
+    }

@@ -1,0 +1,67 @@
+"""Sessions under load while workers are killed: each request is answered, with its own answer, once and in order.
+
+The order is seen in two ways that do not know of each other: where in its session the server says that it ran a
+request, and when answers come, for one is sent before the next request of its session runs.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.repository import add_echo
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.chaos.session_load import SessionClient, SessionTally, Shape
+
+WORKERS = 2
+BACK_S = 90.0  # what a killed worker gets to return after the load has ended
+NO_WORK = 0  # layers of the echo: the way is tested, not the model
+
+
+async def run(plan: Plan) -> Result:
+    shape = Shape(sessions=2_000, kills=2) if plan.is_quick else Shape()
+    add_echo(plan.folder / "models", NO_WORK)
+    with FaultyServer(plan.folder / "models", plan.folder / "sessions", WORKERS) as server:
+        await server.wait_all_workers()
+        started = time.monotonic()
+        tally = await play(server, shape, plan.say)
+        result = Result(details=tally.details())
+        result.details["requests_per_s"] = round(tally.answered / (time.monotonic() - started))
+        result.details["retries"] = server.metric("penstock_retries_total", reason="worker_lost")
+        result.details["late_replies"] = server.metric("penstock_late_replies_total")
+    result.must("session_violations", tally.violations, high=0)
+    result.must("session_answers", tally.answered, low=shape.sessions * shape.steps)
+    result.must("session_kills", tally.kills, low=shape.kills, high=shape.kills)
+    return result
+
+
+async def play(server: FaultyServer, shape: Shape, say: Callable[[str], None]) -> SessionTally:
+    """All sessions, each request until it has its answer, while workers die."""
+    tally = SessionTally()
+    killer = asyncio.create_task(_kill_meanwhile(server, shape, tally, say))
+    try:
+        await asyncio.gather(*(SessionClient(server.grpc, n, shape, tally).run() for n in range(shape.clients)))
+        await asyncio.wait([killer], timeout=BACK_S)
+    finally:
+        killer.cancel()
+        await asyncio.gather(killer, return_exceptions=True)
+    return tally
+
+
+async def _kill_meanwhile(server: FaultyServer, shape: Shape, tally: SessionTally, say: Callable[[str], None]) -> None:
+    for number in range(shape.kills):
+        goal = shape.sessions * shape.steps * (number + 1) // (shape.kills + 1)
+        while tally.answered < goal:  # noqa: ASYNC110 - a few polls between faults
+            await asyncio.sleep(0.02)
+        await _kill_worker(server, number)
+        tally.kills += 1
+        say(f"killed a worker ({number + 1} of {shape.kills}) after {tally.answered:,} answers")
+
+
+async def _kill_worker(server: FaultyServer, number: int) -> None:
+    workers = await server.wait_all_workers()
+    victim = sorted(workers)[number % len(workers)]
+    os.kill(workers[victim], signal.SIGKILL)
+    await server.wait_workers(lambda ready: ready.get(victim, workers[victim]) != workers[victim])

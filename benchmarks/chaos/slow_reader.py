@@ -1,0 +1,123 @@
+"""Clients that send all they can and read one answer a second, or none: the server's memory does not grow by it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
+from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.repository import add_echo, add_loose
+from benchmarks.chaos.server import FaultyServer
+from benchmarks.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
+
+SLOW_S = 1.0  # between two answers that are read
+SAMPLE_S = 2.5
+# Which model, and the pause before each answer is read; None: nothing is read.
+CASES: dict[str, tuple[str, float | None]] = {
+    "slow": (FRAMES, SLOW_S),
+    "stopped": (FRAMES, None),
+    "decoupled_slow": (TICKS, SLOW_S),
+}
+_TICKS = """
+import numpy as np
+
+
+class Model:
+    def infer(self, inputs, context):
+        for number in range(int(inputs["count"][0])):
+            yield {"tick": np.full(8192, number, np.int64)}
+"""
+_TICKS_SETTINGS = {
+    "task": "tensor",
+    "engine": "python",
+    "timeouts": {"request_s": 3600},
+    "instances": {"count": 2},  # a decoupled request keeps one as long as it runs
+    "python": {
+        "inputs": [{"name": "count", "datatype": "INT64", "shape": [1]}],
+        "outputs": [{"name": "tick", "datatype": "INT64", "shape": [-1]}],
+        "is_decoupled": True,
+    },
+}
+
+
+async def run(plan: Plan) -> Result:
+    add_models(plan.folder / "models")
+    settle_s, seconds = (5.0, 15.0) if plan.is_quick else (10.0, 60.0)
+    with FaultyServer(plan.folder / "models", plan.folder / "slow-reader") as server:
+        await server.wait_all_workers()
+        return await read_slowly(server, settle_s, seconds, plan)
+
+
+def add_models(repository: Path) -> None:
+    add_echo(repository)
+    add_loose(repository)
+    version = repository / TICKS / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(_TICKS)
+    (repository / TICKS / "model.yaml").write_text(yaml.safe_dump(_TICKS_SETTINGS))
+
+
+async def read_slowly(server: FaultyServer, settle_s: float, seconds: float, plan: Plan) -> Result:
+    """For `seconds`, of which the windows fill in the first `settle_s`; others are served meanwhile."""
+    streams: dict[str, GrpcStream | WebSocketStream] = {}
+    for name, (model, pause_s) in CASES.items():
+        streams[f"grpc_{name}"] = GrpcStream(server.grpc, model, pause_s)
+        streams[f"websocket_{name}"] = WebSocketStream(server.http, model, pause_s)
+    memory: list[int] = []
+    async with (
+        _running([stream.run() for stream in streams.values()]),
+        CheckedLoad(server.grpc, [EchoQuestion()], callers=4, pause_s=0.1) as neighbours,
+    ):
+        await asyncio.sleep(settle_s)
+        settled = server.rss_bytes()
+        for _ in range(max(1, round((seconds - settle_s) / SAMPLE_S))):
+            await asyncio.sleep(SAMPLE_S)
+            memory.append(server.rss_bytes())
+            plan.say(f"{memory[-1] / 2**20:.1f} MiB, {settled / 2**20:.1f} MiB at first")
+    seen = {name: stream.seen for name, stream in streams.items()}
+    result = _judge(seen, memory[-1] / settled - 1)
+    result.must("slow_reader_neighbours_failed", neighbours.tally.failed, high=0)
+    result.must("slow_reader_left_inside", await _left_inside(server), high=0)
+    result.details["rss_mib"] = [round(size / 2**20, 1) for size in (settled, *memory)]
+    result.details["neighbours"] = neighbours.tally.details()
+    return result
+
+
+@asynccontextmanager
+async def _running(work: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for error in ended:
+        if isinstance(error, Exception):
+            raise error
+
+
+def _judge(seen: dict[str, Seen], growth: float) -> Result:
+    result = Result()
+    result.must("slow_reader_rss_growth", growth, high=0.02)
+    result.must("slow_reader_wrong", sum(found.wrong for found in seen.values()), high=0)
+    result.must("slow_reader_broken", sum(bool(found.failure) for found in seen.values()), high=0)
+    # Who reads slowly gets something: a server that answers nothing would not grow, either.
+    slow = [found.received for name, found in seen.items() if name.endswith("slow")]
+    result.must("slow_reader_least_received", min(slow), low=1)
+    result.details = {name: found.details() for name, found in seen.items()}
+    return result
+
+
+async def _left_inside(server: FaultyServer) -> float:
+    """Requests that are still inside when all their clients have left; it takes a moment to notice."""
+    for _ in range(100):
+        status = await asyncio.to_thread(server.status)
+        if not status["inflight_requests"]:
+            return 0.0
+        await asyncio.sleep(0.1)
+    return float(status["inflight_requests"])

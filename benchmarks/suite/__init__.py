@@ -1,0 +1,1 @@
+"""`scripts/bench`: the server against its ceilings."""

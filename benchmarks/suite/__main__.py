@@ -1,0 +1,259 @@
+"""`scripts/bench`: one run, one table, the figures."""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suite import repository as repo
+from benchmarks.suite.baseline import Baseline
+from benchmarks.suite.ceiling import EmbedCeiling, Schedule
+from benchmarks.suite.figures import Figure, compute, decision_figure
+from benchmarks.suite.measure import Bench, Contender, Row, spread
+from benchmarks.suite.placement import placement_ratios
+from benchmarks.suite.tune_figure import tune_figure
+from penstock.core.errors import PenstockError
+from penstock.experiments.processes import EchoRun, ServerRun
+from penstock.models.samples.texts import mixed, queries
+from penstock.telemetry.machine import describe_machine
+
+INT8 = "int8"  # one server, two files of the same model in turns
+DECISIONS = "decisions"  # the router's, without a server
+PLACEMENT = "placement"  # a server of its own, and only where it is asked for
+TUNE = "tune"  # servers of its own: three runs of the search
+GROUPS: dict[str, list[Contender]] = {
+    "text": [
+        Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
+        Contender("mixed stream", "stream", "mixed", repo.FP32, 64),
+        Contender("mixed rest", "rest", "mixed", repo.FP32, 64),
+        Contender("mixed arrival-32", "grpc", "mixed", repo.ARRIVAL, 64),
+        Contender("mixed as shipped", "grpc", "mixed", repo.SHIPPED, 64),
+    ],
+    "queries": [
+        Contender("queries batched", "grpc", "queries", repo.FP32, 64),
+        Contender("queries single", "grpc", "queries", repo.SINGLE, 64),
+    ],
+    INT8: [
+        Contender("int8 grpc", "grpc", "mixed", repo.INT8, 64),
+        Contender("int8's fp32 grpc", "grpc", "mixed", repo.FP32, 64),
+    ],
+    "noop": [
+        Contender("echo c1", "echo", "noop", repo.NOOP, 1),
+        Contender("noop grpc c1", "grpc", "noop", repo.NOOP, 1),
+        Contender("noop stream c1", "stream", "noop", repo.NOOP, 1),
+        Contender("noop rest c1", "rest", "noop", repo.NOOP, 1),
+        Contender("echo c32", "echo", "noop", repo.NOOP, 32),
+        Contender("noop grpc c32", "grpc", "noop", repo.NOOP, 32),
+        Contender("noop stream c32", "stream", "noop", repo.NOOP, 32),
+        Contender("noop rest c32", "rest", "noop", repo.NOOP, 32),
+    ],
+    "cache": [
+        Contender("cache echo c1", "echo", "noop", repo.NOOP, 1),
+        Contender("cache hit c1", "grpc", "noop", repo.CACHED, 1),
+    ],
+    DECISIONS: [],
+    PLACEMENT: [],
+    TUNE: [],
+    "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
+    "open": [
+        Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
+        Contender("open loop at 70%", "grpc", "mixed", repo.SHIPPED, 64, rate_of="open-loop base"),
+    ],
+}
+# Budgets tried for the ceiling; the best one is the ceiling.
+SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))
+ONE_AT_A_TIME = Schedule(1, 2, 1)
+CEILING_TEXTS = 512
+BASELINE = Path("benchmarks/baseline.json")
+
+
+def main() -> int:
+    arguments = _parse()
+    if arguments.check:
+        Baseline.read(BASELINE)  # before minutes are spent
+    rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
+    groups = arguments.only or [group for group in GROUPS if group != PLACEMENT]
+    ceiling: list[float] = []
+    limits: dict[str, float | str] = {}
+    reported: list[Figure] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        models = repo.build_repository(arguments.models, Path(folder) / "models")
+        if INT8 in groups:
+            _say("quantizing minilm")
+            reported.append(Figure("int8_mean_cosine", repo.add_int8(models), 0.0, 0.98))
+        with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
+            bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
+            for group in groups:
+                if not GROUPS[group]:
+                    continue
+                _say(f"measuring {group}: {rounds} rounds of {len(GROUPS[group])} windows of {window_s:g} s")
+                if group == "text":
+                    ceiling += _measure_text(bench, models / repo.FP32, rounds, window_s)
+                else:
+                    bench.rounds(GROUPS[group], rounds)
+                if group == "queries":
+                    limits["engine_queries_batched_over_single"] = _engine_queries(models / repo.FP32, rounds, window_s)
+    figures = compute(bench.rows, ceiling, lambda group: group in groups) + reported
+    if DECISIONS in groups:
+        figures.append(_measure_decisions())
+    if PLACEMENT in groups:
+        ratios, rows = placement_ratios(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
+        bench.rows.update(rows)
+        limits.update({figure.key: figure.value for figure in ratios})
+    if TUNE in groups:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
+        figures += found
+        limits.update(facts)
+    _print(bench.rows, ceiling, figures)
+    for name, value in limits.items():
+        _say(f"{name}: {value if isinstance(value, str) else f'{value:.3f}'} (in this run, without a bar)")
+    if arguments.json:
+        report = {**_report(bench.rows, ceiling, figures), "limits": limits}
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+    if arguments.update_baseline:
+        known = Baseline.read(BASELINE) if BASELINE.exists() else Baseline({})
+        known.with_run(figures).write(BASELINE)
+    return _check(figures) if arguments.check else 0
+
+
+def _measure_decisions() -> Figure:
+    """In a process of its own: the router is no part of this one."""
+    command = [sys.executable, "-m", "benchmarks.decisions"]
+    found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=600)
+    rounds: dict[str, list[tuple[float, float]]] = json.loads(found.stdout)
+    for policy, costs in rounds.items():
+        few, many = (median(one) for one in zip(*costs, strict=True))
+        _say(f"  {policy}: {few:.1f} µs a decision with 10 workers, {many:.1f} with 1,000")
+    return decision_figure(rounds)
+
+
+def _check(figures: Sequence[Figure]) -> int:
+    verdicts = Baseline.read(BASELINE).compare(figures)
+    shown = Table("figure", "now", "baseline", "change", "noise", "")
+    for verdict in verdicts:
+        numbers = (f"{verdict.value:.3f}", f"{verdict.expected:.3f}", f"{verdict.change:+.1%}", f"{verdict.noise:.1%}")
+        shown.add_row(verdict.key, *numbers, "WORSE" if verdict.is_worse else "as before or better")
+    Console(width=150).print(shown)
+    worse = [verdict.key for verdict in verdicts if verdict.is_worse]
+    if worse:
+        _say(f"worse than {BASELINE} by more than noise: {', '.join(worse)}")
+    return 1 if worse else 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="short windows: about a quarter of an hour")
+    parser.add_argument("--json", type=Path, help="write the figures and all rounds here")
+    parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
+    parser.add_argument(
+        "--check", action="store_true", help=f"fail where a ratio is worse than in {BASELINE} beyond noise"
+    )
+    parser.add_argument("--update-baseline", action="store_true", help=f"add this run to {BASELINE}")
+    parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
+    return parser.parse_args()
+
+
+def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> list[float]:
+    """The served loads and the ceiling in turn; returns the ceiling of each round: the mean of before and after."""
+    ceiling: list[float] = []
+    best = _best_ceiling(model, window_s / 2)
+    bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(_texts(), window_s)))
+    best.close()
+    return [(before + after) / 2 for before, after in pairwise(ceiling)]
+
+
+def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
+    """What batching short queries gives the bare engine: more than this no server can make of it."""
+    batched, single = EmbedCeiling(model, SCHEDULES[0]), EmbedCeiling(model, ONE_AT_A_TIME)
+    texts = queries()[:CEILING_TEXTS]
+    ratios = [batched.run(texts, window_s) / single.run(texts, window_s) for _ in range(rounds)]
+    batched.close()
+    single.close()
+    return median(ratios)
+
+
+def _texts() -> list[str]:
+    return mixed(CEILING_TEXTS, 0)
+
+
+def _best_ceiling(model: Path, seconds: float) -> EmbedCeiling:
+    """The fastest of the schedules: a ceiling that is beaten by another schedule is none."""
+    results = []
+    for schedule in SCHEDULES:
+        candidate = EmbedCeiling(model, schedule)
+        candidate.run(_texts()[:64], 0.5)
+        results.append((candidate.run(_texts(), seconds), schedule))
+        candidate.close()
+        _say(f"  ceiling with {schedule}: {results[-1][0]:.1f} texts/s")
+    return EmbedCeiling(model, max(results, key=lambda result: result[0])[1])
+
+
+def _print(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> None:
+    table = Table(
+        "load", "conc.", "per s", "±", "of ceiling", "p50 ms", "p95 ms", "p99 ms", "CPU ms: gateway", "worker", "load"
+    )
+    if ceiling:
+        table.add_row("in process (ceiling)", "", f"{median(ceiling):.1f}", f"{spread(ceiling):.0%}", "1.00")
+    for row in rows.values():
+        share = f"{median(row.rps) / median(ceiling):.2f}" if ceiling and row.name.startswith("mixed") else ""
+        percentiles = [f"{row.percentile_ms(percent):.2f}" for percent in (50, 95, 99)]
+        cpu = [f"{median(row.cpu_ms[role]):.3f}" for role in ("gateway", "worker", "load")]
+        table.add_row(
+            row.name,
+            str(row.concurrency),
+            f"{median(row.rps):.1f}",
+            f"{spread(row.rps):.0%}",
+            share,
+            *percentiles,
+            *cpu,
+        )
+    console = Console(width=150)
+    console.print(table)
+    shown = Table("figure", "value", "±", "bar", "")
+    for figure in figures:
+        sign = "≤" if figure.is_ceiling else "≥"
+        verdict = "met" if figure.is_met else "MISSED"
+        shown.add_row(figure.key, f"{figure.value:.3f}", f"{figure.spread:.0%}", f"{sign} {figure.bar:g}", verdict)
+    console.print(shown)
+
+
+def _report(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> dict[str, Any]:
+    return {
+        "figures": {figure.key: round(figure.value, 4) for figure in figures},
+        "spreads": {figure.key: round(figure.spread, 4) for figure in figures},
+        "bars": {figure.key: figure.bar for figure in figures},
+        "ceiling_rps": ceiling,
+        "rows": {
+            row.name: {
+                "concurrency": row.concurrency,
+                "rps": row.rps,
+                "percentiles_ms": row.latencies_ms,
+                "cpu_ms": row.cpu_ms,
+                "rejected": row.rejected,
+            }
+            for row in rows.values()
+        },
+        "machine": describe_machine(),
+    }
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PenstockError as error:
+        _say(f"scripts/bench: {error.message}")
+        sys.exit(2)

@@ -1,0 +1,96 @@
+"""The ratios that were measured before, and whether a new run is worse by more than noise."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.suite.figures import Figure
+from penstock.core.errors import ConfigError
+
+KEPT_RUNS = 7
+LEAST_NOISE = 0.03  # of a figure of which only one run is known
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    key: str
+    value: float
+    expected: float
+    noise: float  # how far apart two runs of the same code may be, as a share
+    is_ceiling: bool
+
+    @property
+    def change(self) -> float:
+        """As a share of what was expected; above 0 is better."""
+        gain = self.value / self.expected - 1
+        return -gain if self.is_ceiling else gain
+
+    @property
+    def is_worse(self) -> bool:
+        return self.change < -self.noise
+
+
+class Baseline:
+    """For each figure, its values in the last runs and how far apart their rounds were."""
+
+    def __init__(self, runs: dict[str, list[dict[str, float]]]) -> None:
+        self._runs = runs
+
+    @classmethod
+    def read(cls, file: Path) -> "Baseline":
+        try:
+            found: dict[str, Any] = json.loads(file.read_text())
+            return cls({key: [_check(run) for run in entry["runs"]] for key, entry in found["figures"].items()})
+        except FileNotFoundError as error:
+            raise ConfigError(f"{file}: there is no baseline; make one with --update-baseline") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{file}: is no baseline ({error}); make one with --update-baseline") from error
+
+    def write(self, file: Path) -> None:
+        """The value and its noise stand beside the runs that they come from: for readers, not read back."""
+        figures = {
+            key: {"value": round(self.value(key), 4), "noise": round(self._between(key), 4), "runs": runs}
+            for key, runs in sorted(self._runs.items())
+        }
+        file.write_text(json.dumps({"figures": figures}, indent=2) + "\n")
+
+    def value(self, key: str) -> float:
+        return median(run["value"] for run in self._runs[key])
+
+    def with_run(self, figures: Sequence[Figure]) -> "Baseline":
+        runs = dict(self._runs)
+        for figure in figures:
+            run = {"value": round(figure.value, 4), "error": round(standard_error(figure), 4)}
+            runs[figure.key] = [*runs.get(figure.key, []), run][-KEPT_RUNS:]
+        return Baseline(runs)
+
+    def compare(self, figures: Sequence[Figure]) -> list[Verdict]:
+        """Figures that the baseline does not know yet are left out."""
+        return [self._judge(figure) for figure in figures if figure.key in self._runs]
+
+    def _judge(self, figure: Figure) -> Verdict:
+        within = max([standard_error(figure), *(run["error"] for run in self._runs[figure.key])])
+        noise = self._between(figure.key) + 2 * within
+        return Verdict(figure.key, figure.value, self.value(figure.key), noise, figure.is_ceiling)
+
+    def _between(self, key: str) -> float:
+        """How far the known runs are from their median."""
+        middle = self.value(key)
+        distances = [abs(run["value"] / middle - 1) for run in self._runs[key]]
+        return max(distances) if len(distances) > 1 else LEAST_NOISE
+
+
+def standard_error(figure: Figure) -> float:
+    """Of the median of the rounds, as a share of it: `spread` is the furthest of `rounds` from it."""
+    return figure.spread / math.sqrt(max(1, figure.rounds))
+
+
+def _check(run: dict[str, Any]) -> dict[str, float]:
+    found = {"value": float(run["value"]), "error": float(run["error"])}
+    if not (found["value"] > 0 and found["error"] >= 0):
+        raise ValueError(f"a run of value {found['value']} and error {found['error']}")
+    return found

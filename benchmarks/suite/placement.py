@@ -1,0 +1,102 @@
+"""Where requests are prepared and finished: the same models served with each placement, in turns in one run."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import yaml
+from onnx import TensorProto, helper
+
+from benchmarks.suite.figures import Figure, ratio
+from benchmarks.suite.measure import Bench, Contender, Row
+from benchmarks.suite.repository import NOOP, add_noop
+from penstock.experiments.processes import EchoRun, ServerRun
+
+INLINE = "inline"
+SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
+NEIGHBOUR = "neighbour"
+COPY = "copy"  # upscales by a graph that does nothing: all of its time is preparing and finishing
+# Name, model, kind of payload, callers.
+LOADS = (
+    ("photos", "srcnn", "photos", 8),
+    ("photos-copy", COPY, "photos", 8),
+    ("texts", "minilm", "mixed", 64),
+    ("queries", "minilm", "queries", 64),
+)
+
+
+def placement_ratios(
+    models: Path,
+    placements: Sequence[str] = ("pool", "worker"),
+    rounds: int = 5,
+    window_s: float = 4.0,
+    warm_up_s: float = 1.5,
+    flags: Sequence[str] = (),
+) -> tuple[list[Figure], dict[str, Row]]:
+    """Served requests a second of each placement over those of `inline`; `models` is the repository that ships."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        repository = _build_repository(models, folder, (INLINE, *placements))
+        add_noop(repository / NOOP)
+        config = folder / "config.yaml"
+        config.write_text(yaml.safe_dump(SETTINGS))
+        with ServerRun(repository, folder, "--config", str(config), *flags) as server, EchoRun() as echo:
+            bench = Bench(server, echo.target, folder, warm_up_s, window_s)
+            for load, model, kind, callers in LOADS:
+                bench.rounds(
+                    [
+                        Contender(f"{load} {placement}", "grpc", kind, f"{model}-{placement}", callers)
+                        for placement in (INLINE, *placements)
+                    ],
+                    rounds,
+                )
+            bench.rounds_beside([_neighbours(placement) for placement in (INLINE, *placements)], rounds)
+    rows = bench.rows
+    figures = [
+        ratio(f"{load}_{placement}_over_inline", rows[f"{load} {placement}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
+        for load, *_ in LOADS
+        for placement in placements
+    ]
+    p99 = {place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].latencies_ms] for place in (INLINE, *placements)}
+    figures += [
+        ratio(f"{NEIGHBOUR}_p99_{placement}_over_inline", p99[placement], p99[INLINE], 0.0) for placement in placements
+    ]
+    return figures, rows
+
+
+def _neighbours(placement: str) -> tuple[Contender, Contender]:
+    """A no-op on the worker that prepares photographs, and these."""
+    photos = Contender(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
+    return Contender(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos
+
+
+def _build_repository(models: Path, folder: Path, placements: Sequence[str]) -> Path:
+    """Weights are linked, not copied."""
+    _write_copy(folder / COPY)
+    repository = folder / "models"
+    for model in dict.fromkeys(model for _, model, *_ in LOADS):
+        source = folder / COPY if model == COPY else models / model
+        settings = yaml.safe_load((source / "model.yaml").read_text())
+        for placement in placements:
+            variant = repository / f"{model}-{placement}"
+            variant.mkdir(parents=True)
+            (variant / "1").symlink_to((source / "1").resolve())
+            (variant / "model.yaml").write_text(yaml.safe_dump({**settings, "placement": placement}))
+    return repository
+
+
+def _write_copy(folder: Path) -> None:
+    shape: list[str | int | None] = ["n", 1, "height", "width"]
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        COPY,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+    )
+    (folder / "1").mkdir(parents=True)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "model.yaml").write_text(
+        yaml.safe_dump({"task": "upscale", "batching": {"max_rows": 8, "max_tokens": 1}})
+    )

@@ -1,0 +1,109 @@
+"""The figure of tuning: three runs on the shipped model, and the winner against what is shipped, in turns."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.suite.figures import Figure, ratio
+from benchmarks.suite.repository import SHIPPED
+from penstock.experiments.load.described import describe
+from penstock.experiments.tuning.data import TuneData, payloads
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.search import FINALS
+from penstock.experiments.tuning.servers import TuneLoad, TuneServers
+from penstock.experiments.tuning.space import Candidate
+from penstock.experiments.tuning.trials import Trials
+from penstock.experiments.tuning.tune import Progress, TuneOptions, Tuner
+from penstock.experiments.variants import Variants
+from penstock.models.settings import read_model_folder
+
+KEY = "tune_over_shipped"
+RUNS = 3
+MINUTES, QUICK_MINUTES = 6.0, 2.0
+WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
+ROUNDS, QUICK_ROUNDS = 9, 5
+
+
+def tune_figure(
+    models: Path, folder: Path, *, quick: bool, say: Callable[[str], None]
+) -> tuple[list[Figure], dict[str, float | str]]:
+    """`models` is the repository that ships, which stays as it is; `folder` is scratch space."""
+    path = folder / "models" / SHIPPED
+    shutil.copytree(models / SHIPPED, path)
+    own = read_model_folder(path)
+    model = TuneModel(own.of_version(own.versions[-1]), Variants(path.parent, folder / "variants"))
+    window_s = QUICK_WINDOW_S if quick else WINDOW_S
+    options = TuneOptions(
+        QUICK_MINUTES if quick else MINUTES, load=TuneLoad(window_s=window_s, warm_up_s=0.3 * window_s)
+    )
+    winners = []
+    for number in range(1, RUNS + 1):
+        winners.append(Tuner(model, options, folder / f"run-{number}", _teller(say, number)).run().winner)
+        say(f"tune run {number} of {RUNS}: {winners[-1]}")
+    trials = _rounds(model, winners, options.load, folder / "rounds", QUICK_ROUNDS if quick else ROUNDS)
+    return [_figure(trials, winners)], _facts(trials, winners)
+
+
+def most_common(winners: Sequence[Candidate]) -> Candidate:
+    """The first of those that came out most often."""
+    return Counter(winners).most_common(1)[0][0]
+
+
+def _rounds(model: TuneModel, winners: Sequence[Candidate], load: TuneLoad, folder: Path, count: int) -> Trials:
+    """The shipped one and every different winner, in turns."""
+    shipped = model.shipped()
+    trials = Trials(shipped)
+    contenders = list(dict.fromkeys([shipped, *winners]))
+    if contenders == [shipped]:
+        return trials
+    folder.mkdir(parents=True)
+    with TuneServers(model, folder, load) as servers:
+        for contender in contenders:
+            servers.start(contender)
+        inputs = describe(servers.start(shipped).http, model.folder.name)
+        servers.load_with(payloads(TuneData(), model.folder.name, inputs))
+        for contender in contenders:
+            servers.window(contender)  # what is not warm yet
+        for number in range(count):
+            order = contenders if number % 2 == 0 else contenders[::-1]
+            trials.add(FINALS, {contender: servers.window(contender) for contender in order})
+    return trials
+
+
+def _figure(trials: Trials, winners: Sequence[Candidate]) -> Figure:
+    """Where what is shipped has won, it is as good as itself: a ratio of two windows of it would be noise alone."""
+    winner = most_common(winners)
+    if winner == trials.shipped:
+        return Figure(KEY, 1.0, 0.0, 1.0)
+    found, base = (trials.measures(each) for each in (winner, trials.shipped))
+    return ratio(KEY, [measure.rate for measure in found], [measure.rate for measure in base], 1.0)
+
+
+def _facts(trials: Trials, winners: Sequence[Candidate]) -> dict[str, float | str]:
+    chosen = most_common(winners)
+    others = [each for each in dict.fromkeys(winners) if each != chosen]
+    apart = [each for each in others if _is_apart(trials, chosen, each)]
+    return {
+        **{f"tune_winner_{number}": str(winner) for number, winner in enumerate(winners, 1)},
+        "tune_shipped": str(trials.shipped),
+        "tune_same_winners": float(winners.count(chosen)),
+        "tune_winners_apart": float(len(apart)),  # different ones that are not equal within noise
+        **{f"tune_winner_over_{each}": trials.compare(chosen, each, FINALS).ratio for each in others},
+    }
+
+
+def _is_apart(trials: Trials, one: Candidate, other: Candidate) -> bool:
+    return trials.compare(one, other, FINALS).is_better or trials.compare(other, one, FINALS).is_better
+
+
+def _teller(say: Callable[[str], None], number: int) -> Callable[[Progress], None]:
+    """A line for each stage: its windows are in the report."""
+    stages: list[str] = []
+
+    def tell(progress: Progress) -> None:
+        if progress.stage and progress.stage not in stages:
+            stages.append(progress.stage)
+            say(f"tune run {number}: {progress.stage}" + (f"; best so far {progress.best}" if progress.best else ""))
+
+    return tell

@@ -1,0 +1,121 @@
+"""One repeat of one case on a running server: load, windows, CPU and memory."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.experiments.experiment import Case, ExperimentPart
+from penstock.experiments.load.generator import HEAD_START_S, Generator
+from penstock.experiments.load.messages import write_messages
+from penstock.experiments.load.payloads import build, encode
+from penstock.experiments.load.process import LoadSpec, Outcome, Window
+from penstock.experiments.load.steady import AGREEING, WITHIN, Measured, is_enough, measured, spread
+from penstock.experiments.processes import ServerRun
+from penstock.experiments.results import Repeat
+from penstock.experiments.sampler import Sample, Sampler, mean_cpu, peak_mib
+
+COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
+MOST_COUNTED_S = 600.0
+
+
+class NothingAnswered(Exception):
+    """The server refused every request; its message counts why."""
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRun:
+    """`folder` gets the files of requests, which cases share."""
+
+    server: ServerRun
+    folder: Path
+    part: ExperimentPart
+    msmarco: Path | None = None
+
+    def measure(self, case: Case, number: int) -> Repeat:
+        target = self.server.http if case.protocol == "rest" else self.server.grpc
+        spec = LoadSpec(case.protocol, target, str(self._messages(case)), case.concurrency)
+        generators = min(self.part.generators, case.concurrency)
+        with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
+            window, enough = self._window(case)
+            outcomes = generator.run_until(window, enough)
+        found = self._measured(outcomes)
+        if not sum(outcome.answered for outcome in found.windows):
+            raise NothingAnswered(_refusals(found))
+        first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
+        last_s = first_s + len(found.windows) * window.seconds
+        inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s]
+        return _repeat(case, number, outcomes, found, inside or sampler.samples, sampler.samples)
+
+    def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[Outcome]], bool]]:
+        part = self.part
+        wanted = part.benchmark_requests
+        if wanted is None:
+            return Window(part.window_s, case.concurrency, 0.0, part.warm_up_s, part.most_windows), is_enough
+        seconds = min(part.window_s, COUNTED_WINDOW_S)
+        window = Window(seconds, case.concurrency, 0.0, part.warm_up_s, int(MOST_COUNTED_S / seconds))
+        return window, lambda outcomes: has_answers(outcomes, wanted)
+
+    def _measured(self, outcomes: Sequence[Outcome]) -> Measured:
+        """The last three windows; all of them where answers are counted."""
+        return (
+            measured(outcomes) if self.part.benchmark_requests is None else Measured(outcomes, thirds_agree(outcomes))
+        )
+
+    def _messages(self, case: Case) -> Path:
+        file = self.folder / f"{case.model}-{case.protocol}-{case.data}-{case.batch_size}.requests"
+        if not file.exists():
+            payloads = build(case.data, case.model, case.batch_size, self.msmarco)
+            write_messages(file, encode(payloads, case.protocol))
+        return file
+
+
+def has_answers(outcomes: Sequence[Outcome], wanted: int) -> bool:
+    """Or never will: all that was sent in the last window was refused."""
+    last = outcomes[-1]
+    is_hopeless = not last.answered and bool(last.rejected)
+    return is_hopeless or sum(outcome.answered for outcome in outcomes) >= wanted
+
+
+def thirds_agree(outcomes: Sequence[Outcome]) -> bool:
+    """A counted run is steady when its three thirds are as three windows must be."""
+    size = len(outcomes) // AGREEING
+    if not size:
+        return False
+    thirds = [Measured(outcomes[start * size : (start + 1) * size], False) for start in range(AGREEING)]
+    if not all(third.rps for third in thirds):
+        return False
+    medians = [third.latencies.percentile_ms(50) for third in thirds]
+    return spread([third.rps for third in thirds]) <= WITHIN and spread(medians) <= WITHIN
+
+
+def _repeat(
+    case: Case,
+    number: int,
+    outcomes: Sequence[Outcome],
+    found: Measured,
+    inside: Sequence[Sample],
+    samples: list[Sample],
+) -> Repeat:
+    latencies = found.latencies
+    percentiles = {f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()}
+    return Repeat(
+        number=number,
+        requests_per_s=found.rps,
+        items_per_s=found.rps * case.batch_size,
+        answered=len(latencies),
+        latency_ms={**percentiles, "mean": latencies.mean_ms, "max": latencies.highest_ms},
+        latency_histogram=latencies.encode(),
+        rejected=found.rejected,
+        is_steady=found.is_steady,
+        windows_per_s=[round(outcome.rps, 2) for outcome in outcomes],
+        measured_s=sum(outcome.seconds for outcome in found.windows),
+        cpu_percent=mean_cpu(inside),
+        memory_mib=peak_mib(inside),
+        generator_cpu_share=found.cpu_share,
+        samples=samples,
+    )
+
+
+def _refusals(found: Measured) -> str:
+    counts = ", ".join(f"{count} × {code}" for code, count in sorted(found.rejected.items()))
+    return f"every request was refused: {counts}" if counts else "no request was answered"

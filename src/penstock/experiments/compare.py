@@ -1,0 +1,191 @@
+"""Two results of experiments against each other: a difference within the noise between repeats is not called one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import exp, log, sqrt
+from statistics import mean
+from typing import Any, Literal
+
+from penstock.experiments.results import CaseResult, Figure, Results
+
+Verdict = Literal["better", "worse", "no difference", "unknown"]
+FLOORS = {"throughput": 0.05, "p99": 0.10}  # a few repeats may agree by chance, and a tail is a few requests
+ERRORS = 3.0  # standard errors
+RULE = (
+    f"A difference counts where the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
+    "from the spread between repeats of this case or of all cases together, whichever is larger, and at least "
+    f"{FLOORS['throughput']:.0%} for throughput and {FLOORS['p99']:.0%} for p99. All else is no difference."
+)
+MOST_SAID = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of B over A."""
+
+    before: float
+    after: float
+    ratio: float
+    noise: float | None  # as a share; None: single repeats do not tell
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChange:
+    case: str
+    variants: tuple[str, str]  # A's and B's, which differ where only the load is the same
+    unit: str
+    throughput: Change  # items a second
+    p99: Change
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    names: tuple[str, str]
+    differences: tuple[str, ...]  # of machines and settings
+    cases: tuple[CaseChange, ...]
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    rule: str = RULE
+
+    @property
+    def has_worse(self) -> bool:
+        return any("worse" in (case.throughput.verdict, case.p99.verdict) for case in self.cases)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "has_worse": self.has_worse}
+
+
+def compare(a: Results, b: Results) -> Comparison:
+    ours = {result.case.id: result for result in a.cases if result.repeats}
+    theirs = {result.case.id: result for result in b.cases if result.repeats}
+    pairs = [(ours[name], theirs[name]) for name in ours if name in theirs]
+    left_a = [result for name, result in ours.items() if name not in theirs]
+    left_b = [result for name, result in theirs.items() if name not in ours]
+    by_load = _pair_by_load(left_a, left_b)
+    paired = {id(result) for pair in by_load for result in pair}
+    every = [*ours.values(), *theirs.values()]
+    pooled = {
+        "throughput": pooled_variance([result.items_per_s.values for result in every]),
+        "p99": pooled_variance([result.latency("p99").values for result in every]),
+    }
+    return Comparison(
+        (a.experiment, b.experiment),
+        (*_changed("machine", a.machine, b.machine), *_changed("settings", _flat(a.settings), _flat(b.settings))),
+        tuple(_compare_case(*pair, pooled) for pair in (*pairs, *by_load)),
+        tuple(result.case.id for result in left_a if id(result) not in paired),
+        tuple(result.case.id for result in left_b if id(result) not in paired),
+    )
+
+
+def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> Change:
+    """`pooled` is the variance over all cases; None: no case has two repeats."""
+    ratio = after.mean / before.mean if before.mean else float("inf")
+    own = pooled_variance([before.values, after.values])
+    if pooled is None or not 0 < ratio < float("inf"):
+        return Change(before.mean, after.mean, ratio, None, "unknown")
+    error = sqrt(max(pooled, own or 0.0) * (1 / len(before.values) + 1 / len(after.values)))
+    noise = max(FLOORS[kind], exp(ERRORS * error) - 1)
+    if abs(log(ratio)) <= log(1 + noise):
+        verdict: Verdict = "no difference"
+    else:
+        verdict = "better" if (ratio > 1) == (kind == "throughput") else "worse"
+    return Change(before.mean, after.mean, ratio, noise, verdict)
+
+
+def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
+    """Of the logarithms within each group, so that it is of shares and not of sizes."""
+    squares, freedom = 0.0, 0
+    for values in groups:
+        logs = [log(value) for value in values if value > 0]
+        if len(logs) > 1:
+            squares += sum((value - mean(logs)) ** 2 for value in logs)
+            freedom += len(logs) - 1
+    return squares / freedom if freedom else None
+
+
+def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | None]) -> CaseChange:
+    unsteady = " and ".join(name for name, result in (("A", a), ("B", b)) if not result.is_steady)
+    return CaseChange(
+        a.case.id if a.case.id == b.case.id else f"{a.case.id} → {b.case.id}",
+        (a.case.variant, b.case.variant),
+        b.unit,
+        change(a.items_per_s, b.items_per_s, "throughput", pooled["throughput"]),
+        change(a.latency("p99"), b.latency("p99"), "p99", pooled["p99"]),
+        f"{unsteady} not steady" if unsteady else "",
+    )
+
+
+def _pair_by_load(a: Sequence[CaseResult], b: Sequence[CaseResult]) -> list[tuple[CaseResult, CaseResult]]:
+    """Other variants of one model under the same load, where each side has one of them."""
+    ours, theirs = _by_load(a), _by_load(b)
+    return [(ours[load][0], theirs[load][0]) for load in ours if len(ours[load]) == len(theirs.get(load, ())) == 1]
+
+
+def _by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], list[CaseResult]]:
+    found: dict[tuple[object, ...], list[CaseResult]] = {}
+    for result in results:
+        case = result.case
+        load = (case.model, case.protocol, case.data, case.batch_size, case.concurrency)
+        found.setdefault(load, []).append(result)
+    return found
+
+
+def _changed(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> list[str]:
+    keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
+    said = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
+    return said if len(said) <= MOST_SAID else [*said[:MOST_SAID], f"and {len(said) - MOST_SAID} more of {what}"]
+
+
+def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{above}{key}."))
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def to_markdown(found: Comparison) -> str:
+    lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
+    lines += [f"- Not the same: {difference}" for difference in found.differences]
+    lines += [""] if found.differences else []
+    lines += ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows(found)]
+    for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
+        if cases:
+            lines += ["", f"Measured in {name} alone: {', '.join(cases)}."]
+    return "\n".join(lines) + "\n"
+
+
+HEADERS = (
+    "case",
+    "per s A",
+    "per s B",
+    "ratio",
+    "noise",
+    "throughput",
+    "p99 A ms",
+    "p99 B ms",
+    "ratio",
+    "noise",
+    "p99",
+)
+
+
+def rows(found: Comparison) -> list[list[str]]:
+    return [
+        [
+            case.case + (f" ({case.note})" if case.note else ""),
+            *_cells(case.throughput),
+            *_cells(case.p99),
+        ]
+        for case in found.cases
+    ]
+
+
+def _cells(found: Change) -> list[str]:
+    noise = "–" if found.noise is None else f"±{found.noise:.0%}"
+    return [f"{found.before:.1f}", f"{found.after:.1f}", f"{found.ratio:.2f}", noise, found.verdict]

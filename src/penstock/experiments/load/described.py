@@ -1,0 +1,75 @@
+"""Requests for a model that only its description is known of: random tensors of its shapes."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import numpy as np
+
+from penstock.core.errors import InvalidRequest, Unavailable
+from penstock.core.tensors import NUMPY_TYPES, Tensor, pack_bytes
+from penstock.experiments.load.payloads import Payload
+
+TIMEOUT_S = 10.0
+
+
+def describe(http: str, model: str) -> list[dict[str, Any]]:
+    """The inputs of a served model, as the protocol's metadata tells them."""
+    base = http if "://" in http else f"http://{http}"
+    url = f"{base.rstrip('/')}/v2/models/{quote(model)}"
+    try:
+        with urlopen(url, timeout=TIMEOUT_S) as answer:
+            inputs: list[dict[str, Any]] = json.load(answer)["inputs"]
+            return inputs
+    except HTTPError as error:
+        with error:
+            raise InvalidRequest(f"model '{model}': {_reason(error)}") from error
+    except OSError as error:
+        raise Unavailable(f"no answer ({error}): is `penstock serve` running at {http}?") from error
+    except (ValueError, KeyError) as error:
+        raise Unavailable(f"{url} is no model's description: is that the HTTP address of `penstock serve`?") from error
+
+
+def suitable_data(inputs: list[dict[str, Any]]) -> str:
+    """The kind of data that fits a model: by the names that tasks give their inputs."""
+    names = [(entry["name"], entry["datatype"]) for entry in inputs]
+    if names == [("text", "BYTES")]:
+        return "mixed"
+    if names == [("image", "BYTES")]:
+        return "photos"
+    return "tensor"
+
+
+def random_payload(model: str, inputs: list[dict[str, Any]], rows: int, shapes: Mapping[str, list[int]]) -> Payload:
+    """A first size that is open is the number of rows; any other must be given in `shapes`."""
+    rng = np.random.default_rng(0)
+    return Payload(model, tuple(_random_tensor(entry, rows, shapes, rng) for entry in inputs))
+
+
+def _random_tensor(entry: Mapping[str, Any], rows: int, shapes: Mapping[str, list[int]], rng: Any) -> Tensor:
+    name, datatype = entry["name"], entry["datatype"]
+    shape = tuple(shapes.get(name) or _closed(name, [int(size) for size in entry["shape"]], rows))
+    count = int(np.prod(shape))
+    if datatype == "BYTES":
+        return Tensor(name, datatype, shape, pack_bytes([b"a text"] * count))
+    dtype = NUMPY_TYPES[datatype]
+    # Small numbers fit every type, and every vocabulary.
+    values = rng.integers(0, 2, count) if np.issubdtype(dtype, np.integer) or dtype == np.bool_ else rng.random(count)
+    return Tensor(name, datatype, shape, values.astype(dtype).tobytes())
+
+
+def _closed(name: str, shape: list[int], rows: int) -> list[int]:
+    closed = [rows if size == -1 and index == 0 else size for index, size in enumerate(shape)]
+    if -1 in closed:
+        raise InvalidRequest(f"input '{name}' has the open shape {shape}: give one with --shape {name}:1,128")
+    return closed
+
+
+def _reason(error: HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"the server answered {error.code}"

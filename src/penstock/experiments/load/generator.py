@@ -1,0 +1,105 @@
+"""The load generator as its user sees it: several processes that load one target together."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.core.errors import InternalError, Unavailable
+from penstock.experiments.load.process import LoadSpec, Outcome, Window, command_line, merge_outcomes
+from penstock.experiments.processes import Running
+
+HEAD_START_S = 0.05  # from the command to the first request: all processes have it by then
+
+
+class Generator:
+    """Use it as a context. Concurrency and rate are shared out; one caller needs one process."""
+
+    def __init__(self, spec: LoadSpec, processes: int = 1) -> None:
+        share = replace(spec, connections=max(1, -(-spec.connections // processes)))
+        self._processes: list[_Process] = []
+        try:
+            for _ in range(processes):
+                self._processes.append(_Process(share))
+            for process in self._processes:
+                process.connect(spec.target)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.__exit__(None, None, None)
+
+    def run(self, window: Window) -> Outcome:
+        """One window; what was sent and the CPU time are those of the whole run, warm-up included."""
+        (outcome,), totals = self._run(replace(window, most=1), lambda outcomes: True)
+        outcome.sent, outcome.cpu_s = totals
+        return outcome
+
+    def run_until(self, window: Window, is_enough: Callable[[Sequence[Outcome]], bool]) -> list[Outcome]:
+        """Window after window under one continuous load, `window.most` of them at most."""
+        return self._run(window, is_enough)[0]
+
+    def _run(
+        self, window: Window, is_enough: Callable[[Sequence[Outcome]], bool]
+    ) -> tuple[list[Outcome], tuple[int, float]]:
+        start_at = time.monotonic() + HEAD_START_S
+        active = self._processes if window.rate else self._processes[: window.concurrency]
+        shares = [replace(_share(window, index, len(active)), start_at=start_at) for index in range(len(active))]
+        for process, share in zip(active, shares, strict=True):
+            process.send(asdict(share))
+        outcomes: list[Outcome] = []
+        while len(outcomes) < window.most:
+            outcomes.append(merge_outcomes([Outcome.from_json(process.answer()) for process in active]))
+            if is_enough(outcomes):
+                break
+        for process in active:
+            process.send({"stop": True})
+        ends = [process.last() for process in active]
+        return outcomes, (sum(end["sent"] for end in ends), sum(end["cpu_s"] for end in ends))
+
+
+def _share(window: Window, index: int, count: int) -> Window:
+    callers = window.concurrency // count + (index < window.concurrency % count)
+    return replace(window, concurrency=callers, rate=window.rate / count)
+
+
+class _Process(Running):
+    def __init__(self, spec: LoadSpec) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        super().__init__(command_line(spec), None, without_ctrl_c=True, **pipes)
+
+    def send(self, command: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise InternalError(f"the load generator ended with exit status {self.process.wait(10)}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def connect(self, target: str) -> None:
+        if reason := self.answer().get("failed"):
+            raise Unavailable(f"{target}: {reason}: does a server listen there?")
+
+    def last(self) -> dict[str, Any]:
+        """The totals, past a window that ended while it was told to stop."""
+        while "latencies" in (found := self.answer()):
+            pass
+        return found

@@ -1,0 +1,78 @@
+"""A load test of a running server: one step after another, each until it is steady."""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.experiments.load.generator import Generator
+from penstock.experiments.load.messages import write_messages
+from penstock.experiments.load.process import LoadSpec, Window
+from penstock.experiments.load.steady import Measured, is_enough, measured
+
+BUSY = 0.8  # of its core: beyond it the generator may be what was measured
+OPEN_CONNECTIONS = 512  # of an open loop over REST: how many requests may be under way
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTest:
+    protocol: str  # grpc, stream, rest
+    target: str
+    messages: Sequence[bytes]
+    items: int  # in a request: texts, pairs, images or rows
+    concurrency: Sequence[int] = ()  # the steps of a closed loop
+    rates: Sequence[float] = ()  # or those of an open loop
+    window_s: float = 2.0
+    warm_up_s: float = 1.0
+    most_windows: int = 10
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    concurrency: int  # 0 in an open loop
+    rate: float  # asked for; 0 in a closed loop
+    items: int
+    measured: Measured
+
+    @property
+    def is_generator_busy(self) -> bool:
+        return self.measured.cpu_share > BUSY
+
+    def to_json(self) -> dict[str, Any]:
+        found, latencies = self.measured, self.measured.latencies
+        return {
+            "concurrency": self.concurrency,
+            "rate": self.rate,
+            "requests_per_s": found.rps,
+            "items_per_s": found.rps * self.items,
+            "spread": found.spread,
+            "is_steady": found.is_steady,
+            "windows_per_s": [window.rps for window in found.windows],
+            "latency_ms": {
+                "mean": latencies.mean_ms,
+                **{f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()},
+                "max": latencies.highest_ms,
+            },
+            "latency_histogram": latencies.encode(),
+            "rejected": found.rejected,
+            "generator_cpu_share": found.cpu_share,
+            "generator_processes": found.windows[0].processes,
+        }
+
+
+def run_steps(test: LoadTest) -> Iterator[Step]:
+    most = OPEN_CONNECTIONS if test.rates else max(test.concurrency)
+    with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
+        file = write_messages(Path(folder) / "requests", test.messages)
+        with Generator(LoadSpec(test.protocol, test.target, str(file), most), test.processes) as generator:
+            for concurrency in test.concurrency if not test.rates else ():
+                yield _step(test, generator, concurrency, 0.0)
+            for rate in test.rates:
+                yield _step(test, generator, 0, rate)
+
+
+def _step(test: LoadTest, generator: Generator, concurrency: int, rate: float) -> Step:
+    window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
+    return Step(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))

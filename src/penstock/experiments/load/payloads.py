@@ -1,0 +1,115 @@
+"""The requests that load carries: texts, query-passage pairs, photographs or a tensor; built once, as bytes."""
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.tensors import Tensor, pack_bytes
+from penstock.experiments.load.msmarco import Pair, read_pairs
+from penstock.models.samples.photos import photos
+from penstock.models.samples.texts import mixed, passages, queries
+from penstock.pb.inference import grpc_service_pb2 as pb
+
+COUNT = 1024
+NOOP_FLOATS = 256  # 1 KB
+TEXTS = ("mixed", "queries", "passages", "pairs")
+KINDS = (*TEXTS, "photos", "noop")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    model: str
+    inputs: tuple[Tensor, ...]
+
+    def grpc(self) -> bytes:
+        message = pb.ModelInferRequest(model_name=self.model)
+        for tensor in self.inputs:
+            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+            message.raw_input_contents.append(bytes(tensor.data))
+        return bytes(message.SerializeToString())
+
+    def rest(self) -> bytes:
+        """A whole HTTP/1.1 request with the tensors in binary, both ways."""
+        described = [
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": tensor.shape,
+                "parameters": {"binary_data_size": len(tensor.data)},
+            }
+            for tensor in self.inputs
+        ]
+        header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+        body = b"".join([header, *(tensor.data for tensor in self.inputs)])
+        return (
+            f"POST /v2/models/{self.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
+            f"Inference-Header-Content-Length: {len(header)}\r\n"
+            f"Content-Type: application/octet-stream\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+
+def noop(model: str, rows: int = 1) -> Payload:
+    data = np.random.default_rng(0).random((rows, NOOP_FLOATS), dtype=np.float32).tobytes()
+    return Payload(model, (Tensor("x", "FP32", (rows, NOOP_FLOATS), data),))
+
+
+def encode(payloads: Iterable[Payload], protocol: str) -> list[bytes]:
+    return [payload.rest() if protocol == "rest" else payload.grpc() for payload in payloads]
+
+
+def build(kind: str, model: str, batch_size: int = 1, msmarco: Path | None = None) -> list[Payload]:
+    """Requests of `batch_size` items each; `pairs` count as one item and are two texts.
+
+    Texts are those of the package, or those of MS MARCO where its path is given.
+    """
+    if kind == "noop":
+        return [noop(model, batch_size)]
+    if kind == "photos":
+        return [_payload(model, "image", (batch_size, 1), group) for group in _groups(photos(), batch_size)]
+    if kind not in TEXTS:
+        raise InvalidRequest(f"unknown data '{kind}'; there are {', '.join(KINDS)}")
+    items = _text_items(kind, read_pairs(msmarco) if msmarco else None)
+    return [
+        _payload(model, "text", (len(texts),), texts)
+        for texts in (list(chain.from_iterable(group)) for group in _groups(items, batch_size))
+    ]
+
+
+def _text_items(kind: str, pairs: list[Pair] | None) -> list[tuple[str, ...]]:
+    if pairs is None:
+        if kind == "pairs":
+            return list(zip(queries(), passages(), strict=True))
+        bundled: dict[str, Callable[[], list[str]]] = {
+            "mixed": lambda: mixed(COUNT, 0),
+            "queries": queries,
+            "passages": passages,
+        }
+        return [(text,) for text in bundled[kind]()]
+    if kind == "pairs":
+        return list(pairs)
+    asked, given = ([(pair[side],) for pair in pairs] for side in (0, 1))
+    if kind == "mixed":
+        both = [*asked, *given]
+        random.Random(0).shuffle(both)
+        return list(both)
+    return list(asked if kind == "queries" else given)
+
+
+def _groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    """Every item at least once; the last group is filled from the beginning."""
+    count = -(-len(items) // size)
+    endless = cycle(items)
+    return (list(islice(endless, size)) for _ in range(count))
+
+
+def _payload(model: str, name: str, shape: tuple[int, ...], values: Sequence[str | bytes]) -> Payload:
+    return Payload(model, (Tensor(name, "BYTES", shape, pack_bytes(list(values))),))

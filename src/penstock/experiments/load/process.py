@@ -1,0 +1,221 @@
+"""The load generator's process: it runs load and answers with one JSON line a window.
+
+It reads one JSON command a line on standard input, so that importing and connecting are never part of a window
+and its CPU time can be told apart. Load goes on from warm-up through all windows without a break.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from penstock.experiments.load.drivers import INFER, Driver, Rejected, make_driver
+from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.load.messages import read_messages
+
+GRACE_S = 65.0  # for what is under way when the last window ends: longer than a driver waits
+MOST_INSIDE = 10_000  # requests of an open loop that wait for their answers; beyond it they are not sent
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """Where load goes and what it carries."""
+
+    protocol: str  # grpc, stream, rest
+    target: str  # host:port
+    messages: str  # a file of `write_messages`
+    connections: int = 1  # the most that a window's callers may open (REST); gRPC has one
+    method: str = INFER  # of gRPC
+
+
+@dataclass(slots=True)
+class Window:
+    """Closed loop with `concurrency` callers, or open loop at `rate` requests a second."""
+
+    seconds: float
+    concurrency: int = 1
+    rate: float = 0.0
+    warm_up_s: float = 0.0
+    most: int = 1  # windows, one after another, unless a line on standard input ends them
+    start_at: float = 0.0  # of the monotonic clock, so that several processes begin together
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One window. What was answered inside it counts, whenever it was sent."""
+
+    seconds: float = 0.0
+    answered: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)
+    latencies: Latencies = field(default_factory=Latencies)
+    sent: int = 0  # as `cpu_s`: in `Generator.run` of everything, warm-up and end included
+    cpu_s: float = 0.0
+    processes: int = 1
+
+    @property
+    def rps(self) -> float:
+        return self.answered / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_share(self) -> float:
+        """Of the one core that each generator process can use; near 1 the generator is what was measured."""
+        return self.cpu_s / self.seconds / self.processes if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode()}
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> "Outcome":
+        return cls(**{key: found[key] for key in _PLAIN}, latencies=Latencies.decode(found["latencies"]))
+
+
+_PLAIN = ("seconds", "answered", "rejected", "sent", "cpu_s", "processes")
+
+
+def merge_outcomes(parts: list[Outcome]) -> Outcome:
+    """Of several processes over one window."""
+    whole = Outcome(seconds=parts[0].seconds, processes=sum(part.processes for part in parts))
+    for part in parts:
+        whole.answered += part.answered
+        whole.sent += part.sent
+        whole.cpu_s += part.cpu_s
+        whole.latencies.add(part.latencies)
+        for code, count in part.rejected.items():
+            whole.rejected[code] = whole.rejected.get(code, 0) + count
+    return whole
+
+
+class Load:
+    """One continuous load, cut into windows by the clock."""
+
+    def __init__(self, driver: Driver, window: Window, first: int = 0) -> None:
+        self._driver = driver
+        self._window = window
+        self._first = first
+        self.sent = 0
+        self._start = 0.0  # of the first window
+        self._over = asyncio.Event()
+        self._now = Outcome(seconds=window.seconds)
+
+    def stop(self) -> None:
+        self._over.set()
+
+    async def windows(self) -> AsyncIterator[Outcome]:
+        begin = self._window.start_at or time.monotonic()
+        await asyncio.sleep(max(0.0, begin - time.monotonic()))
+        self._start = begin + self._window.warm_up_s
+        load = asyncio.create_task(self._open() if self._window.rate else self._closed())
+        try:
+            await self._until(self._start)
+            for number in range(self._window.most):
+                self._now = Outcome(seconds=self._window.seconds)
+                cpu, sent = time.process_time(), self.sent
+                await self._until(self._start + (number + 1) * self._window.seconds)
+                done, self._now = self._now, Outcome()
+                done.cpu_s, done.sent = time.process_time() - cpu, self.sent - sent
+                yield done
+                if self._over.is_set():
+                    break
+        finally:
+            self._over.set()
+            await asyncio.wait_for(load, GRACE_S)
+
+    async def _until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - time.monotonic()))
+
+    async def _closed(self) -> None:
+        """Each caller sends its next request when the last is answered."""
+
+        async def caller(slot: int) -> None:
+            while not self._over.is_set():
+                await self._one(slot, time.monotonic())
+
+        await asyncio.gather(*(caller(slot) for slot in range(self._window.concurrency)))
+
+    async def _open(self) -> None:
+        tasks: set[asyncio.Task[None]] = set()
+        arrivals = asyncio.create_task(self._arrive(tasks))
+        await self._over.wait()
+        arrivals.cancel()
+        await asyncio.wait([arrivals])
+        while tasks:
+            await asyncio.wait(list(tasks))
+
+    async def _arrive(self, tasks: set[asyncio.Task[None]]) -> None:
+        """Poisson arrivals; latency counts from the intended send time, so a stalled generator cannot hide a stall."""
+        rng = random.Random(self._first)
+        intended = time.monotonic()
+        while True:
+            await asyncio.sleep(max(0.0, intended - time.monotonic()))
+            if len(tasks) < MOST_INSIDE:
+                task = asyncio.create_task(self._one(self.sent, intended))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            else:
+                self._reject("GENERATOR_FULL")
+            intended += rng.expovariate(self._window.rate)
+
+    async def _one(self, slot: int, intended: float) -> None:
+        number = self._first + self.sent
+        self.sent += 1
+        try:
+            await self._driver.call(slot, number)
+        except Rejected as error:
+            self._reject(str(error))
+            return
+        now = self._now  # the window that is open at the answer
+        now.answered += 1
+        now.latencies.record(time.monotonic() - intended)
+
+    def _reject(self, code: str) -> None:
+        self._now.rejected[code] = self._now.rejected.get(code, 0) + 1
+
+
+async def _serve_commands(spec: LoadSpec) -> None:
+    driver = make_driver(spec.protocol, spec.target, read_messages(Path(spec.messages)), spec.method)
+    try:
+        await driver.open(spec.connections)
+    except (Rejected, TimeoutError) as error:
+        _answer({"failed": str(error) or "no connection in time"})
+        return
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    _answer({"ready": True})
+    first = 0
+    while line := await reader.readline():
+        load = Load(driver, Window(**json.loads(line)), first)
+        cpu = time.process_time()
+        ending = asyncio.create_task(_stop_when_told(reader, load))
+        async for outcome in load.windows():
+            _answer(outcome.to_json())
+        _answer({"sent": load.sent, "cpu_s": time.process_time() - cpu})
+        await ending
+        first += load.sent
+    await driver.close()
+
+
+async def _stop_when_told(reader: asyncio.StreamReader, load: Load) -> None:
+    """Every command is followed by one more line, which ends it; it comes after the last window at the latest."""
+    await reader.readline()
+    load.stop()
+
+
+def _answer(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+def command_line(spec: LoadSpec) -> list[str]:
+    return [sys.executable, "-m", "penstock.experiments.load.process", json.dumps(asdict(spec))]
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve_commands(LoadSpec(**json.loads(sys.argv[1]))))

@@ -1,0 +1,268 @@
+"""An experiment's results as one HTML page that fetches nothing."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib import resources
+from math import log10
+
+import yaml
+
+from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.plots import COLOURS, Axis, Chart, Point, Series
+from penstock.experiments.results import CaseResult, Figure, Results
+from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not_run, notes, number, share, units
+
+# From the median to the tail; as many of them are drawn as the answers give.
+CURVE = (50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.75, 99.9, 99.95, 99.99)
+TICKS = (50, 75, 90, 95, 99, 99.9, 99.99)
+TEXT_COLUMNS = ("variant", "steady", "accuracy")
+
+
+def to_html(results: Results) -> str:
+    found = measured(results)
+    colours = {name: index for index, name in enumerate(dict.fromkeys(result.case.variant for result in found))}
+    body = [
+        _head(results),
+        _summary(results, found),
+        _section("Latency against throughput", _trade_off_lead(), _legend(colours), _trade_off(found, colours)),
+        _section("Latency percentiles", _percentiles_lead(), _legend(colours), _percentiles(found, colours)),
+        _section("CPU and memory over time", _resources_lead(), _roles(), _resources(found)),
+        _section("All figures", "Click a column to sort by it.", _table(results, found)),
+        _notes(found),
+        _not_run(results),
+        _settings(results),
+    ]
+    style, script = (_asset(name) for name in ("report.css", "report.js"))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(results.experiment)} – Penstock experiment</title><style>{style}</style></head>\n"
+        f"<body><main>{''.join(body)}</main><script>{script}</script></body></html>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files("penstock.experiments").joinpath("data", name).read_text(encoding="utf-8")
+
+
+def _head(results: Results) -> str:
+    machine = results.machine
+    facts = [
+        machine.get("processor", ""),
+        f"{machine.get('cores')} cores",
+        machine.get("memory", ""),
+        f"Penstock {machine.get('penstock')}",
+        results.updated.replace("T", " ").replace("+00:00", " UTC"),
+        f"windows of {results.settings.get('experiment', {}).get('window_s', 0):g} s",
+        f"settings {results.settings_hash[:8]}",
+    ]
+    chips = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return (
+        f'<header><p class="kicker">Penstock experiment</p><h1>{escape(results.experiment)}</h1>'
+        f'<p class="lead">{escape(results.description)}</p><ul class="chips">{chips}</ul></header>'
+    )
+
+
+def _summary(results: Results, found: Sequence[CaseResult]) -> str:
+    if not found:
+        return '<p class="lead">Nothing has been measured yet.</p>'
+    fastest = max(found, key=lambda result: result.items_per_s.mean)
+    quickest = min(found, key=lambda result: result.latency("p99").mean)
+    noises = [result.rps.spread for result in found if result.rps.spread is not None]
+    steady = sum(result.is_steady for result in found)
+    repeats = max(len(result.repeats) for result in found)
+    tiles = [
+        (f"Most {fastest.unit} a second", number(fastest.items_per_s.mean), share(fastest.rps), _load_of(fastest)),
+        (
+            "Lowest p99",
+            f"{number(quickest.latency('p99').mean)} ms",
+            share(quickest.latency("p99")),
+            _load_of(quickest),
+        ),
+        ("Measured", f"{len(found)} of {len(results.cases)}", "cases", f"{repeats} repeats, taken in turns"),
+        ("Steady", f"{steady} of {len(found)}", "cases", "three windows within 10%"),
+        ("Noise", f"±{max(noises):.0%}" if noises else "–", "at most", "throughput between repeats"),
+    ]
+    return '<div class="tiles">' + "".join(_tile(*tile) for tile in tiles) + "</div>"
+
+
+def _tile(name: str, value: str, beside: str, below: str) -> str:
+    return (
+        f'<div class="tile"><p class="name">{escape(name)}</p><p class="value">{escape(value)} '
+        f"<small>{escape(beside)}</small></p><p class='below'>{escape(below)}</p></div>"
+    )
+
+
+def _load_of(result: CaseResult) -> str:
+    return f"{result.case.variant}, {_load(result)}"
+
+
+def _load(result: CaseResult) -> str:
+    callers = result.case.concurrency
+    return f"batch {result.case.batch_size}, {callers} caller{'s' if callers > 1 else ''}"
+
+
+def _section(title: str, lead: str, *parts: str) -> str:
+    return f'<section><h2>{escape(title)}</h2><p class="lead">{escape(lead)}</p>{"".join(parts)}</section>'
+
+
+def _trade_off_lead() -> str:
+    return (
+        "Right and low is better. Each point is a number of callers; bars reach from the lowest to the highest repeat."
+    )
+
+
+def _percentiles_lead() -> str:
+    return "All repeats together, as far into the tail as the number of answers allows. Lower is better."
+
+
+def _resources_lead() -> str:
+    return "Every repeat of a case, warm-up included, sampled four times a second. CPU is in percent of one core."
+
+
+def _legend(colours: dict[str, int]) -> str:
+    items = (f'<li><i class="c{index % COLOURS}"></i>{escape(name)}</li>' for name, index in colours.items())
+    return f'<ul class="legend">{"".join(items)}</ul>'
+
+
+def _roles() -> str:
+    return '<ul class="legend"><li><i class="c0"></i>gateway</li><li><i class="c1"></i>worker</li></ul>'
+
+
+def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+    """A chart for each batch size, so that points that a user could choose between are in one."""
+    charts = []
+    for size in sorted({result.case.batch_size for result in found}):
+        group = [result for result in found if result.case.batch_size == size]
+        series = [
+            Series(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
+            for name, colour in colours.items()
+        ]
+        unit = "/".join(dict.fromkeys(result.unit for result in group))
+        charts.append(
+            Chart(
+                f"Batch size {size} ({unit} in a request)",
+                Axis(f"{unit} a second"),
+                Axis("p99 latency, ms", is_log=True),
+                [each for each in series if each.points],
+            ).draw()
+        )
+    return f'<div class="grid2">{"".join(charts)}</div>'
+
+
+def _by_callers(results: Iterable[CaseResult], variant: str) -> list[CaseResult]:
+    return sorted((each for each in results if each.case.variant == variant), key=lambda each: each.case.concurrency)
+
+
+def _trade_off_point(result: CaseResult) -> Point:
+    rate, p99 = result.items_per_s, result.latency("p99")
+    tip = (
+        f"{_load_of(result)}: {number(rate.mean)} {result.unit}/s {share(rate)}, "
+        f"p50 {number(result.latency('p50').mean)} ms, p99 {number(p99.mean)} ms {share(p99)}"
+    )
+    return Point(rate.mean, p99.mean, tip, str(result.case.concurrency), _range(rate), _range(p99))
+
+
+def _range(figure: Figure) -> tuple[float, float] | None:
+    return (min(figure.values), max(figure.values)) if len(figure.values) > 1 else None
+
+
+def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+    charts = {}
+    for load in dict.fromkeys((each.case.batch_size, each.case.concurrency) for each in found):
+        group = [each for each in found if (each.case.batch_size, each.case.concurrency) == load]
+        series = [
+            Series(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
+            for each in group
+        ]
+        last = max((point.x for each in series for point in each.points), default=0.0)
+        ticks = [(_depth(percent), f"{percent:g}%") for percent in TICKS if _depth(percent) <= last + 1e-9]
+        x = Axis("share of requests that were at most this slow", starts_at_zero=False, ticks=ticks)
+        name = _load(group[0])
+        charts[name] = Chart(name, x, Axis("latency, ms", is_log=True), series).draw()
+    return _chooser("percentiles", charts, shown=2)
+
+
+def _curve(latencies: Latencies) -> list[Point]:
+    percents = [percent for percent in CURVE if len(latencies) * (1 - percent / 100) >= 1]
+    values = [(percent, latencies.percentile_ms(percent)) for percent in percents]
+    return [Point(_depth(percent), value, f"{percent:g}%: {number(value)} ms") for percent, value in values]
+
+
+def _depth(percent: float) -> float:
+    """So that 90, 99 and 99.9 are as far from each other."""
+    return -log10(1 - percent / 100)
+
+
+def _resources(found: Sequence[CaseResult]) -> str:
+    charts = {}
+    for result in found:
+        cpu, memory = [], []
+        for repeat in result.repeats:
+            is_faint = repeat is not result.repeats[-1]
+            for colour, role in enumerate(("gateway", "worker")):
+                at = [
+                    (sample.at_s, getattr(sample, f"{role}_cpu"), getattr(sample, f"{role}_mib"))
+                    for sample in repeat.samples
+                ]
+                cpu.append(Series(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
+                memory.append(Series(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
+        seconds = Axis("seconds")
+        charts[result.case.id] = (
+            Chart(f"CPU: {_load_of(result)}", seconds, Axis("% of one core"), cpu).draw()
+            + Chart(f"Memory: {_load_of(result)}", seconds, Axis("resident, MiB"), memory).draw()
+        )
+    return _chooser("resources", charts, shown=1)
+
+
+def _chooser(name: str, charts: dict[str, str], shown: int) -> str:
+    """Without scripts everything is shown; with them, a few at a time, by a list to choose from."""
+    options = "".join(f'<option value="{index}">{escape(key)}</option>' for index, key in enumerate(charts))
+    panes = "".join(f'<div class="pane">{chart}</div>' for chart in charts.values())
+    label = f'<label class="choose" hidden>Show <select aria-label="{name}">{options}</select></label>'
+    return f'<div class="chooser" data-shown="{shown}">{label}<div class="grid2">{panes}</div></div>'
+
+
+def _table(results: Results, found: Sequence[CaseResult]) -> str:
+    names = headers(units(results))
+    head = "".join(f'<th class="{_kind(name)}"><button>{escape(name)}</button></th>' for name in names)
+    rows = "".join(
+        "<tr>"
+        + "".join(f'<td class="{_kind(n)}">{escape(c)}</td>' for n, c in zip(names, cells(each), strict=True))
+        + "</tr>"
+        for each in found
+    )
+    return (
+        f'<div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<p class="fine">{escape(NOISE_RULE)}</p>'
+    )
+
+
+def _kind(name: str) -> str:
+    return "text" if name in TEXT_COLUMNS else "number"
+
+
+def _notes(found: Sequence[CaseResult]) -> str:
+    items = [f"<li><b>{escape(each.case.id)}</b>: {escape(note)}</li>" for each in found for note in notes(each)]
+    return f"<section><h2>Notes</h2><ul>{''.join(items)}</ul></section>" if items else ""
+
+
+def _not_run(results: Results) -> str:
+    rows = "".join(
+        "<tr>" + "".join(f'<td class="text">{escape(cell)}</td>' for cell in row) + "</tr>" for row in not_run(results)
+    )
+    if not rows:
+        return ""
+    head = "".join(f'<th class="text">{name}</th>' for name in ("variant", "loads", "why"))
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<section><h2>Not run</h2><div class="scroll">{table}</div></section>'
+
+
+def _settings(results: Results) -> str:
+    machine = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in results.machine.items())
+    settings = escape(yaml.safe_dump(results.settings, sort_keys=False, allow_unicode=True))
+    return (
+        f'<section><h2>Machine and configuration</h2><dl class="facts">{machine}</dl>'
+        "<details><summary>The whole configuration, inheritance resolved</summary>"
+        f"<pre>{settings}</pre></details></section>"
+    )

@@ -1,0 +1,132 @@
+"""The results of an experiment: what is kept in results.json, and the figures of its repeats."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.core.errors import ConfigError
+from penstock.experiments.experiment import Case
+from penstock.experiments.load.latencies import Latencies, merge
+from penstock.experiments.load.steady import spread
+from penstock.experiments.sampler import Sample
+
+FILE = "results.json"
+PREVIOUS = "previous.json"
+PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Accuracy(_Kept):
+    """How near the answers are to those of the model's own file in FP32."""
+
+    measure: str  # cosine, or PSNR in dB
+    mean: float
+    lowest: float
+    samples: int
+
+
+class Repeat(_Kept):
+    number: int
+    requests_per_s: float
+    items_per_s: float
+    answered: int
+    latency_ms: dict[str, float]  # p50 … max
+    latency_histogram: str  # HdrHistogram's own form
+    rejected: dict[str, int]
+    is_steady: bool
+    windows_per_s: list[float]  # requests a second, window by window
+    measured_s: float
+    cpu_percent: dict[str, float]  # by role, of one core, over what was measured
+    memory_mib: dict[str, float]  # by role, the most
+    generator_cpu_share: float  # of the core that each of its processes has
+    samples: list[Sample]  # over the whole run, warm-up included
+
+
+class CaseResult(_Kept):
+    case: Case
+    unit: str
+    not_run: str = ""  # why
+    accuracy: Accuracy | None = None
+    repeats: list[Repeat] = []
+
+    def has(self, number: int) -> bool:
+        return any(repeat.number == number for repeat in self.repeats)
+
+    def figure(self, of: Callable[[Repeat], float]) -> "Figure":
+        return Figure([of(repeat) for repeat in self.repeats])
+
+    @property
+    def rps(self) -> "Figure":
+        return self.figure(lambda repeat: repeat.requests_per_s)
+
+    @property
+    def items_per_s(self) -> "Figure":
+        return self.figure(lambda repeat: repeat.items_per_s)
+
+    def latency(self, name: str) -> "Figure":
+        return self.figure(lambda repeat: repeat.latency_ms[name])
+
+    @property
+    def latencies(self) -> Latencies:
+        """Of all repeats together."""
+        return merge(Latencies.decode(repeat.latency_histogram) for repeat in self.repeats)
+
+    @property
+    def is_steady(self) -> bool:
+        return all(repeat.is_steady for repeat in self.repeats)
+
+
+class Figure:
+    """A value over repeats."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = list(values)
+
+    @property
+    def mean(self) -> float:
+        return mean(self.values) if self.values else float("nan")
+
+    @property
+    def spread(self) -> float | None:
+        """The furthest repeat's distance from the mean, as a share of it; one repeat does not tell."""
+        return spread(self.values) if len(self.values) > 1 else None
+
+
+class Results(_Kept):
+    format: Literal[1] = 1
+    experiment: str
+    description: str = ""
+    settings: dict[str, Any]
+    settings_hash: str
+    machine: dict[str, str]
+    started: str  # ISO 8601
+    updated: str
+    cases: list[CaseResult]
+
+    def result(self, case_id: str) -> CaseResult:
+        return next(result for result in self.cases if result.case.id == case_id)
+
+    def save(self, folder: Path) -> Path:
+        """Whole or not at all: an interruption leaves the file as it was."""
+        file = folder / FILE
+        partial = folder / f".{FILE}.{os.getpid()}.partial"
+        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        partial.replace(file)
+        return file
+
+
+def read_results(path: Path) -> Results:
+    file = path / FILE if path.is_dir() else path
+    try:
+        return Results.model_validate_json(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{file}: no results there: {error.strerror}", file=str(file)) from error
+    except (ValidationError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: these are not the results of an experiment", file=str(file)) from error

@@ -1,0 +1,199 @@
+"""Runs an experiment: a server for each configuration, every case in turn, results kept after each."""
+
+import fnmatch
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.experiments.accuracy import Reference
+from penstock.experiments.case_run import CaseRun, NothingAnswered
+from penstock.experiments.experiment import Case, Experiment, digest, expand
+from penstock.experiments.processes import ServerRun
+from penstock.experiments.results import FILE, PREVIOUS, CaseResult, Results, read_results
+from penstock.experiments.server import ServerFailed, serving
+from penstock.experiments.variants import Variants
+from penstock.telemetry.machine import describe_machine
+
+QUICK = {"warm_up_s": 0.5, "window_s": 0.75, "most_windows": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    only: tuple[str, ...] = ()  # patterns of case ids
+    repeats: int | None = None
+    is_quick: bool = False
+    msmarco: Path | None = None
+    resume: bool | None = None  # None: where the results there are of the same settings and machine
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Cases that are measured one after another on one server."""
+
+    repeat: int
+    cases: tuple[Case, ...]
+
+
+def plan_turns(results: Sequence[CaseResult], repeats: int) -> list[Turn]:
+    """What is left to do: repeat 1 of everything, then repeat 2; every other one backwards.
+
+    So a slow minute of the machine hits all cases alike, and nobody always follows the same neighbour.
+    """
+    turns: list[Turn] = []
+    for number in range(1, repeats + 1):
+        groups: dict[str, list[Case]] = {}
+        for result in results:
+            if not result.not_run and not result.has(number):
+                groups.setdefault(result.case.server_id, []).append(result.case)
+        found = [Turn(number, tuple(cases)) for cases in groups.values()]
+        turns += found if number % 2 else [Turn(number, turn.cases[::-1]) for turn in reversed(found)]
+    return turns
+
+
+class ExperimentRunner:
+    """`folder` is the experiment's own: results, and the servers' logs."""
+
+    def __init__(
+        self, experiment: Experiment, variants: Variants, folder: Path, options: RunOptions, tell: Callable[[str], None]
+    ) -> None:
+        part = experiment.experiment
+        self._part = part.model_copy(update=QUICK) if options.is_quick else part
+        self._experiment = experiment.model_copy(update={"experiment": self._part})
+        self._variants = variants
+        self._folder = folder
+        self._options = options
+        self._tell = tell
+        self._reference = Reference()
+
+    def run(self) -> Results:
+        """An interruption leaves what is measured in the folder, and no server behind."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        results = self._open()
+        wanted = self._wanted(results)
+        repeats = self._options.repeats or self._part.repeats
+        turns = plan_turns(wanted, repeats)
+        left = sum(len(turn.cases) for turn in turns)
+        self._tell(f"{results.experiment}: {len(wanted)} cases, {repeats} repeats: {left} runs to measure")
+        for number, turn in enumerate(turns, 1):
+            self._tell(f"server {number} of {len(turns)}: {turn.cases[0].variant}")
+            self._take(turn, results)
+        return results
+
+    def _open(self) -> Results:
+        if self._options.msmarco and not self._options.msmarco.exists():
+            raise ConfigError(f"--msmarco {self._options.msmarco}: no such file or folder")
+        cases = expand(self._experiment, self._variants.engine_of, self._variants.data_of)
+        settings = self._experiment.settings()
+        settings["model_files"] = {case.model: self._variants.digest(case.model)[:16] for case in cases}
+        settings["msmarco"] = self._options.msmarco.name if self._options.msmarco else None
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        results = Results(
+            experiment=self._experiment.name,
+            description=self._experiment.description,
+            settings=settings,
+            settings_hash=digest(settings),
+            machine=describe_machine(),
+            started=now,
+            updated=now,
+            cases=[CaseResult(case=case, unit=case.unit, not_run=self._variants.why_not(case) or "") for case in cases],
+        )
+        results = self._resumed(results)
+        results.save(self._folder)
+        return results
+
+    def _resumed(self, new: Results) -> Results:
+        file = self._folder / FILE
+        if not file.is_file():
+            return new
+        if self._options.resume is not False:
+            old = read_results(file)
+            reason = _difference(old, new)
+            if reason is None:
+                return _continued(old, new)
+            if self._options.resume:
+                raise ConfigError(f"{file}: cannot be resumed: {reason}; use --fresh to start over")
+            self._tell(f"starting over: {reason}; the results before are kept as {PREVIOUS}")
+        file.replace(self._folder / PREVIOUS)
+        return new
+
+    def _wanted(self, results: Results) -> list[CaseResult]:
+        patterns = self._options.only
+        if not patterns:
+            return results.cases
+        found = [result for result in results.cases if any(fnmatch.fnmatch(result.case.id, each) for each in patterns)]
+        if not found:
+            known = ", ".join(result.case.id for result in results.cases[:8])
+            raise ConfigError(f"--only {' '.join(patterns)}: no such case; there are {known} …")
+        return found
+
+    def _take(self, turn: Turn, results: Results) -> None:
+        found = [results.result(case.id) for case in turn.cases]
+        cases = [result for result in found if not result.not_run]  # what failed once is not tried again
+        if not cases:
+            return
+        try:
+            case = cases[0].case
+            with serving(case, self._variants, self._folder / "servers" / case.server_id) as server:
+                run = CaseRun(server, server.log.parent, self._part, self._options.msmarco)
+                self._check_answers(server, cases, results)
+                for result in cases:
+                    self._measure(run, result, turn.repeat)
+                    self._save(results)
+        except (ServerFailed, PenstockError) as error:
+            for result in cases:
+                if not result.has(turn.repeat):
+                    self._give_up(result, str(error))
+            self._save(results)
+
+    def _measure(self, run: CaseRun, result: CaseResult, number: int) -> None:
+        case = result.case
+        try:
+            found = run.measure(case, number)
+        except (NothingAnswered, PenstockError) as error:
+            self._give_up(result, str(error))
+            return
+        result.repeats.append(found)
+        p99 = found.latency_ms["p99"]
+        steady = "" if found.is_steady else ", not steady"
+        self._tell(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s, p99 {p99:.1f} ms{steady}")
+
+    def _give_up(self, result: CaseResult, reason: str) -> None:
+        """On this case, not on the experiment."""
+        result.not_run = reason
+        self._tell(f"  {result.case.id}: not run: {reason}")
+
+    def _check_answers(self, server: ServerRun, cases: Sequence[CaseResult], results: Results) -> None:
+        """Once for each server configuration."""
+        if all(result.accuracy for result in cases):
+            return
+        case = cases[0].case
+        accuracy = self._reference.compare(self._variants.folder(case.model), server.grpc)
+        for result in results.cases:
+            if result.case.server_id == case.server_id:
+                result.accuracy = accuracy
+
+    def _save(self, results: Results) -> None:
+        results.updated = datetime.now(UTC).isoformat(timespec="seconds")
+        results.save(self._folder)
+
+
+def _difference(old: Results, new: Results) -> str | None:
+    if old.settings_hash != new.settings_hash:
+        changed = sorted(key for key in new.settings if new.settings[key] != old.settings.get(key))
+        return f"its settings are others ({', '.join(changed)})"
+    if old.machine != new.machine:
+        keys = sorted(key for key in {*old.machine, *new.machine} if old.machine.get(key) != new.machine.get(key))
+        return f"the machine is another ({', '.join(keys)})"
+    return None
+
+
+def _continued(old: Results, new: Results) -> Results:
+    """What was measured stays; what could not run is asked again."""
+    measured = {result.case.id: result for result in old.cases}
+    for result in new.cases:
+        before = measured[result.case.id]
+        result.repeats, result.accuracy = before.repeats, before.accuracy
+    new.started = old.started
+    return new

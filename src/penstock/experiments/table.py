@@ -1,0 +1,136 @@
+"""The table of an experiment's results, as cells and as Markdown."""
+
+from collections.abc import Sequence
+from math import isnan
+
+from penstock.experiments.results import PERCENTILES, CaseResult, Figure, Results
+
+NOISE_RULE = (
+    "± is the distance of the furthest repeat from the mean of the repeats. A case is steady when three windows in a "
+    "row agreed within 10% in every repeat. CPU is the server's, in percent of one core; memory is what it had "
+    "resident at most. Accuracy is against FP32: the mean, and the lowest of the samples. p99.9 of fewer than 1,000 "
+    "answers is their slowest."
+)
+
+
+def headers(unit: str) -> list[str]:
+    return [
+        "variant",
+        "batch",
+        "callers",
+        "requests/s",
+        f"{unit}/s",
+        "±",
+        *(f"{name} ms" for name in PERCENTILES),
+        "p99 ±",
+        "steady",
+        "accuracy",
+        "CPU %",
+        "memory MiB",
+        "generator CPU",
+        "answers",
+    ]
+
+
+def cells(result: CaseResult) -> list[str]:
+    case = result.case
+    cpu = result.figure(lambda repeat: sum(repeat.cpu_percent.values()))
+    memory = result.figure(lambda repeat: sum(repeat.memory_mib.values()))
+    return [
+        case.variant,
+        str(case.batch_size),
+        str(case.concurrency),
+        number(result.rps.mean),
+        number(result.items_per_s.mean),
+        share(result.rps),
+        *(number(result.latency(name).mean) for name in PERCENTILES),
+        share(result.latency("p99")),
+        "yes" if result.is_steady else "no",
+        accuracy(result),
+        f"{cpu.mean:.0f}",
+        f"{memory.mean:.0f}",
+        f"{result.figure(lambda repeat: repeat.generator_cpu_share).mean:.0%}",
+        str(sum(repeat.answered for repeat in result.repeats)),
+    ]
+
+
+def accuracy(result: CaseResult) -> str:
+    found = result.accuracy
+    if found is None:
+        return "–"
+    digits = 5 if found.measure == "cosine" else 1
+    return f"{found.measure} {found.mean:.{digits}f} (≥ {found.lowest:.{digits}f})"
+
+
+def number(value: float) -> str:
+    """Three significant digits are what such a measurement has."""
+    if isnan(value):
+        return "–"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def share(figure: Figure) -> str:
+    return "–" if figure.spread is None else f"±{figure.spread:.0%}"
+
+
+def measured(results: Results) -> list[CaseResult]:
+    return [result for result in results.cases if result.repeats]
+
+
+def not_run(results: Results) -> list[tuple[str, str, str]]:
+    """Variants, their loads, and why; a case that is still to come says so."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for result in results.cases:
+        if result.not_run or not result.repeats:
+            reason = result.not_run or "not measured yet"
+            load = f"b{result.case.batch_size} c{result.case.concurrency}"
+            found.setdefault((result.case.variant, reason), []).append(load)
+    return [(variant, ", ".join(loads), reason) for (variant, reason), loads in found.items()]
+
+
+def notes(result: CaseResult) -> list[str]:
+    """What a reader must know beside the figures."""
+    found = []
+    rejected: dict[str, int] = {}
+    for repeat in result.repeats:
+        for code, count in repeat.rejected.items():
+            rejected[code] = rejected.get(code, 0) + count
+    if rejected:
+        counts = ", ".join(f"{count} × {code}" for code, count in sorted(rejected.items()))
+        found.append(f"not served: {counts}")
+    if any(repeat.generator_cpu_share > 0.8 for repeat in result.repeats):
+        found.append("the load generator was busy itself: more `experiment.generators` may show more")
+    return found
+
+
+def units(results: Results) -> str:
+    return "/".join(dict.fromkeys(result.unit for result in results.cases))
+
+
+def to_markdown(results: Results) -> str:
+    machine = results.machine
+    lines = [
+        f"# {results.experiment}",
+        "",
+        *([results.description, ""] if results.description else []),
+        f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('memory')}; "
+        f"Penstock {machine.get('penstock')}; {results.updated}; settings {results.settings_hash}.",
+        "",
+    ]
+    found = measured(results)
+    if found:
+        lines += [*_table(headers(units(results)), [cells(result) for result in found]), "", NOISE_RULE, ""]
+    for result in found:
+        lines += [f"- {result.case.id}: {note}" for note in notes(result)]
+    if left := not_run(results):
+        lines += ["## Not run", "", *_table(["variant", "loads", "why"], [list(row) for row in left]), ""]
+    return "\n".join(lines)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    def line(values: Sequence[str]) -> str:
+        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+
+    return [line(names), "|" + "---|" * len(names), *(line(row) for row in rows)]

@@ -1,0 +1,119 @@
+"""The winner becomes the model's own: written into its settings; a converted file as a version of the model."""
+
+import difflib
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from penstock.core.errors import ConfigError
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.record import Applied
+from penstock.experiments.tuning.space import Candidate
+from penstock.models.settings import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
+from penstock.models.settings_file import edit_settings
+
+MODEL_FILE = "model.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a change is written, so that it takes effect."""
+
+    file: Path
+    changes: Mapping[str, Any]
+
+
+def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> list[Place]:
+    """In model.yaml; in version.yaml what that has already, and all of it where other versions are served beside."""
+    own = folder.path / version / VERSION_FILE
+    laid_over = _keys(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else set()
+    is_shared = folder.settings.versions != "latest" and len({*folder.versions, version}) > 1
+    inside = {key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in laid_over)}
+    outside = {key: value for key, value in changes.items() if key not in inside}
+    found = [Place(folder.path / MODEL_FILE, outside), Place(own, inside)]
+    return [place for place in found if place.changes]
+
+
+def apply_winner(model: TuneModel, winner: Candidate, backups: Path) -> Applied:
+    """All of it, or nothing with an error; `backups` gets the files as they were."""
+    folder = read_model_folder(model.folder.path)  # as it is now, with all its versions
+    shipped = model.shipped()
+    changes = winner.changes(shipped)
+    version, is_new = model.version, False
+    if winner.variant != shipped.variant and winner.variant.is_converted:
+        from penstock.models.convert.quantize import publish_variant
+
+        version = publish_variant(folder, version, winner.variant.engine, winner.variant.precision)
+        is_new = True
+        changes.pop("engine")  # is in the new version's own settings
+        if isinstance(folder.settings.versions, tuple):
+            changes["versions"] = [*folder.settings.versions, int(version)]
+        elif folder.settings.versions == "latest":
+            changes["versions"] = [int(version)]  # what was chosen is served until somebody chooses again
+    try:
+        applied = _write(folder, version, changes, backups, lambda: _check(model, version, winner))
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder.path / version, ignore_errors=True)
+        raise
+    return applied.model_copy(update={"new_folder": str(folder.path / version) if is_new else ""})
+
+
+def _write(
+    folder: ModelFolder, version: str, changes: Mapping[str, Any], backups: Path, check: Callable[[], None]
+) -> Applied:
+    backups.mkdir(parents=True, exist_ok=True)
+    applied = Applied(version=version)
+    before = {place.file: _text(place.file) for place in places(folder, version, changes)}
+    try:
+        for place in places(folder, version, changes):
+            edit_settings(place.file, place.changes)
+        check()
+    except BaseException:
+        for file, text in before.items():
+            _put_back(file, text)
+        raise
+    for file, text in before.items():
+        name = str(file.relative_to(folder.path.parent))
+        backup = backups / name.replace("/", "-")
+        backup.write_text(text or "", encoding="utf-8")
+        applied.files[str(file)] = str(backup) if text is not None else ""
+        now = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        applied.diff += "".join(difflib.unified_diff((text or "").splitlines(keepends=True), now, name, name, n=1))
+    return applied
+
+
+def _check(model: TuneModel, version: str, winner: Candidate) -> None:
+    """Reads the model as a server will, and finds the winner in it."""
+    folder = read_model_folder(model.folder.path)
+    if version not in folder.versions:
+        raise ConfigError(
+            f"{folder.path}: version {version} would not be served: versions is {folder.settings.versions}"
+        )
+    found = TuneModel(folder.of_version(version), model.variants).shipped()
+    if found != winner:
+        raise ConfigError(
+            f"{folder.path}: version {version} reads back as {found}, not as {winner}; it stays as it was"
+        )
+
+
+def _keys(tree: Mapping[str, Any], above: str = "") -> set[str]:
+    found: set[str] = set()
+    for key, value in tree.items():
+        found |= _keys(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}"}
+    return found
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _put_back(file: Path, text: str | None) -> None:
+    if text is None:
+        file.unlink(missing_ok=True)
+    elif _text(file) != text:
+        file.write_text(text, encoding="utf-8")

@@ -1,0 +1,178 @@
+"""The model that is tuned: what it is shipped as, what may be chosen, and a repository for each candidate."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from penstock.engines.availability import why_not
+from penstock.engines.onnx.variants import weight_files, weighted_nodes
+from penstock.experiments.tuning.space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.variants import Variants
+from penstock.models.convert.methods import method_of
+from penstock.models.convert.model import ModelFile
+from penstock.models.convert.publish import REPORT, read_report
+from penstock.models.settings import VERSION_FILE, ModelFolder, ModelSettings
+
+ON_ONNX = (
+    Variant("openvino", "int8"),
+    Variant("onnx", "int8"),
+    Variant("openvino", "bf16"),
+    Variant("openvino", "fp32"),
+    Variant("onnx", "fp32"),
+    Variant("onnx", "fp16", "cuda"),
+    Variant("onnx", "fp32", "cuda"),
+)
+ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
+TEXT_INPUTS = {"text", "query", "passage"}
+# What would hide the model's own speed from requests that repeat.
+AS_MEASURED: Mapping[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A variant's file, and what settings say of it."""
+
+    file: Path
+    settings: Mapping[str, Any]  # engine, precision, file
+
+
+class TuneModel:
+    """`folder` of one version alone."""
+
+    def __init__(self, folder: ModelFolder, variants: Variants) -> None:
+        self.folder = folder
+        self.variants = variants  # of the repository that it is in
+        self._sources: dict[Variant, Source] = {}
+
+    @property
+    def version(self) -> str:
+        return self.folder.versions[-1]
+
+    @property
+    def is_converted(self) -> bool:
+        return read_report(self.folder.path, self.version) is not None
+
+    def shipped(self) -> Candidate:
+        settings = self.folder.settings
+        device = _device(settings)
+        batching = settings.batching
+        return Candidate(
+            Variant(settings.engine, self._shipped_precision(), device),
+            settings.instances.resolved_count(device),
+            settings.instances.threads,
+            batching.max_tokens,
+            batching.max_rows,
+            batching.max_delay_ms,
+        )
+
+    def space(self, inputs: set[str], concurrency: int) -> tuple[Space, dict[Variant, str]]:
+        """And why the variants that are left out cannot run here."""
+        shipped = self.shipped()
+        refused = {each: reason for each in self._conceivable() if (reason := self._why_not(each))}
+        variants = [shipped.variant, *(each for each in self._conceivable() if each not in refused)]
+        has_lengths = bool(inputs & TEXT_INPUTS)
+        space = Space(
+            shipped,
+            tuple(dict.fromkeys(variants)),
+            layouts(len(os.sched_getaffinity(0)), shipped.variant.device),
+            budgets(shipped.max_tokens, has_lengths, concurrency),
+            row_counts(shipped.max_rows, has_lengths, concurrency),
+            delays(shipped.max_delay_ms),
+        )
+        if self.folder.settings.sessions.is_stateful:  # its sessions stay with one instance
+            space = Space(shipped, space.variants, (), (), (), space.delays_ms)
+        return space, refused
+
+    def write(self, candidate: Candidate, repository: Path) -> Path:
+        """A repository with this candidate alone; files are linked, not copied."""
+        own = repository / self.folder.name
+        (own / "1").mkdir(parents=True)
+        left_out = {VERSION_FILE, REPORT}
+        original, file = self.folder.file(self.version), self.source(candidate.variant).file
+        weights = weight_files(file) if file != original else []
+        if weights:
+            left_out.update(each.name for each in weight_files(original))
+        beside = [each for each in (self.folder.path / self.version).iterdir() if each.name not in left_out]
+        for each in (*beside, *weights):
+            (own / "1" / each.name).symlink_to(each.resolve())
+        (own / "model.yaml").write_text(yaml.safe_dump(self.settings(candidate), sort_keys=False))
+        return repository
+
+    def file(self, variant: Variant) -> ModelFile:
+        """To be loaded in this process."""
+        settings = ModelSettings.model_validate(self.settings(replace(self.shipped(), variant=variant)))
+        return ModelFile(self.source(variant).file, self.folder.path / self.version, settings)
+
+    def settings(self, candidate: Candidate) -> dict[str, Any]:
+        """As the model has them, with what the candidate changes laid over."""
+        found: dict[str, Any] = self.folder.settings.model_dump(mode="json", exclude_unset=True)
+        for key, value in candidate.changes(self.shipped()).items():
+            section, _, name = key.rpartition(".")
+            (found.setdefault(section, {}) if section else found)[name] = value
+        found.update(self.source(candidate.variant).settings)
+        for key, value in AS_MEASURED.items():
+            found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
+        return found
+
+    def source(self, variant: Variant) -> Source:
+        """Raises ConfigError where its file cannot be made."""
+        if variant not in self._sources:
+            self._sources[variant] = self._find_source(variant)
+        return self._sources[variant]
+
+    def _find_source(self, variant: Variant) -> Source:
+        own = self.folder.file(self.version)
+        settings = self.folder.settings
+        if variant == self.shipped().variant:
+            return Source(own, {"engine": settings.engine, "precision": settings.precision, "file": settings.file})
+        if not variant.is_converted:
+            return Source(own, {"engine": variant.engine, "precision": variant.precision, "file": settings.file})
+        made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
+        return Source(made, method_of(variant.engine, variant.precision).settings(made.name))
+
+    def _shipped_precision(self) -> str:
+        """What `auto` comes to here, and what a converted file has in it."""
+        settings = self.folder.settings
+        if report := read_report(self.folder.path, self.version):
+            return str(report.get("precision", settings.precision))
+        if settings.precision != "auto" or settings.engine not in ("onnx", "openvino"):
+            return settings.precision
+        has_bf16 = settings.engine == "openvino" and why_not("openvino", "cpu", "bf16") is None
+        return "bf16" if has_bf16 else "fp32"
+
+    def _conceivable(self) -> tuple[Variant, ...]:
+        settings = self.folder.settings
+        if settings.engine == "torch":
+            return ON_TORCH
+        is_onnx = settings.engine in ("onnx", "openvino") and settings.file.endswith(".onnx")
+        return ON_ONNX if is_onnx and not self.is_converted else ()
+
+    def _why_not(self, variant: Variant) -> str | None:
+        shipped = self.shipped()
+        if variant == shipped.variant:
+            return None
+        if reason := why_not(variant.engine, variant.device, variant.precision):
+            return reason
+        if variant.precision == "int8" and not weighted_nodes(self.folder.file(self.version)):
+            return "it has nothing to quantize: no MatMul, Gemm or Conv with weights of its own"
+        precision = "fp32" if variant.is_converted else variant.precision
+        own = self.folder.settings.model_dump(exclude_unset=True)
+        device = {**own.get("instances", {}), "device": variant.device}
+        try:
+            ModelSettings.model_validate({**own, "engine": variant.engine, "precision": precision, "instances": device})
+        except ValidationError as error:
+            return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        return None
+
+
+def _device(settings: ModelSettings) -> str:
+    device = settings.instances.device
+    if device != "auto":
+        return device
+    has_cuda = settings.engine in ("onnx", "torch") and why_not(settings.engine, "cuda", "fp32") is None
+    return "cuda" if has_cuda else "cpu"

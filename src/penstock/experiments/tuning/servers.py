@@ -1,0 +1,152 @@
+"""The servers of candidates: several at once, so that their windows can take turns; one is loaded at a time."""
+
+import time
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from penstock.experiments.experiment import digest
+from penstock.experiments.load.generator import Generator
+from penstock.experiments.load.messages import write_messages
+from penstock.experiments.load.payloads import Payload, encode
+from penstock.experiments.load.process import LoadSpec, Outcome, Window
+from penstock.experiments.server import ExperimentServer
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.space import Candidate
+from penstock.experiments.tuning.trials import Measure
+
+MEMORY_SHARE = 0.6  # of what is free that servers may take
+FEWEST, MOST = 2, 8
+FIRST_WARM_UP_S = 1.0  # of a server's first window
+FEWEST_CALLERS = 4
+ANSWERS = 60  # that a window should have
+LONGEST = 3  # windows, at most so many times as long as asked for
+
+
+@dataclass(frozen=True, slots=True)
+class TuneLoad:
+    protocol: str = "grpc"  # grpc, stream, rest
+    concurrency: int = 32
+    items: int = 1
+    window_s: float = 2.0
+    warm_up_s: float = 0.5
+    may_lower: bool = False  # fewer callers for a model that would let them wait for seconds
+    drain_s: float = 0.0  # what is under way at a window's end is answered after it
+
+    @property
+    def cost_s(self) -> float:
+        return self.window_s + self.warm_up_s + self.drain_s + 0.1
+
+    def fitted(self, rate: float) -> "TuneLoad":
+        """To a model that answers so many requests a second: windows of enough answers, begun when all callers wait."""
+        callers = max(FEWEST_CALLERS, min(self.concurrency, int(rate))) if self.may_lower else self.concurrency
+        turn_s = callers / rate  # until each caller has had an answer
+        return replace(
+            self,
+            concurrency=min(callers, self.concurrency),
+            window_s=min(max(self.window_s, ANSWERS / rate), LONGEST * self.window_s),
+            warm_up_s=min(max(self.warm_up_s, turn_s), LONGEST * self.window_s),
+            drain_s=turn_s,
+        )
+
+
+class NothingAnswered(Exception):
+    """The server refused every request of a window; its message counts why."""
+
+
+@dataclass(slots=True)
+class _Served:
+    server: ExperimentServer
+    stack: ExitStack
+    generator: Generator | None = None
+    windows: int = 0
+
+
+class TuneServers:
+    """Use it as a context: what it started ends with it. `folder` gets repositories, logs and requests."""
+
+    def __init__(self, model: TuneModel, folder: Path, load: TuneLoad, flags: Collection[str] = ()) -> None:
+        self._model = model
+        self._folder = folder
+        self.load = load
+        self._flags = flags
+        self._served: dict[Candidate, _Served] = {}
+        self._messages: Path | None = None
+        self.starts_s: list[float] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.keep_only(())
+
+    @property
+    def start_s(self) -> float:
+        return mean(self.starts_s) if self.starts_s else 4.0
+
+    def start(self, candidate: Candidate) -> ExperimentServer:
+        """Raises ServerFailed, or ConfigError where its file cannot be made."""
+        if candidate not in self._served:
+            began = time.monotonic()
+            folder = self._folder / f"{len(self.starts_s) + 1:02}-{digest(str(candidate))[:8]}"
+            with ExitStack() as stack:
+                repository = self._model.write(candidate, folder / "models")
+                server = stack.enter_context(ExperimentServer(repository, folder, 1, *self._flags))
+                self._served[candidate] = _Served(server, stack.pop_all())
+            self.starts_s.append(time.monotonic() - began)
+        return self._served[candidate].server
+
+    def load_with(self, payloads: Iterable[Payload]) -> None:
+        self._messages = write_messages(self._folder / "requests", encode(payloads, self.load.protocol))
+
+    def window(self, candidate: Candidate) -> Measure:
+        served = self._served[candidate]
+        if served.generator is None:
+            served.generator = self._generator(served)
+        load = self.load
+        warm_up_s = load.warm_up_s if served.windows else max(FIRST_WARM_UP_S, load.warm_up_s)
+        served.windows += 1
+        outcome = served.generator.run(Window(load.window_s, load.concurrency, 0.0, warm_up_s))
+        if not outcome.answered:
+            raise NothingAnswered(_refusals(outcome))
+        return Measure(outcome.rps * load.items, outcome.latencies.percentile_ms(99))
+
+    def keep_only(self, candidates: Collection[Candidate]) -> None:
+        for candidate in [each for each in self._served if each not in candidates]:
+            self._served.pop(candidate).stack.close()
+
+    def make_room(self, wanted: Collection[Candidate], most: int) -> None:
+        """For these; those that were started first go first."""
+        missing = [each for each in wanted if each not in self._served]
+        others = [each for each in self._served if each not in wanted]
+        surplus = max(0, len(self._served) + len(missing) - most)
+        self.keep_only([*wanted, *others[surplus:]])
+
+    def most(self, candidate: Candidate) -> int:
+        """Servers that fit into memory beside each other, by what this candidate's takes."""
+        main = psutil.Process(self._served[candidate].server.process.pid)
+        taken = sum(process.memory_info().rss for process in (main, *main.children(recursive=True)))
+        free = psutil.virtual_memory().available
+        return max(FEWEST, min(MOST, 1 + int(free * MEMORY_SHARE / taken)))
+
+    def _generator(self, served: _Served) -> Generator:
+        assert self._messages is not None
+        load = self.load
+        target = served.server.http if load.protocol == "rest" else served.server.grpc
+        # Ended before its server: it would only see connections break.
+        return served.stack.enter_context(
+            Generator(LoadSpec(load.protocol, target, str(self._messages), load.concurrency))
+        )
+
+
+def _refusals(outcome: Outcome) -> str:
+    counts = ", ".join(f"{count} × {code}" for code, count in sorted(outcome.rejected.items()))
+    return f"every request was refused: {counts}" if counts else "no request was answered within a window"

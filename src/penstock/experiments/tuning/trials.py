@@ -1,0 +1,131 @@
+"""What tuning has measured, and what may be concluded from it. Decides; never acts.
+
+Every round has a window of the shipped configuration, and a candidate's figure is its ratio to that: a slow minute of
+the machine is in both.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log, sqrt
+from statistics import median
+
+from penstock.experiments.tuning.space import Candidate, Variant
+
+ERRORS = 3.0  # standard errors that a difference must exceed
+LEAST = 0.03  # a difference below it never counts
+MEDIAN = 1.2533  # the standard error of a median over that of a mean
+NORMAL = 1.4826  # a standard deviation over the median of distances
+NOISE_UNKNOWN = 0.10  # of a window, until two rounds tell
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One window."""
+
+    rate: float  # items a second
+    p99_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The most throughput, where p99 stays within the bound."""
+
+    p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of one candidate with another, over the rounds that have both."""
+
+    ratio: float  # of their throughput, or of the inverse of their p99
+    noise: float  # as a share: what the ratio must differ from 1 by to count
+    rounds: int
+
+    @property
+    def is_better(self) -> bool:
+        return self.ratio > 1 + self.noise
+
+
+@dataclass(slots=True)
+class Trials:
+    shipped: Candidate
+    objective: Objective = Objective()
+    rounds: list[tuple[str, dict[Candidate, Measure]]] = field(default_factory=list)  # with their stage's name
+    accuracies: dict[Variant, float] = field(default_factory=dict)
+    refused: dict[Candidate, str] = field(default_factory=dict)  # why it cannot be chosen
+
+    def add(self, stage: str, measures: Mapping[Candidate, Measure]) -> None:
+        self.rounds.append((stage, dict(measures)))
+
+    def measured(self, stage: str = "") -> list[Candidate]:
+        found = (candidate for measures in self._in(stage) for candidate in measures)
+        return [candidate for candidate in dict.fromkeys(found) if candidate not in self.refused]
+
+    def measures(self, candidate: Candidate, stage: str = "") -> list[Measure]:
+        return [measures[candidate] for measures in self._in(stage) if candidate in measures]
+
+    def seen(self) -> list[Candidate]:
+        """Refused ones too, where they were measured."""
+        return list(dict.fromkeys(candidate for _, measures in self.rounds for candidate in measures))
+
+    def rate(self, candidate: Candidate) -> float:
+        return median([measure.rate for measure in self.measures(candidate)] or [0.0])
+
+    def ratio(self, candidate: Candidate) -> float:
+        return exp(self.gain(candidate))
+
+    def gain(self, candidate: Candidate, stage: str = "") -> float:
+        """The logarithm of its throughput over the shipped one's."""
+        return median(self._logs(candidate, self.shipped, stage) or [0.0])
+
+    def p99_ms(self, candidate: Candidate, stage: str = "") -> float:
+        return median([measure.p99_ms for measure in self.measures(candidate, stage)] or [float("inf")])
+
+    def is_within(self, candidate: Candidate, stage: str = "") -> bool:
+        bound = self.objective.p99_ms
+        return bound is None or self.p99_ms(candidate, stage) <= bound
+
+    def rank(self, candidates: Iterable[Candidate], stage: str = "") -> list[Candidate]:
+        """The best first: those within the bound by throughput, then the others by how near they come to it."""
+
+        def key(candidate: Candidate) -> tuple[bool, float]:
+            is_within = self.is_within(candidate, stage)
+            return (not is_within, -self.gain(candidate, stage) if is_within else self.p99_ms(candidate, stage))
+
+        return sorted(candidates, key=key)
+
+    def noise(self) -> float:
+        """Of a ratio between two windows of one round: its standard deviation, as a share."""
+        groups = [self._logs(candidate, self.shipped) for candidate in self.measured() if candidate != self.shipped]
+        found = _deviation(groups)
+        return NOISE_UNKNOWN if found is None else exp(found) - 1
+
+    def compare(self, one: Candidate, other: Candidate, stage: str, by_p99: bool = False) -> Comparison:
+        logs = self._logs(one, other, stage, by_p99)
+        if not logs:
+            return Comparison(1.0, float("inf"), 0)
+        every = [self._logs(each, self.shipped, stage, by_p99) for each in self.measured(stage) if each != self.shipped]
+        spread = _deviation([*every, logs])
+        error = MEDIAN * (log(1 + NOISE_UNKNOWN) if spread is None else spread) / sqrt(len(logs))
+        return Comparison(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1), len(logs))
+
+    def _in(self, stage: str) -> list[dict[Candidate, Measure]]:
+        return [measures for name, measures in self.rounds if not stage or name == stage]
+
+    def _logs(self, one: Candidate, other: Candidate, stage: str = "", by_p99: bool = False) -> list[float]:
+        pairs = [(found[one], found[other]) for found in self._in(stage) if one in found and other in found]
+        if by_p99:
+            return [log(theirs.p99_ms / ours.p99_ms) for ours, theirs in pairs]
+        return [log(ours.rate / theirs.rate) for ours, theirs in pairs]
+
+
+def _deviation(groups: Sequence[Sequence[float]]) -> float | None:
+    """Within groups, over all of them; None where none has two values.
+
+    From the median of distances: a window that somebody else's work has spoiled does not count for more than another.
+    """
+    known = [values for values in groups if len(values) > 1]
+    distances = [abs(value - median(values)) for values in known for value in values]
+    if not known:
+        return None
+    return NORMAL * median(distances) * sqrt(len(distances) / (len(distances) - len(known)))

@@ -1,0 +1,216 @@
+"""Tuning a model on this machine: what can be chosen is found out, measured in turns, and decided."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
+from penstock.experiments.load.described import describe
+from penstock.experiments.server import ServerFailed
+from penstock.experiments.tuning.accuracy import Checked, check_variants, floor_of
+from penstock.experiments.tuning.data import TuneData, payloads
+from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.record import Configuration, TuneRecord, VariantRecord, tried, with_decision
+from penstock.experiments.tuning.search import Decision, Pace, Round, Told, TuneSearch
+from penstock.experiments.tuning.servers import NothingAnswered, TuneLoad, TuneServers
+from penstock.experiments.tuning.space import Candidate, Space, Variant
+from penstock.experiments.tuning.trials import Measure, Objective, Trials
+from penstock.telemetry.machine import describe_machine
+
+SERVERS = "servers"
+KEPT = ("engine", "instances", "batching", "delay")
+
+
+@dataclass(frozen=True, slots=True)
+class TuneOptions:
+    minutes: float = 6.0  # of measuring; files are made and checked before
+    p99_ms: float | None = None
+    min_accuracy: float | None = None  # None: the task's own floor
+    keep: tuple[str, ...] = ()  # of KEPT: what stays as it is
+    load: TuneLoad = field(default_factory=TuneLoad)
+    data: TuneData = field(default_factory=TuneData)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """For people to look at."""
+
+    text: str
+    stage: str = ""
+    done: float = 0.0  # of the time
+    best: str = ""
+
+
+Tell = Callable[[Progress], None]
+
+
+class Tuner:
+    """`folder` gets the servers' logs. What is interrupted has its record so far."""
+
+    def __init__(self, model: TuneModel, options: TuneOptions, folder: Path, tell: Tell) -> None:
+        self._model = model
+        self._options = options
+        self._folder = folder
+        self._tell = tell
+        self._began = time.monotonic()
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._deadline = 0.0
+        self._load = options.load
+        self._most_servers = 0
+        self._checked: list[Checked] = []
+        self._refused: Mapping[Variant, str] = {}
+        self._search: TuneSearch | None = None
+        self._decision: Decision | None = None
+
+    @property
+    def trials(self) -> Trials | None:
+        return self._search.trials if self._search else None
+
+    def run(self) -> Decision:
+        shutil.rmtree(self._folder / SERVERS, ignore_errors=True)
+        (self._folder / SERVERS).mkdir(parents=True)
+        with TuneServers(self._model, self._folder / SERVERS, self._options.load) as servers:
+            space = self._prepare(servers)
+            self._decision = self._drive(servers, self._plan(servers, space))
+        return self._decision
+
+    def _prepare(self, servers: TuneServers) -> Space:
+        """The shipped model must serve before anything else is tried."""
+        shipped = self._model.shipped()
+        self._say(f"starting {self._model.folder.name} as it is: {shipped}")
+        try:
+            server = servers.start(shipped)
+            inputs = describe(server.http, self._model.folder.name)
+            servers.load_with(payloads(self._options.data, self._model.folder.name, inputs))
+            rate = servers.window(shipped).rate / servers.load.items
+        except (ServerFailed, NothingAnswered) as error:
+            raise ConfigError(f"{self._model.folder.name}: cannot be tuned as it is: {error}") from error
+        servers.load = self._load = servers.load.fitted(rate)
+        names = {str(entry["name"]) for entry in inputs}
+        space, self._refused = self._model.space(names, servers.load.concurrency)
+        space = _without(space, self._options.keep)
+        rule, floor = floor_of(self._model, self._options.min_accuracy)
+        self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._say)
+        good = tuple(each.variant for each in self._checked if not each.problem)
+        if not good:
+            raise InvalidRequest(
+                f"no variant of {self._model.folder.name} reaches a {rule.measure} of {floor:g}: "
+                + "; ".join(f"{each.variant}: {each.problem}" for each in self._checked)
+            )
+        return replace(space, variants=good)
+
+    def _plan(self, servers: TuneServers, space: Space) -> TuneSearch:
+        budget_s = self._options.minutes * 60
+        self._deadline = time.monotonic() + budget_s
+        self._most_servers = servers.most(space.shipped)
+        pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._most_servers)
+        accuracies = {each.variant: each.fidelity.value for each in self._checked if each.fidelity}
+        self._search = TuneSearch(space, Objective(self._options.p99_ms), pace, accuracies)
+        return self._search
+
+    def _drive(self, servers: TuneServers, search: TuneSearch) -> Decision:
+        steps = search.rounds()
+        try:
+            asked = next(steps)
+            while True:
+                asked = steps.send(self._take(servers, asked))
+        except StopIteration as stopped:
+            decision: Decision = stopped.value
+            return decision
+
+    def _take(self, servers: TuneServers, asked: Round) -> Told:
+        servers.make_room(asked.contenders, self._most_servers)
+        failed: dict[Candidate, str] = {}
+        measures: dict[Candidate, Measure] = {}
+        for candidate in asked.contenders:
+            try:
+                servers.start(candidate)
+            except (ServerFailed, ConfigError) as error:
+                self._fail(candidate, str(error), failed)
+        for candidate in asked.contenders:
+            if candidate not in failed:
+                try:
+                    measures[candidate] = servers.window(candidate)
+                    self._show(asked, candidate, measures[candidate])
+                except (NothingAnswered, PenstockError) as error:
+                    self._fail(candidate, str(error), failed)
+        return Told(measures, self._deadline - time.monotonic(), failed, servers.start_s)
+
+    def _fail(self, candidate: Candidate, reason: str, failed: dict[Candidate, str]) -> None:
+        """One candidate's fault ends nothing; that of the shipped one, which all are held against, does."""
+        if candidate == self._model.shipped():
+            raise ConfigError(f"{self._model.folder.name}: as it is shipped it does not serve any more: {reason}")
+        failed[candidate] = reason
+        self._say(f"{candidate}: {reason}")
+
+    def _say(self, text: str) -> None:
+        self._tell(Progress(text))
+
+    def _show(self, asked: Round, candidate: Candidate, measure: Measure) -> None:
+        assert self._search is not None
+        trials = self._search.trials
+        left_s = self._deadline - time.monotonic()
+        done = 1 - max(0.0, left_s) / (self._options.minutes * 60)
+        ranked = trials.rank(trials.measured())
+        best = f"{ranked[0]} ({trials.ratio(ranked[0]):.2f} of shipped)" if ranked else ""
+        text = f"{candidate}: {measure.rate:.1f}/s, p99 {measure.p99_ms:.1f} ms"
+        self._tell(Progress(text, asked.stage, done, best))
+
+    def record(self) -> TuneRecord:
+        """As far as it came."""
+        options, shipped = self._options, self._model.shipped()
+        rule, floor = floor_of(self._model, options.min_accuracy)
+        found = TuneRecord(
+            model=self._model.folder.name,
+            task=self._model.folder.settings.task,
+            version=self._model.version,
+            machine=describe_machine(),
+            started=self._started,
+            seconds=round(time.monotonic() - self._began, 1),
+            load={
+                "protocol": self._load.protocol,
+                "concurrency": self._load.concurrency,
+                "items": self._load.items,
+                "window_s": round(self._load.window_s, 2),
+                "data": options.data.kind,
+                "keep": list(options.keep),
+                "minutes": options.minutes,
+            },
+            p99_ms=options.p99_ms,
+            min_accuracy=floor if any(each.fidelity for each in self._checked) else None,
+            accuracy_measure=rule.measure,
+            shipped=Configuration.of(shipped),
+            variants=self._variants(),
+        )
+        if self._search is None:
+            return found
+        found.tried = tried(self._search.trials)
+        found.untried = [f"{each}: {why}" for each, why in self._search.untried.items()]
+        found.noise = round(self._search.trials.noise(), 4)
+        return with_decision(found, self._decision, shipped) if self._decision else found
+
+    def _variants(self) -> list[VariantRecord]:
+        checked = [
+            VariantRecord(
+                name=str(each.variant),
+                accuracy=each.fidelity.value if each.fidelity else None,
+                measure=each.fidelity.measure if each.fidelity else "",
+                unit=each.fidelity.unit if each.fidelity else "",
+                left_out=each.problem,
+            )
+            for each in self._checked
+        ]
+        return checked + [VariantRecord(name=str(each), left_out=why) for each, why in self._refused.items()]
+
+
+def _without(space: Space, kept: tuple[str, ...]) -> Space:
+    if "engine" in kept:
+        space = replace(space, variants=(space.shipped.variant,))
+    if "instances" in kept:
+        space = replace(space, layouts=())
+    if "batching" in kept:
+        space = replace(space, max_tokens=(), max_rows=())
+    return replace(space, delays_ms=()) if "delay" in kept else space

@@ -1,0 +1,154 @@
+"""The model of a case, ready to be served: its file in the asked precision and its model.yaml."""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from benchmarks.suite.repository import NOOP
+from penstock.core.errors import ConfigError
+from penstock.engines.availability import why_not, why_not_file
+from penstock.engines.onnx import variants as onnx_variants
+from penstock.engines.onnx.variants import weight_files
+from penstock.engines.openvino import variants as openvino_variants
+from penstock.experiments.experiment import Case
+from penstock.models import samples
+from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
+from penstock.models.convert.methods import why_not as why_not_converted
+from penstock.models.convert.model import LoadedModel, ModelFile
+from penstock.models.convert.publish import OWN, original_of
+from penstock.models.convert.samples import collect
+from penstock.models.settings import ModelFolder, ModelSettings, read_model_folder
+
+RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
+FITTING_DATA = {"embed": "pairs", "upscale": "photos"}
+
+
+class Variants:
+    """Over a model repository. Converted files are kept in `cache`, by what they were made of."""
+
+    def __init__(self, models: Path, cache: Path) -> None:
+        self._models = models
+        self._cache = cache
+        self._digests: dict[str, str] = {}
+
+    def folder(self, model: str) -> ModelFolder:
+        path = self._models / model
+        if model == NOOP and not path.exists():
+            path = _write_noop(self._cache / NOOP)
+        if not (path / "model.yaml").is_file():
+            raise ConfigError(f"{path}: no such model; say where your repository is with --models")
+        return read_model_folder(path)
+
+    def engine_of(self, model: str) -> str:
+        return self.folder(model).settings.engine
+
+    def data_of(self, model: str) -> str:
+        return FITTING_DATA.get(self.folder(model).settings.task, "noop")
+
+    def version_of(self, model: str) -> str:
+        """The newest; where that was made of another by quantizing, the other: cases convert it themselves."""
+        folder = self.folder(model)
+        return original_of(folder.path, folder.versions[-1])
+
+    def file(self, model: str) -> Path:
+        return self.folder(model).file(self.version_of(model))
+
+    def digest(self, model: str) -> str:
+        """Of the version's files: also of its tokenizer, through which calibration texts go."""
+        if model not in self._digests:
+            total = hashlib.sha256()
+            for file in sorted(self.file(model).parent.iterdir()):
+                if file.is_file() and not file.name.startswith(".") and file.name not in OWN:
+                    with file.open("rb") as stream:
+                        total.update(file.name.encode() + b"\0" + hashlib.file_digest(stream, "sha256").digest())
+            self._digests[model] = total.hexdigest()
+        return self._digests[model]
+
+    def why_not(self, case: Case) -> str | None:
+        """Why this machine cannot run the case; None where it can."""
+        reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
+        if reason:
+            return reason
+        if _is_converted(case.engine, case.precision) and (reason := self._why_not_converted(case)):
+            return reason
+        try:
+            ModelSettings.model_validate(self.settings(case))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            message = str(first["msg"]).removeprefix("Value error, ")
+            return f"{where}: {message}" if where else message
+        return None
+
+    def settings(self, case: Case) -> dict[str, Any]:
+        """The case's model.yaml: the model's own with what the case says laid over it."""
+        found = yaml.safe_load((self.folder(case.model).path / "model.yaml").read_text()) or {}
+        is_converted = _is_converted(case.engine, case.precision)
+        precision = runtime_precision(case.engine) if is_converted else case.precision
+        found.update(engine=case.engine, precision=precision, versions="latest")
+        source = self.file(case.model)
+        found["file"] = method_of(case.engine, case.precision).file_name(source) if is_converted else source.name
+        found["batching"] = {**(found.get("batching") or {}), **case.batching}
+        instances = {"count": case.instances, "threads": case.threads}
+        given = {key: value for key, value in instances.items() if value is not None}
+        found["instances"] = {**(found.get("instances") or {}), **given, "device": case.device}
+        return found
+
+    def build_repository(self, case: Case, target: Path) -> Path:
+        """A repository with this model alone; files are linked, not copied."""
+        version = target / case.model / "1"
+        version.mkdir(parents=True)
+        source = self.file(case.model)
+        made = self.in_precision(case.model, case.engine, case.precision)
+        weights = weight_files(source) if source.suffix in (".onnx", ".xml") else [source]
+        for beside in source.parent.iterdir():
+            if beside not in weights and beside.name not in OWN:
+                (version / beside.name).symlink_to(beside.resolve())
+        for file in weight_files(made) if made != source else weights:
+            (version / file.name).symlink_to(file.resolve())
+        _write_settings(target / case.model / "model.yaml", self.settings(case))
+        return target
+
+    def in_precision(self, model: str, engine: str, precision: str) -> Path:
+        """The model's file for an engine; what must be converted for it is made once."""
+        source = self.file(model)
+        if not _is_converted(engine, precision):
+            return source
+        method = method_of(engine, precision)
+        folder = self._cache / f"{self.digest(model)[:16]}-{engine}-{precision}-{RECIPES[engine]}"
+        target = folder / method.file_name(source)
+        if not target.is_file():
+            settings = self.folder(model).settings_of(source.parent.name)
+            original = ModelFile(source, source.parent, settings.model_copy(update={"precision": "fp32"}))
+            with LoadedModel(original) as loaded:
+                samples = collect(settings.task, loaded.task, None)
+                Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
+        return target
+
+    def _why_not_converted(self, case: Case) -> str | None:
+        method = method_of(case.engine, case.precision)
+        settings = self.folder(case.model).settings_of(self.version_of(case.model))
+        return why_not_converted(method, self.file(case.model), settings)
+
+
+def _is_converted(engine: str, precision: str) -> bool:
+    """Whether the engine needs a file of its own for it; PyTorch converts as it loads."""
+    return engine in RECIPES and precision in CONVERTED
+
+
+def _write_settings(file: Path, settings: Mapping[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+
+
+def _write_noop(folder: Path) -> Path:
+    """The no-op that benchmarks use, as a model's folder."""
+    source = Path(samples.__file__).parent / "data" / "identity"
+    (folder / "1").mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / "model.onnx", folder / "1" / "model.onnx")
+    shutil.copy(source / "model.yaml", folder / "model.yaml")
+    return folder
