@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import EngineFailed, PenstockError, QueueFull, SessionError
 from penstock.models.settings import Sessions
 from penstock.serving.sessions.parts import Ticket
-from tests.unit.serving.session_script import Sent, response
+from tests.unit.serving.sessions.session_script import Sent, response
 
 
 class Plain:

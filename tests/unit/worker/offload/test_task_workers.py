@@ -21,7 +21,7 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import build_task
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
-from tests.unit.worker.task_calls import UPSCALE, check_pieces, images, locally, opened, run, same
+from tests.unit.worker.offload.task_calls import UPSCALE, check_pieces, images, locally, opened, run, same
 
 NAMES = ("tasks-0", "tasks-1")
 

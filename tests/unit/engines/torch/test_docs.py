@@ -9,7 +9,7 @@ import pytest
 from penstock.core.config import Limits
 from penstock.models.loading import load_block
 
-DOCS = Path(__file__).parents[3] / "docs" / "torch-models.md"
+DOCS = Path(__file__).parents[4] / "docs" / "torch-models.md"
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.engines.python.requirements import check_requirements
-from tests.unit.engines.conftest import StartPython
+from tests.unit.engines.python.conftest import StartPython
 
 NUMPY = version("numpy")
 

@@ -15,7 +15,7 @@ from penstock.engines.python import instance as python_instance
 from penstock.engines.python.engine import PythonEngine
 from penstock.models.settings import PythonOptions, TensorOption
 
-MODELS = Path(__file__).parents[2] / "data" / "python_models"
+MODELS = Path(__file__).parents[3] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
 
 

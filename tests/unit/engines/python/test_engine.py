@@ -22,7 +22,7 @@ from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.model import MAX_ANSWER_BYTES, to_tensors
 from penstock.models.settings import PythonOptions, read_model_folder
-from tests.unit.engines.conftest import MODELS, StartPython, host_pids, tensors
+from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids, tensors
 
 X = {"X": np.array([1, 2], np.float32)}
 MISBEHAVING = (

@@ -30,7 +30,7 @@ from penstock.models.check.samples import example_command, sample_inputs
 from penstock.models.check.trial import Trial
 from penstock.models.settings import ModelSettings
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MODELS = ROOT / "models"
 run = CliRunner().invoke
 Files = Mapping[str, bytes | str]

@@ -15,7 +15,7 @@ from penstock.core.errors import (
 )
 from penstock.serving.sessions.answers import OVERHEAD_BYTES
 from penstock.serving.sessions.table import SessionTable
-from tests.unit.serving.session_script import Sent, response
+from tests.unit.serving.sessions.session_script import Sent, response
 
 # --- order
 

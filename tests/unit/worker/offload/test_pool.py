@@ -26,7 +26,7 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.offload.pool import TaskProcesses
 from penstock.worker.offload.process import TaskProcess
-from tests.unit.worker.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same
+from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same
 
 GRAPH_INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")

@@ -12,7 +12,7 @@ from penstock.core.errors import (
     SessionError,
     WorkerLost,
 )
-from tests.unit.serving.session_script import Sent, response
+from tests.unit.serving.sessions.session_script import Sent, response
 
 # --- what the worker is told of the start
 

@@ -19,8 +19,8 @@ from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.limit import MIB, allowed_bytes, is_out_of_memory, limit_bytes
 from penstock.engines.python.usage import descendants, used_bytes
-from tests.unit.engines.conftest import StartPython
-from tests.unit.engines.test_python_engine import MISBEHAVING, X, do, pid
+from tests.unit.engines.python.conftest import StartPython
+from tests.unit.engines.python.test_engine import MISBEHAVING, X, do, pid
 
 MACHINE = psutil.virtual_memory().total
 

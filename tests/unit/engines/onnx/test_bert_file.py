@@ -18,7 +18,7 @@ from penstock.core.tensors import Array
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
 from tests.checkpoints import reference_logits, save_classifier
 
-REFERENCE = Path(__file__).parents[2] / "data"
+REFERENCE = Path(__file__).parents[3] / "data"
 TEXTS: list[str] = json.loads((REFERENCE / "minilm_reference.json").read_text())
 VECTORS: Array = np.load(REFERENCE / "minilm_reference.npz")["vectors"]
 CONFIG = {
