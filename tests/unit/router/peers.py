@@ -1,0 +1,160 @@
+"""A dispatcher, and workers that talk to it over real sockets and do only what a test has them do."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.config import DataPlane
+from penstock.core.models import ModelSettings
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.tensors import Buffer, Tensor
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.router.dispatcher import Dispatcher
+from penstock.telemetry.metrics import RouterMetrics
+from penstock.wire import frames
+from penstock.wire.descriptions import encode_description
+from penstock.wire.sockets import DealerSocket
+
+TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
+ANSWER = Tensor("y", "FP32", (1, 1), b"\0\0\x80\x3f")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+def block(block_id: str = "blk", **settings: object) -> BlockDescription:
+    described = ModelSettings.model_validate(settings)
+    return BlockDescription(block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, described)
+
+
+def request(request_id: str = "r") -> InferRequest:
+    return InferRequest("m", [TENSOR], "1", request_id)
+
+
+def offer(described: BlockDescription, credits: int = 1, **more: object) -> pb.BlockOffer:
+    return pb.BlockOffer(
+        block_id=described.block_id,
+        credits=credits,
+        description=encode_description(described),
+        **more,  # type: ignore[arg-type]
+    )
+
+
+class Peer:
+    """A worker's end of the socket: it keeps what it hears."""
+
+    def __init__(self, endpoint: str, name: str) -> None:
+        self.identity = name.encode()
+        self.name = name
+        self.received: list[tuple[str, pb.Frame, list[Buffer]]] = []
+        self._dealer = DealerSocket(self._on_message, self.identity)
+        self._dealer.connect(endpoint)
+        self.close = self._dealer.close
+
+    def _on_message(self, message: list[Buffer]) -> None:
+        kind, frame = frames.decode(message)
+        self.received.append((kind, frame, message))
+
+    async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
+        """The next of that kind; what came before it is passed over."""
+        await until(lambda: any(found == kind for found, _, _ in self.received))
+        while True:
+            found, frame, message = self.received.pop(0)
+            if found == kind:
+                return frame, message
+
+    async def get_job(self) -> pb.Job:
+        return (await self.get("job"))[0].job
+
+    async def get_refused(self) -> pb.Refused:
+        return (await self.get("refused"))[0].refused
+
+    def has(self, kind: str) -> bool:
+        return any(found == kind for found, _, _ in self.received)
+
+    def send(self, **kind: object) -> None:
+        self._dealer.send(frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
+
+    def send_raw(self, message: list[Buffer]) -> None:
+        self._dealer.send(message)
+
+    async def join(self, *offers: pb.BlockOffer, **hello: object) -> pb.Welcome:
+        self.say_hello(*offers, **hello)
+        return (await self.get("welcome"))[0].welcome
+
+    def say_hello(self, *offers: pb.BlockOffer, **hello: object) -> None:
+        said = {"protocol": frames.PROTOCOL, "worker_id": self.name, "host": "elsewhere", "pid": 1, **hello}
+        self.send(hello=pb.Hello(blocks=offers, **said))  # type: ignore[arg-type]
+
+    def answer(self, job: pb.Job, is_partial: bool = False, outputs: Iterable[Tensor] = (ANSWER,)) -> None:
+        timing = Timing(1, 2, 3, 4, 5)
+        encoded = frames.encode_result(job.job_id, job.attempt, list(outputs), timing, {"p": 7}, is_partial)
+        self._dealer.send(encoded)
+
+
+class Bed:
+    """A dispatcher that listens, with what it tells of workers and what it counts."""
+
+    def __init__(self, folder: Path, settings: DataPlane) -> None:
+        self.changes = 0
+        self.lost: list[tuple[bytes, set[str]]] = []
+        self._registry = CollectorRegistry()
+        self.dispatcher = Dispatcher(
+            "gateway-0",
+            settings,
+            RouterMetrics(self._registry),
+            self._on_change,
+            "zone-a",
+            lambda worker, blocks: self.lost.append((worker, set(blocks))),
+        )
+        self._endpoint = self.dispatcher.start(f"ipc://{folder}/d.ipc")
+        self._peers: list[Peer] = []
+        self._asked: list[asyncio.Task[InferResponse]] = []
+        self._is_stopped = False
+
+    def _on_change(self) -> None:
+        self.changes += 1
+
+    def peer(self, name: str) -> Peer:
+        self._peers.append(Peer(self._endpoint, name))
+        return self._peers[-1]
+
+    async def worker(self, name: str = "a", *offers: pb.BlockOffer, **hello: object) -> Peer:
+        """One that has joined, with one credit for `blk` where nothing is offered."""
+        peer = self.peer(name)
+        await peer.join(*(offers or (offer(block()),)), **hello)
+        return peer
+
+    def ask(
+        self, described: BlockDescription | None = None, timeout_s: float = 60.0, asked: InferRequest | None = None
+    ) -> asyncio.Task[InferResponse]:
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        running = self.dispatcher.run(described or block(), asked or request(), deadline)
+        self._asked.append(asyncio.create_task(running))
+        return self._asked[-1]
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self._registry.get_sample_value(f"penstock_{name}_total", labels) or 0.0
+
+    async def until_counted(self, name: str, count: float = 1.0, **labels: str) -> None:
+        await until(lambda: self.counted(name, **labels) >= count)
+
+    async def stop(self) -> None:
+        """Once, also where a test has asked for it before its end."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            await self.dispatcher.stop()
+
+    async def close(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
+        await self.stop()
+        for peer in self._peers:
+            peer.close()

@@ -1,0 +1,310 @@
+"""The dispatcher and the jobs it sends to workers over real sockets: their answers, ends and deadlines."""
+
+import asyncio
+
+import pytest
+
+from penstock.core.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidTensor,
+    ModelNotReady,
+    PenstockError,
+    QueueFull,
+    QueueTimeout,
+    WorkerLost,
+)
+from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
+from penstock.wire import frames
+from tests.unit.router.peers import ANSWER, TENSOR, Bed, block, offer, request, until
+
+AHEAD = 8  # answers of a stream that may be on their way
+
+
+async def test_a_job_is_sent_and_its_result_is_the_answer(bed: Bed) -> None:
+    worker = await bed.worker()
+    asked = InferRequest("m", [TENSOR], "1", "r", ["y"], {"k": 3}, traceparent="00-t")
+    answer = bed.ask(asked=asked)
+    frame, message = await worker.get("job")
+    job = frame.job
+    assert (job.block_id, job.attempt, job.request_id, job.traceparent) == ("blk", 1, "r", "00-t")
+    assert (list(job.outputs), frames.parameters(job.parameters), job.response_credits) == (["y"], {"k": 3}, 0)
+    assert [bytes(tensor.data) for tensor in frames.tensors(job.inputs, message)] == [TENSOR.data]
+    assert 0 < job.timeout_us <= 60_000_000
+    assert (job.priority, job.queue_timeout_us, job.HasField("session")) == (0, 0, False)
+    assert bed.dispatcher.jobs() == 1
+    assert bed.dispatcher.queue_lengths() == {"blk": (0, 1)}
+    worker.answer(job)
+    response = await answer
+    assert response == InferResponse("m", "1", "r", response.outputs, Timing(1, 2, 3, 4, 5), {"p": 7}, is_final=True)
+    assert [(found.name, bytes(found.data)) for found in response.outputs] == [("y", ANSWER.data)]
+    assert bed.dispatcher.jobs() == 0
+    assert bed.dispatcher.queue_lengths() == {"blk": (0, 0)}
+
+
+async def test_a_job_carries_what_its_request_asks_of_the_server(bed: Bed) -> None:
+    worker = await bed.worker("a", offer(block(priorities={"levels": 3})))
+    asked = request()
+    asked.controls = Controls(2, 50.0, SessionStep("s", 4, is_end=True))
+    answer = bed.ask(block(priorities={"levels": 3}), asked=asked)
+    job = await worker.get_job()
+    assert (job.priority, frames.session(job)) == (2, SessionStep("s", 4, is_end=True))
+    assert 0 < job.queue_timeout_us <= 50_000_000
+    worker.answer(job)
+    await answer
+
+
+async def test_job_ids_grow_from_one_gateways_life_to_the_next(bed: Bed) -> None:
+    worker = await bed.worker("a", offer(block(), 2))
+    bed.ask()
+    bed.ask()
+    first, second = await worker.get_job(), await worker.get_job()
+    assert second.job_id == first.job_id + 1
+    assert first.job_id > 1 << 60
+
+
+@pytest.mark.parametrize("error", [EngineFailed("it broke"), InvalidTensor("x is no good", tensor="x")])
+async def test_a_failure_is_raised_with_its_code_and_fields(bed: Bed, error: PenstockError) -> None:
+    worker = await bed.worker()
+    answer = bed.ask()
+    job = await worker.get_job()
+    worker.send_raw(frames.encode_failure(job.job_id, job.attempt, error))
+    with pytest.raises(type(error)) as raised:
+        await answer
+    assert (raised.value.message, raised.value.fields) == (error.message, error.fields)
+    assert bed.dispatcher.jobs() == 0
+
+
+async def test_a_job_waits_for_a_credit_and_takes_the_one_that_gets_free(bed: Bed) -> None:
+    worker = await bed.worker()
+    first, second = bed.ask(), bed.ask()
+    job = await worker.get_job()
+    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    worker.answer(job)
+    worker.answer(await worker.get_job())
+    assert [(await answer).request_id for answer in (first, second)] == ["r", "r"]
+
+
+async def test_a_full_queue_refuses_at_once(bed: Bed) -> None:
+    full = block(batching={"max_queue": 1})
+    await bed.worker("a", offer(full))
+    bed.ask(full)
+    bed.ask(full)
+    with pytest.raises(QueueFull):
+        await bed.ask(full)
+    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+
+
+async def test_a_result_that_comes_twice_or_names_another_attempt_is_counted_and_dropped(bed: Bed) -> None:
+    worker = await bed.worker()
+    answer = bed.ask()
+    job = await worker.get_job()
+    job.attempt += 1
+    worker.answer(job)
+    await bed.until_counted("late_replies", 1)
+    assert not answer.done()
+    job.attempt -= 1
+    worker.answer(job)
+    worker.answer(job)
+    await answer
+    await bed.until_counted("late_replies", 2)
+    worker.answer(job, is_partial=True)
+    await bed.until_counted("late_replies", 3)
+    assert bed.counted("wire_errors") == 0
+
+
+async def test_a_caller_that_leaves_cancels_its_job_on_the_worker(bed: Bed) -> None:
+    worker = await bed.worker()
+    answer = bed.ask()
+    job = await worker.get_job()
+    answer.cancel()
+    frame, _ = await worker.get("cancel")
+    assert list(frame.cancel.job_ids) == [job.job_id]
+    assert answer.cancelled()
+    assert bed.dispatcher.jobs() == 0
+    worker.answer(job)
+    await bed.until_counted("late_replies")
+
+
+async def test_a_caller_that_leaves_while_its_job_waits_is_not_heard_of(bed: Bed) -> None:
+    worker = await bed.worker()
+    first, second, third = bed.ask(), bed.ask(), bed.ask(asked=request("third"))
+    job = await worker.get_job()
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    assert bed.dispatcher.queue_lengths() == {"blk": (1, 1)}
+    worker.answer(job)
+    job = await worker.get_job()
+    assert job.request_id == "third"
+    assert not worker.has("cancel")
+    worker.answer(job)
+    await asyncio.gather(first, third)
+
+
+async def test_a_cancelled_jobs_credit_goes_to_the_next(bed: Bed) -> None:
+    worker = await bed.worker()
+    first, _ = bed.ask(), bed.ask(asked=request("second"))
+    await worker.get_job()
+    first.cancel()
+    await worker.get("cancel")
+    assert (await worker.get_job()).request_id == "second"
+
+
+async def test_what_a_worker_hands_back_runs_elsewhere_and_costs_no_attempt(bed: Bed) -> None:
+    first = await bed.worker("a")
+    answer = bed.ask()
+    job = await first.get_job()
+    second = await bed.worker("b")
+    first.say_hello()  # it offers nothing any more
+    first.send(hand_back={"job_ids": [job.job_id, 99]})
+    again = await second.get_job()
+    assert (again.job_id, again.attempt) == (job.job_id, 2)
+    assert bed.counted("retries", reason="handed_back") == 1
+    first.answer(job)  # too late
+    await bed.until_counted("late_replies")
+    second.answer(again)
+    await answer
+
+
+async def test_a_deadline_passes_while_a_job_runs(bed: Bed) -> None:
+    worker = await bed.worker()
+    answer = bed.ask(timeout_s=0.05)
+    job = await worker.get_job()
+    with pytest.raises(DeadlineExceeded, match="while the request was running"):
+        await answer
+    frame, _ = await worker.get("cancel")
+    assert list(frame.cancel.job_ids) == [job.job_id]
+
+
+async def test_a_deadline_passes_while_a_job_waits(bed: Bed) -> None:
+    worker = await bed.worker()
+    bed.ask()
+    await worker.get_job()
+    with pytest.raises(DeadlineExceeded, match="while the request was waiting"):
+        await bed.ask(timeout_s=0.05)
+    assert bed.dispatcher.queue_lengths() == {"blk": (0, 1)}
+    assert not worker.has("cancel")
+
+
+async def test_a_job_may_wait_no_longer_than_its_queue_timeout(bed: Bed) -> None:
+    worker = await bed.worker()
+    bed.ask()
+    await worker.get_job()
+    asked = request()
+    asked.controls = Controls(queue_timeout_s=0.05)
+    with pytest.raises(QueueTimeout):
+        await bed.ask(asked=asked)
+
+
+async def test_a_retired_block_fails_what_waits_for_it(bed: Bed) -> None:
+    worker = await bed.worker()
+    running, waiting = bed.ask(), bed.ask()
+    job = await worker.get_job()
+    bed.dispatcher.retire("blk", ModelNotReady("it is gone"))
+    with pytest.raises(ModelNotReady, match="it is gone"):
+        await waiting
+    worker.answer(job)
+    await running
+
+
+# --- streams
+
+
+async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_taken(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream = bed.dispatcher.stream(block(), request(), later())
+    first = asyncio.ensure_future(anext(stream))
+    job = await worker.get_job()
+    assert job.response_credits == AHEAD
+    worker.answer(job, is_partial=True)
+    worker.answer(job, is_partial=True)
+    assert [(found.is_final, len(found.outputs)) for found in [await first]] == [(False, 1)]
+    frame, _ = await worker.get("more")
+    assert (frame.more.job_id, frame.more.credits) == (job.job_id, 1)
+    worker.answer(job, outputs=[])
+    rest = [response async for response in stream]
+    assert [(found.is_final, len(found.outputs)) for found in rest] == [(False, 1), (True, 0)]
+    assert bed.dispatcher.jobs() == 0
+    assert not worker.has("cancel")
+
+
+async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream = bed.dispatcher.stream(block(), request(), later())
+    first = asyncio.ensure_future(anext(stream))
+    job = await worker.get_job()
+    worker.answer(job, is_partial=True)
+    await first
+    for _ in range(AHEAD + 1):
+        worker.answer(job, is_partial=True)
+    refused = await worker.get_refused()
+    assert refused.message == "more than 8 answers of one job are ahead of its caller"
+    assert bed.counted("wire_errors") == 1
+    worker.answer(job)
+    assert len([response async for response in stream]) == AHEAD + 1
+
+
+async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream = bed.dispatcher.stream(block(), request(), later())
+    first = asyncio.ensure_future(anext(stream))
+    job = await worker.get_job()
+    worker.answer(job, is_partial=True)
+    await first
+    await stream.aclose()
+    frame, _ = await worker.get("cancel")
+    assert list(frame.cancel.job_ids) == [job.job_id]
+    assert bed.dispatcher.jobs() == 0
+    worker.answer(job, is_partial=True)
+    await bed.until_counted("late_replies")
+
+
+async def test_a_streams_caller_that_leaves_while_it_waits_cancels_it(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream = bed.dispatcher.stream(block(), request(), later())
+    first = asyncio.ensure_future(anext(stream))
+    await worker.get_job()
+    first.cancel()
+    await worker.get("cancel")
+    assert bed.dispatcher.jobs() == 0
+
+
+async def test_a_stream_fails_after_the_answers_that_came_before(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream = bed.dispatcher.stream(block(), request(), later())
+    first = asyncio.ensure_future(anext(stream))
+    job = await worker.get_job()
+    worker.answer(job, is_partial=True)
+    worker.send_raw(frames.encode_failure(job.job_id, job.attempt, EngineFailed("it broke")))
+    assert not (await first).is_final
+    with pytest.raises(EngineFailed, match="it broke"):
+        await anext(stream)
+    assert not worker.has("cancel")
+
+
+async def test_a_stream_of_which_something_was_heard_never_runs_again(bed: Bed) -> None:
+    first, second = await bed.worker("a"), bed.peer("b")
+    stream = bed.dispatcher.stream(block(), request(), later())
+    heard = asyncio.ensure_future(anext(stream))
+    first.answer(await first.get_job(), is_partial=True)
+    await heard
+    await second.join(offer(block()))
+    first.send(bye={})
+    with pytest.raises(WorkerLost, match="must not run a request twice"):
+        await anext(stream)
+    assert not second.has("job")
+
+
+async def test_a_stream_is_refused_where_the_queue_is_full(bed: Bed) -> None:
+    full = block(batching={"max_queue": 1})
+    await bed.worker("a", offer(full))
+    bed.ask(full)
+    bed.ask(full)
+    await until(lambda: bed.dispatcher.jobs() == 2)
+    with pytest.raises(QueueFull):
+        await anext(bed.dispatcher.stream(full, request(), later()))
+    assert bed.dispatcher.jobs() == 2
+
+
+def later() -> float:
+    return asyncio.get_running_loop().time() + 60.0
