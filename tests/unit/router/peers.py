@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
-from penstock.core.models import ModelSettings
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Buffer, Tensor
+from penstock.models.settings import ModelSettings
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.dispatcher import Dispatcher
 from penstock.telemetry.metrics import RouterMetrics
