@@ -22,7 +22,7 @@ def _print_version(is_asked: bool) -> None:
     if is_asked:
         from importlib.metadata import version
 
-        print(f"penstock {version('penstock')}")
+        print(f"penstock {version('penstock-serve')}")
         raise typer.Exit
 
 

@@ -39,7 +39,7 @@ class Catalogue:
 
     @property
     def server_version(self) -> str:
-        return version("penstock")
+        return version("penstock-serve")
 
     @property
     def extensions(self) -> Sequence[str]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("penstock", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "grpcio")
+PACKAGES = {"penstock": "penstock-serve"} | {
+    name: name for name in ("onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "grpcio")
+}  # as they are told of, and as they are installed
 
 
 def describe_machine() -> dict[str, str]:
@@ -18,7 +20,7 @@ def describe_machine() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: found for name in PACKAGES if (found := _version(name))},
+        **{name: found for name, package in PACKAGES.items() if (found := _version(package))},
     }
 
 

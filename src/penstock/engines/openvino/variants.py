@@ -22,7 +22,7 @@ from penstock.engines.onnx.variants import writing
 RECIPE = 1  # counts up when a conversion below changes
 FILE = "model.xml"
 TIMEOUT_S = 3600.0
-ADVICE = "OpenVINO's INT8 needs NNCF: pip install 'penstock[quantize]'"
+ADVICE = "OpenVINO's INT8 needs NNCF: pip install 'penstock-serve[quantize]'"
 
 
 def is_available() -> bool:

@@ -61,7 +61,7 @@ def require(package: str) -> None:
         import_module(package)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"engine: torch needs the package {error.name}, which is not installed: pip install 'penstock[torch]'"
+            f"engine: torch needs the package {error.name}, which is not installed: pip install 'penstock-serve[torch]'"
         ) from error
     except (ImportError, OSError) as error:  # its libraries
         raise ConfigError(f"engine: torch: the package {package} cannot be imported: {error}") from error

@@ -118,7 +118,7 @@ def _parquet_pairs(file: Path) -> Iterator[Pair]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise InvalidRequest("Parquet files need pyarrow: pip install 'penstock[bench]'") from error
+        raise InvalidRequest("Parquet files need pyarrow: pip install 'penstock-serve[bench]'") from error
     try:
         table = parquet.ParquetFile(file)
         names = set(table.schema_arrow.names)

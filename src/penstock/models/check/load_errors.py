@@ -23,7 +23,7 @@ _LOADING = (
     (
         r"No module named '(torch|openvino|onnxruntime|\w*transformers)|engine: torch(:| needs) the package",
         "package_missing",
-        "Install it into the environment that Penstock runs in; for PyTorch: pip install 'penstock[torch]'.",
+        "Install it into the environment that Penstock runs in; for PyTorch: pip install 'penstock-serve[torch]'.",
     ),
     (r"^precision ", "unsupported_precision", "Say another precision in model.yaml, or auto: docs/engines.md."),
     (

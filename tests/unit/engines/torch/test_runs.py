@@ -196,7 +196,7 @@ def test_a_package_that_is_missing_is_named(file: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock\[torch\]'"):
         on("cpu", file).load()
-    assert "pip install 'penstock[torch]'" in (why_not("torch", "cpu", "fp32") or "")
+    assert "pip install 'penstock-serve[torch]'" in (why_not("torch", "cpu", "fp32") or "")
 
 
 def test_what_a_machine_can_run_is_known_beforehand() -> None:
