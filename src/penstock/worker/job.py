@@ -10,7 +10,7 @@ from penstock.core.requests import SessionStep, Timing
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.worker.running.answers import Answers
+from penstock.worker.running.answer_credits import AnswerCredits
 
 
 class Reply(Protocol):
@@ -43,7 +43,7 @@ class WorkerJob:
     queue_deadline: float = inf  # past it the block's queue policy decides
     session: SessionStep | None = None
     response_credits: int = 0  # answers of a decoupled model that may be sent; 0: the job has one answer
-    answers: Answers | None = None  # of a decoupled model
+    answers: AnswerCredits | None = None  # of a decoupled model
     context: CallContext | None = None  # for a model's own code, as the job starts
     is_anew: bool = False  # its session was known to the model, and begins again
 

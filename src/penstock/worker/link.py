@@ -34,7 +34,7 @@ class LinkOwner:
 
 
 @dataclass(slots=True)
-class _Running:
+class _LinkedJob:
     job: WorkerJob
     holder: Holder
 
@@ -52,7 +52,7 @@ class GatewayLink:
         self.endpoint = endpoint
         self._owner = owner
         self._clock = _Clock()
-        self._jobs: dict[int, _Running] = {}
+        self._jobs: dict[int, _LinkedJob] = {}
         self._is_closed = False
         self._handlers = {
             "welcome": self._on_welcome,
@@ -128,7 +128,7 @@ class GatewayLink:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
             return
         job = self._job(sent, message)
-        self._jobs[job.job_id] = _Running(job, holder)
+        self._jobs[job.job_id] = _LinkedJob(job, holder)
         holder.accept(job)
 
     def _job(self, sent: pb.Job, message: list[Buffer]) -> WorkerJob:

@@ -24,9 +24,19 @@ from penstock.worker.job import Holder, WorkerJob
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
 from penstock.worker.residency.dormant import Dormant
-from penstock.worker.residency.residency import Held, Residency
+from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident
-from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Rest, Survey, Unload, Why
+from penstock.worker.residency.steps import (
+    Action,
+    Assigned,
+    FailBlock,
+    ForgetBlock,
+    LoadBlock,
+    RestBlock,
+    SurveyBlocks,
+    UnloadBlock,
+    Why,
+)
 from penstock.worker.running.runner import BlockRunner
 
 log = structlog.get_logger()
@@ -91,7 +101,7 @@ class Blocks:
             *((dormant.description, True) for dormant in self._dormant.values()),
         ]
 
-    def held(self) -> Iterable[tuple[str, Held]]:
+    def held(self) -> Iterable[tuple[str, HeldBlock]]:
         return self._residency.held.items()
 
     def statistics(self) -> list[BlockStatistics]:
@@ -171,19 +181,19 @@ class Blocks:
         is_other = False
         for action in actions:
             match action:
-                case Survey():
+                case SurveyBlocks():
                     self._owner.spawn(self._survey(action.blocks))
-                case Load():
+                case LoadBlock():
                     self._owner.spawn(self._load(action))
-                case Rest():
+                case RestBlock():
                     self._rest(action.block_id)
-                case Unload():
+                case UnloadBlock():
                     self._unload(action.block_id, action.event)
-                case Forget():
+                case ForgetBlock():
                     self._forget(action.block_id)
-                case Fail():
+                case FailBlock():
                     self._fail(action)
-            is_other = is_other or not isinstance(action, Survey | Load)
+            is_other = is_other or not isinstance(action, SurveyBlocks | LoadBlock)
         if is_other:
             self._owner.announce()
             self._owner.report()
@@ -200,7 +210,7 @@ class Blocks:
                 self._described.pop(block.block_id, None)  # it may be another model now
             self._perform(self._residency.surveyed(block, found.outlook(), at))
 
-    async def _load(self, action: Load) -> None:
+    async def _load(self, action: LoadBlock) -> None:
         block, started = action.block, now()
         if action.why is Why.DEMAND:
             self._count(block, "woken")
@@ -283,7 +293,7 @@ class Blocks:
             del self._holders[block_id]
             self._hand_back(dormant.hand_back())
 
-    def _fail(self, action: Fail) -> None:
+    def _fail(self, action: FailBlock) -> None:
         block = action.block
         log.error("load_failed", model=block.model, version=block.version, reason=action.reason)
         self._count(block, "failed")

@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.core.blocks import BlockState
-from penstock.worker.residency.steps import Action, Assigned, Fail, Forget, Load, Outlook, Rest, Survey, Unload, Why
+from penstock.worker.residency.steps import (
+    Action,
+    Assigned,
+    FailBlock,
+    ForgetBlock,
+    LoadBlock,
+    Outlook,
+    RestBlock,
+    SurveyBlocks,
+    UnloadBlock,
+    Why,
+)
 
 
 @dataclass(slots=True)
-class Held:
+class HeldBlock:
     block: Assigned  # the newest assignment; what serves may be an older revision
     state: BlockState = BlockState.LOADING
     reason: str = ""
@@ -45,7 +56,7 @@ class _Loading:
 class Residency:
     def __init__(self, budget_bytes: int = 0) -> None:
         """A budget of 0 is none."""
-        self.held: dict[str, Held] = {}
+        self.held: dict[str, HeldBlock] = {}
         self._budget: float = budget_bytes or inf
         self._line: dict[str, _Want] = {}  # blocks to load, oldest first
         self._loading: _Loading | None = None
@@ -82,14 +93,14 @@ class Residency:
         for block_id, block in wanted.items():
             held = self.held.get(block_id)
             if held is None:
-                self.held[block_id] = Held(block)
+                self.held[block_id] = HeldBlock(block)
             elif held.block.revision < block.revision:
                 held.block, held.state, held.reason, held.is_surveyed = block, BlockState.LOADING, "", False
             else:
                 continue
             fresh.append(block)
         if fresh:
-            actions.append(Survey(tuple(fresh)))
+            actions.append(SurveyBlocks(tuple(fresh)))
         return actions + self._advance(now)
 
     def surveyed(self, block: Assigned, outlook: Outlook, now: float) -> list[Action]:
@@ -216,16 +227,16 @@ class Residency:
                 actions += self._send_to_rest(held, "evicted")
         return actions
 
-    def _start(self, held: Held, want: _Want) -> Load:
+    def _start(self, held: HeldBlock, want: _Want) -> LoadBlock:
         del self._line[held.block.block_id]
         if held.is_resident:
             want.why = Why.RELOAD
         self._loading = _Loading(held.block, want, 0 if held.is_resident else held.size_bytes)
-        return Load(held.block, want.why)
+        return LoadBlock(held.block, want.why)
 
-    def _victims(self, needed_bytes: float, now: float) -> list[Held]:
+    def _victims(self, needed_bytes: float, now: float) -> list[HeldBlock]:
         """The least recently used that make so much room together; none where all of them would not."""
-        victims: list[Held] = []
+        victims: list[HeldBlock] = []
         for held in self._idle(now):
             if needed_bytes <= 0:
                 break
@@ -233,29 +244,29 @@ class Residency:
             needed_bytes -= held.resident_bytes
         return victims if needed_bytes <= 0 else []
 
-    def _idle(self, now: float) -> list[Held]:
+    def _idle(self, now: float) -> list[HeldBlock]:
         """What may be evicted, the least recently used first."""
         return sorted((held for held in self.held.values() if self._may_go(held, now)), key=lambda held: held.last_used)
 
-    def _may_go(self, held: Held, now: float) -> bool:
+    def _may_go(self, held: HeldBlock, now: float) -> bool:
         """Not what has jobs, is being reloaded, or could not be loaded again because its newest revision is broken."""
         if not held.is_resident or held.state is not BlockState.READY or held.block.block_id in self._busy:
             return False
         return held.outlook is None or now - held.last_used >= held.outlook.keep_s
 
-    def _send_to_rest(self, held: Held, event: str) -> list[Action]:
+    def _send_to_rest(self, held: HeldBlock, event: str) -> list[Action]:
         held.is_resident = False
         self._leaving_bytes += held.resident_bytes
-        return [Unload(held.block.block_id, event), self._rest(held)]
+        return [UnloadBlock(held.block.block_id, event), self._rest(held)]
 
-    def _rest(self, held: Held) -> Rest:
+    def _rest(self, held: HeldBlock) -> RestBlock:
         held.state, held.reason = BlockState.DORMANT, ""
-        return Rest(held.block.block_id)
+        return RestBlock(held.block.block_id)
 
-    def _fail(self, held: Held, reason: str) -> Fail:
+    def _fail(self, held: HeldBlock, reason: str) -> FailBlock:
         held.state, held.reason = BlockState.FAILED, reason
         self._line.pop(held.block.block_id, None)
-        return Fail(held.block, reason)
+        return FailBlock(held.block, reason)
 
     def _withdraw(self, block_id: str) -> Action:
         held = self.held.pop(block_id)
@@ -263,9 +274,9 @@ class Residency:
         if self._loading is not None and self._loading.block.block_id == block_id:
             self._loading.is_orphan = True
         if not held.is_resident:
-            return Forget(block_id)
+            return ForgetBlock(block_id)
         self._leaving_bytes += held.resident_bytes
-        return Unload(block_id, "unloaded")
+        return UnloadBlock(block_id, "unloaded")
 
     def _queue_again(self, loading: _Loading) -> None:
         """What was being loaded is outdated: those who wait for it wait for the newer revision."""

@@ -33,44 +33,44 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SurveyBlocks:
     """Look at these models' folders, and tell what they say."""
 
     blocks: tuple[Assigned, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadBlock:
     block: Assigned
     why: Why
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RestBlock:
     """Take the block's jobs and keep them until it is loaded."""
 
     block_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unload:
+class UnloadBlock:
     block_id: str
     event: str  # unloaded, idle, evicted
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class ForgetBlock:
     """Nobody wants the block any more: what waits for it goes back."""
 
     block_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fail:
+class FailBlock:
     """The block could not be loaded: what waits for it fails; an older revision in memory serves on."""
 
     block: Assigned
     reason: str
 
 
-Action = Survey | Load | Rest | Unload | Forget | Fail
+Action = SurveyBlocks | LoadBlock | RestBlock | UnloadBlock | ForgetBlock | FailBlock

@@ -31,7 +31,7 @@ class Closed(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedPiece:
     """One piece in line."""
 
     owner: Any  # the job it belongs to
@@ -49,7 +49,7 @@ class Entry:
 
 @dataclass(slots=True)
 class Batch:
-    entries: list[Entry]
+    entries: list[QueuedPiece]
     closed: Closed
     rows: int
     length: int  # of the longest
@@ -63,11 +63,11 @@ class Batch:
 class _Level:
     """What waits of one level, delayed or not: by sequence, oldest first; by key, sorted by length and then by age."""
 
-    __slots__ = ("lanes", "line")
+    __slots__ = ("by_key", "line")
 
     def __init__(self) -> None:
-        self.line: dict[int, Entry] = {}
-        self.lanes: dict[Hashable, list[Entry]] = {}
+        self.line: dict[int, QueuedPiece] = {}
+        self.by_key: dict[Hashable, list[QueuedPiece]] = {}
 
     def tokens(self) -> int:
         return sum(entry.rows * entry.length for entry in self.line.values())
@@ -79,7 +79,7 @@ _position = attrgetter("length", "sequence")
 DELAYED = 1000
 
 # Yields the entry to try next, and is sent whether it was taken.
-Line = Generator[Entry, bool, None]
+Line = Generator[QueuedPiece, bool, None]
 
 
 class Batcher:
@@ -101,7 +101,7 @@ class Batcher:
         """Of all that waits."""
         return self._tokens
 
-    def append(self, entries: Iterable[Entry], now: float) -> None:
+    def append(self, entries: Iterable[QueuedPiece], now: float) -> None:
         for entry in entries:
             entry.arrived = now
             self._put(entry, entry.priority)
@@ -126,10 +126,10 @@ class Batcher:
         """Until then `expire` has nothing to do. It may be early: what was due then has left, perhaps."""
         return self._due
 
-    def expire(self, now: float) -> list[Entry]:
+    def expire(self, now: float) -> list[QueuedPiece]:
         """Takes out what is past its deadline, or past its queue deadline; delays the latter where its level does."""
-        expired: list[Entry] = []
-        delayed: list[Entry] = []
+        expired: list[QueuedPiece] = []
+        delayed: list[QueuedPiece] = []
         self._due = inf
         for entry in self._waiting():
             if entry.deadline <= now:
@@ -149,7 +149,7 @@ class Batcher:
             self._due = min(self._due, entry.deadline)
         return expired
 
-    def clear(self) -> list[Entry]:
+    def clear(self) -> list[QueuedPiece]:
         entries = list(self._waiting())
         self._levels.clear()
         self._order.clear()
@@ -181,11 +181,11 @@ class Batcher:
         arrivals = [next(iter(level.line.values())).arrived for level in self._order if level.line]
         return min(arrivals) + self._budget.max_delay_s if arrivals else None
 
-    def _waiting(self) -> Iterator[Entry]:
+    def _waiting(self) -> Iterator[QueuedPiece]:
         for level in self._order:
             yield from level.line.values()
 
-    def _put(self, entry: Entry, rank: int) -> None:
+    def _put(self, entry: QueuedPiece, rank: int) -> None:
         level = self._levels.get(rank)
         if level is None:
             level = self._levels[rank] = _Level()
@@ -194,22 +194,22 @@ class Batcher:
         entry.sequence, entry.level = self._sequence, level
         level.line[entry.sequence] = entry
         self._tokens += entry.rows * entry.length
-        lane = level.lanes.get(entry.key)
-        if lane is None:
-            level.lanes[entry.key] = [entry]
+        alike = level.by_key.get(entry.key)
+        if alike is None:
+            level.by_key[entry.key] = [entry]
         else:
-            insort(lane, entry, key=_position)
+            insort(alike, entry, key=_position)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: QueuedPiece) -> None:
         level: _Level = entry.level
         del level.line[entry.sequence]
         self._tokens -= entry.rows * entry.length
-        lane = level.lanes[entry.key]
-        del lane[bisect_left(lane, _position(entry), key=_position)]
-        if not lane:
-            del level.lanes[entry.key]
+        alike = level.by_key[entry.key]
+        del alike[bisect_left(alike, _position(entry), key=_position)]
+        if not alike:
+            del level.by_key[entry.key]
 
-    def _fill(self, anchor: Entry) -> Batch:
+    def _fill(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
         batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, anchor.rows * anchor.length)
         max_tokens = budget.tokens_now(self._tokens)
@@ -261,16 +261,16 @@ class Batcher:
         return None
 
 
-def _arrivals(level: _Level, anchor: Entry) -> Line:
+def _arrivals(level: _Level, anchor: QueuedPiece) -> Line:
     """The others of the anchor's key in order of arrival, up to the first that is refused."""
     for entry in level.line.values():
         if entry.key == anchor.key and entry is not anchor and not (yield entry):
             return
 
 
-def _nearest(level: _Level, anchor: Entry, reach: int | None) -> Line:
+def _nearest(level: _Level, anchor: QueuedPiece, reach: int | None) -> Line:
     """The others of the anchor's key, nearest in length first; a refusal ends its direction."""
-    entries = level.lanes.get(anchor.key)
+    entries = level.by_key.get(anchor.key)
     if entries is None:
         return
     last = _last_in_reach(level, reach)

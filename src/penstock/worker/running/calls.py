@@ -11,7 +11,7 @@ from penstock.engines.base import ContextEngine
 from penstock.tasks.base import Piece, Task
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.batcher import Batch
-from penstock.worker.running.execution import Outcome, as_engine_failure
+from penstock.worker.running.execution import BatchOutcome, as_engine_failure
 
 log = structlog.get_logger()
 ENDED, ANEW, IDLE, LEAVES = "ended", "started anew", "idle", "worker leaves"  # why a session is over
@@ -28,8 +28,8 @@ class CallExecution:
         self._is_decoupled = is_decoupled
         self._send = send
 
-    def run(self, instance: int, batch: Batch) -> Outcome:
-        outcome = Outcome(instance, batch, [], time.monotonic())
+    def run(self, instance: int, batch: Batch) -> BatchOutcome:
+        outcome = BatchOutcome(instance, batch, [], time.monotonic())
         for entry in batch.entries:
             outcome.results.append(self._call(outcome, entry.owner, entry.owner.prepared.pieces[entry.index]))
         return outcome
@@ -44,7 +44,7 @@ class CallExecution:
             except Exception as error:  # noqa: BLE001 - it is over, whatever the model says to it
                 log.warning("end_session_failed", session=session_id, reason=reason, error=repr(error))
 
-    def _call(self, outcome: Outcome, job: WorkerJob, piece: Piece) -> Sequence[Array] | PenstockError:
+    def _call(self, outcome: BatchOutcome, job: WorkerJob, piece: Piece) -> Sequence[Array] | PenstockError:
         context = job.context
         assert context is not None
         if job.is_anew:
@@ -61,7 +61,7 @@ class CallExecution:
             outcome.ended = context.session_id
         return result
 
-    def _infer(self, outcome: Outcome, job: WorkerJob, piece: Piece) -> Sequence[Array]:
+    def _infer(self, outcome: BatchOutcome, job: WorkerJob, piece: Piece) -> Sequence[Array]:
         assert job.context is not None
         start = time.perf_counter_ns()
         inputs = self._task.join([piece])
@@ -74,7 +74,7 @@ class CallExecution:
         outcome.output_ns += time.perf_counter_ns() - computed
         return result
 
-    def _stream(self, outcome: Outcome, job: WorkerJob, piece: Piece) -> Sequence[Array]:
+    def _stream(self, outcome: BatchOutcome, job: WorkerJob, piece: Piece) -> Sequence[Array]:
         """Makes one answer ahead of what may be sent, so that the end needs no one's leave."""
         context, answers, prepared = job.context, job.answers, job.prepared
         assert context is not None
@@ -97,7 +97,7 @@ class CallExecution:
         return ()
 
 
-def _next(made: Iterator[list[Array]], outcome: Outcome) -> list[Array] | None:
+def _next(made: Iterator[list[Array]], outcome: BatchOutcome) -> list[Array] | None:
     start = time.perf_counter_ns()
     try:
         return next(made, None)

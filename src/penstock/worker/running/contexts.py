@@ -12,7 +12,7 @@ from penstock.engines.base import CallContext
 from penstock.models.settings import ModelSettings
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.alarm import Alarm
-from penstock.worker.running.answers import Answers
+from penstock.worker.running.answer_credits import AnswerCredits
 from penstock.worker.running.calls import IDLE, LEAVES, CallExecution
 from penstock.worker.running.instances import InstanceThreads
 from penstock.worker.running.sessions import BlockSessions
@@ -49,7 +49,7 @@ class Contexts:
                     "(ModelStreamInfer, or a WebSocket)"
                 )
             expiry = self._loop.call_later(max(0.0, job.deadline - now()), self._expire, job)
-            job.answers = Answers(job.response_credits, expiry)
+            job.answers = AnswerCredits(job.response_credits, expiry)
 
     def start(self, job: WorkerJob) -> None:
         """The job goes to the model."""

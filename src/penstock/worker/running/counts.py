@@ -9,7 +9,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.batcher import Closed
-from penstock.worker.running.execution import Outcome
+from penstock.worker.running.execution import BatchOutcome
 
 
 class BlockCounts:
@@ -49,7 +49,7 @@ class BlockCounts:
         statistics.compute_output.add(timing.finish_ns)
         self._queue_seconds.observe(timing.queue_ns / 1e9)
 
-    def ran(self, outcome: Outcome) -> None:
+    def ran(self, outcome: BatchOutcome) -> None:
         batch, statistics = outcome.batch, self.statistics
         statistics.last_inference_ms = int(time.time() * 1000)
         statistics.inference_count += batch.rows

@@ -12,7 +12,7 @@ from penstock.worker.running.batcher import Batch
 
 
 @dataclass(slots=True)
-class Outcome:
+class BatchOutcome:
     """What became of a batch, and where its time went."""
 
     instance: int
@@ -31,8 +31,8 @@ class Execution:
         self._engine = engine
         self._is_warmed_up = is_warmed_up
 
-    def run(self, instance: int, batch: Batch) -> Outcome:
-        outcome = Outcome(instance, batch, [], time.monotonic())
+    def run(self, instance: int, batch: Batch) -> BatchOutcome:
+        outcome = BatchOutcome(instance, batch, [], time.monotonic())
         pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
         outcome.results = self._run_batch(outcome, pieces)
         return outcome
@@ -46,7 +46,7 @@ class Execution:
             self._engine.infer(instance, self._task.warm_up_inputs()[0], self._task.engine_outputs)
         return ""
 
-    def _run_batch(self, outcome: Outcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
+    def _run_batch(self, outcome: BatchOutcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
         try:
             start = time.perf_counter_ns()
             inputs = self._task.join(pieces)

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.worker.running.batcher import Batch
-from penstock.worker.running.execution import Outcome
+from penstock.worker.running.execution import BatchOutcome
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Errand:
 
 class InstanceThreads:
     def __init__(
-        self, name: str, count: int, execute: Callable[[int, Batch], Outcome], ran: Callable[[Outcome], None]
+        self, name: str, count: int, execute: Callable[[int, Batch], BatchOutcome], ran: Callable[[BatchOutcome], None]
     ) -> None:
         """`execute` is called in a thread and never raises; `ran` on the event loop."""
         self._loop = asyncio.get_running_loop()
@@ -71,7 +71,7 @@ class InstanceThreads:
             if not is_heard:
                 return
 
-    def _tell(self, callback: Callable[[Any], None], what: Outcome | str) -> bool:
+    def _tell(self, callback: Callable[[Any], None], what: BatchOutcome | str) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback, what)
         except RuntimeError:  # the loop has closed: the process is leaving

@@ -22,12 +22,12 @@ from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.offload.preparation import PoolPreparation
 from penstock.worker.running.alarm import Alarm
-from penstock.worker.running.batcher import Batch, Batcher, Entry
+from penstock.worker.running.batcher import Batch, Batcher, QueuedPiece
 from penstock.worker.running.budget import ALONE, budget_of, delaying_levels
 from penstock.worker.running.calls import CallExecution
 from penstock.worker.running.contexts import Contexts
 from penstock.worker.running.counts import BlockCounts
-from penstock.worker.running.execution import Execution, Outcome
+from penstock.worker.running.execution import BatchOutcome, Execution
 from penstock.worker.running.instances import InstanceThreads
 from penstock.worker.running.preparation import Preparation
 
@@ -202,7 +202,7 @@ class BlockRunner:
             return
         self._batcher.append(
             (
-                Entry(job, i, p.rows, p.length, p.key, job.deadline, job.priority, job.queue_deadline)
+                QueuedPiece(job, i, p.rows, p.length, p.key, job.deadline, job.priority, job.queue_deadline)
                 for i, p in enumerate(outcome.pieces)
             ),
             now(),
@@ -297,14 +297,14 @@ class BlockRunner:
 
     # --- from the instances to the answers
 
-    def _ran(self, outcome: Outcome) -> None:
+    def _ran(self, outcome: BatchOutcome) -> None:
         self._running -= 1
         if outcome.ended and self._contexts is not None:
             self._contexts.ended(outcome.ended)
         self._pump()  # first, so that the instance does not idle while answers are written
         self._settle(outcome)
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: BatchOutcome) -> None:
         """Counts the batch and answers the jobs that it completes."""
         took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
         self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)

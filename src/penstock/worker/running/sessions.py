@@ -11,7 +11,7 @@ from penstock.core.requests import SessionStep
 
 
 @dataclass(slots=True)
-class Start:
+class SessionStart:
     """How a job finds its session."""
 
     is_new: bool  # to the model
@@ -19,7 +19,7 @@ class Start:
 
 
 @dataclass(slots=True)
-class _Session:
+class _KnownSession:
     jobs: int = 0  # here, waiting or running
     is_begun: bool = False
 
@@ -27,7 +27,7 @@ class _Session:
 class BlockSessions:
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _KnownSession] = {}
         self._idle: dict[str, float] = {}  # since when; the one that has been idle for longest is first
 
     def __len__(self) -> int:
@@ -37,15 +37,15 @@ class BlockSessions:
         """A job of the session has come."""
         session = self._sessions.get(session_id)
         if session is None:
-            session = self._sessions[session_id] = _Session()
+            session = self._sessions[session_id] = _KnownSession()
         session.jobs += 1
         self._idle.pop(session_id, None)
 
-    def start(self, step: SessionStep) -> Start:
+    def start(self, step: SessionStep) -> SessionStart:
         """A job of the session goes to the model."""
         session = self._sessions[step.session_id]
         was_begun, session.is_begun = session.is_begun, True
-        return Start(is_new=step.is_start or not was_begun, is_anew=step.is_start and was_begun)
+        return SessionStart(is_new=step.is_start or not was_begun, is_anew=step.is_start and was_begun)
 
     def end(self, session_id: str) -> None:
         """The job that ends the session has run, and the model was told."""

@@ -3,7 +3,7 @@
 import random
 from math import inf
 
-from penstock.worker.running.batcher import Batch, Batcher, Closed, Entry
+from penstock.worker.running.batcher import Batch, Batcher, Closed, QueuedPiece
 from penstock.worker.running.budget import Budget
 
 
@@ -15,8 +15,8 @@ def entry(
     deadline: float = 1e9,
     level: int = 1,
     queue_deadline: float = inf,
-) -> Entry:
-    return Entry(owner, 0, rows, length, key, deadline, level, queue_deadline)
+) -> QueuedPiece:
+    return QueuedPiece(owner, 0, rows, length, key, deadline, level, queue_deadline)
 
 
 def owners(batch: Batch | None) -> list[object]:

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 
-class Answers:
+class AnswerCredits:
     """While none is allowed the model's thread waits, and the model with it. All but `take` is for the event loop."""
 
     def __init__(self, allowed: int, expiry: asyncio.TimerHandle) -> None:
