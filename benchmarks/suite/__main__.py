@@ -18,11 +18,13 @@ from benchmarks.suite import repository as repo
 from benchmarks.suite.baseline import Baseline
 from benchmarks.suite.ceiling import EmbedCeiling, Schedule
 from benchmarks.suite.figures import Figure, compute, decision_figure
-from benchmarks.suite.measure import Bench, Contender, Row, spread
+from benchmarks.suite.measure import Bench, Contender, Row
 from benchmarks.suite.placement import placement_ratios
 from benchmarks.suite.tune_figure import tune_figure
 from penstock.core.errors import PenstockError
 from penstock.experiments.processes import EchoRun, ServerRun
+from penstock.models.convert.speed import spread
+from penstock.models.samples.noop import NOOP
 from penstock.models.samples.texts import mixed, queries
 from penstock.telemetry.machine import describe_machine
 
@@ -47,17 +49,17 @@ GROUPS: dict[str, list[Contender]] = {
         Contender("int8's fp32 grpc", "grpc", "mixed", repo.FP32, 64),
     ],
     "noop": [
-        Contender("echo c1", "echo", "noop", repo.NOOP, 1),
-        Contender("noop grpc c1", "grpc", "noop", repo.NOOP, 1),
-        Contender("noop stream c1", "stream", "noop", repo.NOOP, 1),
-        Contender("noop rest c1", "rest", "noop", repo.NOOP, 1),
-        Contender("echo c32", "echo", "noop", repo.NOOP, 32),
-        Contender("noop grpc c32", "grpc", "noop", repo.NOOP, 32),
-        Contender("noop stream c32", "stream", "noop", repo.NOOP, 32),
-        Contender("noop rest c32", "rest", "noop", repo.NOOP, 32),
+        Contender("echo c1", "echo", "noop", NOOP, 1),
+        Contender("noop grpc c1", "grpc", "noop", NOOP, 1),
+        Contender("noop stream c1", "stream", "noop", NOOP, 1),
+        Contender("noop rest c1", "rest", "noop", NOOP, 1),
+        Contender("echo c32", "echo", "noop", NOOP, 32),
+        Contender("noop grpc c32", "grpc", "noop", NOOP, 32),
+        Contender("noop stream c32", "stream", "noop", NOOP, 32),
+        Contender("noop rest c32", "rest", "noop", NOOP, 32),
     ],
     "cache": [
-        Contender("cache echo c1", "echo", "noop", repo.NOOP, 1),
+        Contender("cache echo c1", "echo", "noop", NOOP, 1),
         Contender("cache hit c1", "grpc", "noop", repo.CACHED, 1),
     ],
     DECISIONS: [],

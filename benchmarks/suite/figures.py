@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.suite.measure import Row, spread
+from benchmarks.suite.measure import Row
+from penstock.models.convert.speed import spread
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,12 +49,6 @@ class Row:
         return median(found[percent] for found in self.latencies_ms)
 
 
-def spread(values: Sequence[float]) -> float:
-    """The distance of the furthest round from the median, as a share of it."""
-    middle = median(values)
-    return max(abs(value - middle) for value in values) / middle if middle else 0.0
-
-
 class Bench:
     """Keeps a load generator per contender, so that rounds cost only their windows."""
 

@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from benchmarks.suite.figures import Figure, ratio
 from benchmarks.suite.measure import Bench, Contender, Row
-from benchmarks.suite.repository import NOOP, add_noop
 from penstock.experiments.processes import EchoRun, ServerRun
+from penstock.models.samples.noop import NOOP, write_noop
 
 INLINE = "inline"
 SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
@@ -38,7 +38,7 @@ def placement_ratios(
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
         repository = _build_repository(models, folder, (INLINE, *placements))
-        add_noop(repository / NOOP)
+        write_noop(repository / NOOP)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(SETTINGS))
         with ServerRun(repository, folder, "--config", str(config), *flags) as server, EchoRun() as echo:

@@ -1,17 +1,15 @@
 """The benchmark's own model repository: the shipped models, variants of them to compare with, and a no-op."""
 
-import shutil
 from pathlib import Path
 
 import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.models import samples
 from penstock.models.convert.quantize import quantize
 from penstock.models.convert.report import Order
+from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.settings import read_model_folder
 
-NOOP = "identity"
 CACHED = "identity-cached"  # as NOOP, with the response cache
 SHIPPED = "minilm"
 FP32 = "minilm-fp32"  # as shipped, on ONNX Runtime in FP32
@@ -31,8 +29,8 @@ def build_repository(models: Path, target: Path) -> Path:
     _add(models / SHIPPED, target / ARRIVAL, {**onnx, "batching": arrival})
     _add(models / SHIPPED, target / SINGLE, {**onnx, "batching": {**onnx["batching"], "max_rows": 1}})
     _add(models / PHOTOS, target / PHOTOS, yaml.safe_load((models / PHOTOS / "model.yaml").read_text()))
-    add_noop(target / NOOP)
-    add_noop(target / CACHED, cache={"enabled": True})
+    write_noop(target / NOOP)
+    write_noop(target / CACHED, cache={"enabled": True})
     return target
 
 
@@ -50,11 +48,3 @@ def _add(source: Path, target: Path, settings: dict[str, object]) -> None:
     target.mkdir(parents=True)
     (target / "1").symlink_to((source / "1").resolve())
     (target / "model.yaml").write_text(yaml.safe_dump(settings))
-
-
-def add_noop(target: Path, **settings: object) -> None:
-    (target / "1").mkdir(parents=True)
-    source = Path(samples.__file__).parent / "data" / "identity"
-    shutil.copy(source / "model.onnx", target / "1" / "model.onnx")
-    own = yaml.safe_load((source / "model.yaml").read_text())
-    (target / "model.yaml").write_text(yaml.safe_dump({**own, **settings}))

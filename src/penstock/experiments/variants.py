@@ -1,7 +1,6 @@
 """The model of a case, ready to be served: its file in the asked precision and its model.yaml."""
 
 import hashlib
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,18 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from benchmarks.suite.repository import NOOP
 from penstock.core.errors import ConfigError
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
 from penstock.experiments.experiment import Case
-from penstock.models import samples
 from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.convert.samples import collect
+from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.settings import ModelFolder, ModelSettings, read_model_folder
 
 RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
@@ -39,7 +37,7 @@ class Variants:
     def folder(self, model: str) -> ModelFolder:
         path = self._models / model
         if model == NOOP and not path.exists():
-            path = _write_noop(self._cache / NOOP)
+            path = write_noop(self._cache / NOOP)
         if not (path / "model.yaml").is_file():
             raise ConfigError(f"{path}: no such model; say where your repository is with --models")
         return read_model_folder(path)
@@ -143,12 +141,3 @@ def _is_converted(engine: str, precision: str) -> bool:
 
 def _write_settings(file: Path, settings: Mapping[str, Any]) -> None:
     file.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
-
-
-def _write_noop(folder: Path) -> Path:
-    """The no-op that benchmarks use, as a model's folder."""
-    source = Path(samples.__file__).parent / "data" / "identity"
-    (folder / "1").mkdir(parents=True, exist_ok=True)
-    shutil.copy(source / "model.onnx", folder / "1" / "model.onnx")
-    shutil.copy(source / "model.yaml", folder / "model.yaml")
-    return folder

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.suite.measure import spread
 from penstock.models.convert.model import Batch, LoadedModel
 from penstock.tasks.base import TaskRequest
 
@@ -23,6 +22,12 @@ class Speed:
         """The median of the rounds' ratios, and their spread."""
         ratios = [mine / theirs for mine, theirs in zip(self.rounds, other.rounds, strict=True)]
         return median(ratios), spread(ratios)
+
+
+def spread(values: Sequence[float]) -> float:
+    """The distance of the furthest round from the median, as a share of it."""
+    middle = median(values)
+    return max(abs(value - middle) for value in values) / middle if middle else 0.0
 
 
 def take_turns(

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suite.figures import Figure, ratio
-from benchmarks.suite.measure import Row, spread
+from benchmarks.suite.measure import Row
 from penstock.experiments.load.drivers import Rejected
 from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.load.messages import read_messages, write_messages
 from penstock.experiments.load.process import Load, Outcome, Window, merge_outcomes
 from penstock.experiments.load.steady import is_enough, is_steady, measured
+from penstock.models.convert.speed import spread
 
 
 class Counting:
