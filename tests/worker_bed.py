@@ -97,7 +97,7 @@ class Storyteller(Doubler):
         self.story.append(f"{session_id} {reason}")
         self.threads.add(threading.current_thread().name)
 
-    def is_alive(self, instance: int) -> str:
+    def probe(self, instance: int) -> str:
         self.gate.wait(10)
         return self.problem
 

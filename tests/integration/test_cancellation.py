@@ -98,7 +98,7 @@ async def send_by_rest(http: httpx.AsyncClient) -> Leave:
     return leave
 
 
-async def send_friendly(http: httpx.AsyncClient) -> Leave:
+async def send_v1(http: httpx.AsyncClient) -> Leave:
     task = asyncio.create_task(http.post("/v1/infer", json={"model": "slow", "inputs": {"x": [[LONG]]}}))
 
     async def leave() -> None:
@@ -108,7 +108,7 @@ async def send_friendly(http: httpx.AsyncClient) -> Leave:
     return leave
 
 
-@pytest.fixture(params=["grpc", "grpc-stream", "rest", "friendly"])
+@pytest.fixture(params=["grpc", "grpc-stream", "rest", "v1"])
 async def door(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[Door]:
     async with (
         grpc.aio.insecure_channel(server.grpc_url) as channel,
@@ -119,9 +119,9 @@ async def door(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIt
             "grpc": lambda: send_unary(stub),
             "grpc-stream": lambda: send_on_stream(stub),
             "rest": lambda: send_by_rest(http),
-            "friendly": lambda: send_friendly(http),
+            "v1": lambda: send_v1(http),
         }
-        protocol = "rest" if request.param == "friendly" else request.param
+        protocol = "rest" if request.param == "v1" else request.param
         yield Door(server, protocol, senders[request.param])
 
 

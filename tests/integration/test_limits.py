@@ -145,10 +145,10 @@ async def test_tokens(edges):
     message.raw_input_contents.append(pack_bytes(TEXTS))
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}]}
     await edges.check_refused(message, body, "request_too_large", "more than 64 tokens")
-    friendly = await edges.http.post("/v1/embeddings", json={"model": "minilm", "input": TEXTS})
-    assert friendly.status_code == 429
-    assert friendly.json()["error"]["code"] == "request_too_large"
-    assert int(friendly.headers["retry-after"]) >= 1
+    embeddings = await edges.http.post("/v1/embeddings", json={"model": "minilm", "input": TEXTS})
+    assert embeddings.status_code == 429
+    assert embeddings.json()["error"]["code"] == "request_too_large"
+    assert int(embeddings.headers["retry-after"]) >= 1
 
 
 async def test_queue_length(edges):

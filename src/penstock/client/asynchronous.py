@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.client import faults, labels, messages, ranking
 from penstock.client.labels import Items, Labels, is_tensor
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, CallControls, ModelEntry, ModelSignature
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.core.errors import DeadlineExceeded, InvalidTensor, Unavailable
@@ -121,7 +121,7 @@ class AsyncClient:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
-        **controls: Unpack[Controls],
+        **controls: Unpack[CallControls],
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
@@ -139,7 +139,7 @@ class AsyncClient:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
-        **controls: Unpack[Controls],
+        **controls: Unpack[CallControls],
     ) -> AsyncGenerator[dict[str, Array], None]:
         """The answers of a model that may give many, or none; it goes on as they are taken.
 

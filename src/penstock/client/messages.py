@@ -55,7 +55,7 @@ class Call:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-class Controls(TypedDict, total=False):
+class CallControls(TypedDict, total=False):
     """What a call may ask of the server beside inference, as keyword arguments."""
 
     priority: int | None  # 1 is the highest
@@ -75,7 +75,7 @@ _CONTROLS: Mapping[str, str] = {
 }
 
 
-def add_controls(parameters: Mapping[str, Parameter] | None, controls: Controls) -> Mapping[str, Parameter]:
+def add_controls(parameters: Mapping[str, Parameter] | None, controls: CallControls) -> Mapping[str, Parameter]:
     if not controls:
         return parameters or {}
     every = dict(parameters or {})

@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.client import faults, labels, messages, ranking
 from penstock.client.labels import Items, Labels, is_tensor
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, Controls, ModelEntry, ModelSignature
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Call, CallControls, ModelEntry, ModelSignature
 from penstock.core.errors import DeadlineExceeded, InvalidTensor, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
@@ -104,7 +104,7 @@ class Client:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
-        **controls: Unpack[Controls],
+        **controls: Unpack[CallControls],
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
         parameters = messages.add_controls(parameters, controls)
@@ -119,7 +119,7 @@ class Client:
         version: str = "",
         timeout_s: float | None = None,
         parameters: Mapping[str, Parameter] | None = None,
-        **controls: Unpack[Controls],
+        **controls: Unpack[CallControls],
     ) -> Generator[dict[str, Array], None, None]:
         """The answers of a model that may give many, or none; it goes on as they are taken.
 

@@ -70,6 +70,6 @@ class ContextEngine(Protocol):
         """The session is over: ended, idle, or its worker leaves. Called from an instance's thread."""
         ...
 
-    def is_alive(self, instance: int) -> str:
+    def probe(self, instance: int) -> str:
         """Empty, or what is wrong. Called from an instance's thread; the model's code gets no request for it."""
         ...

@@ -102,7 +102,7 @@ class PythonEngine:
         except PenstockError as error:
             log.warning("end_session_failed", file=str(self._spec.file), reason=error.message)
 
-    def is_alive(self, instance: int) -> str:
+    def probe(self, instance: int) -> str:
         """Empty, or the problem. The process answers, not the model; while a request runs there is none."""
         return self._instances[instance].problem()
 

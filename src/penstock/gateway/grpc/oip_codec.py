@@ -8,7 +8,7 @@ import numpy as np
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes
-from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, Place, Target, Targets, place_of
+from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, RegionPlace, RegionTarget, Targets, place_of
 from penstock.gateway.shared_memory.regions import SharedMemory, served
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -50,7 +50,7 @@ def decode_request(message: pb.ModelInferRequest, protocol: str, memory: SharedM
 
 def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> Targets:
     """Where those outputs go that the request wants in shared memory."""
-    found: dict[str, Target] = {}
+    found: dict[str, RegionTarget] = {}
     for output in message.outputs:
         place = _place(f"output '{output.name}'", output.parameters) if output.parameters else None
         if place is not None:
@@ -128,7 +128,7 @@ def _gather(message: pb.ModelInferRequest, memory: SharedMemory | None) -> tuple
     return tensors, size
 
 
-def _place(what: str, parameters: Mapping[str, Any]) -> Place | None:
+def _place(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
     return place_of(what, decode_parameters(parameters)) if REGION in parameters else None
 
 

@@ -40,7 +40,7 @@ class AdminRest:
                     self.health,
                     "200 where requests can be served, else 503",
                     "For liveness alone, ask /v2/health/live.",
-                    answer=schemas.Health,
+                    answer=schemas.HealthAnswer,
                 ),
                 Route("GET", "/v1/status", self.status, "What runs, where, how much waits", answer=schemas.Status),
             ],

@@ -18,7 +18,7 @@ class ClientLeft(Exception):
 
 async def serve_attended(serving: Serving, request: InferRequest, receive: Receive) -> InferResponse:
     """Raises ClientLeft, with the request cancelled, when the client disconnects first."""
-    watch = _Watch(receive)
+    watch = _ClientWatch(receive)
     try:
         return await serving.serve(request)
     except asyncio.CancelledError:
@@ -30,7 +30,7 @@ async def serve_attended(serving: Serving, request: InferRequest, receive: Recei
         watch.close()
 
 
-class _Watch:
+class _ClientWatch:
     __slots__ = ("_receive", "_timer", "_watcher", "has_left", "task")
 
     def __init__(self, receive: Receive) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from penstock.gateway.http.oip.routes import Answer, InferEndpoint
+from penstock.gateway.http.oip.routes import HttpAnswer, InferEndpoint
 
 INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 # Larger bodies come in parts and want to be refused before they are read.
@@ -31,9 +31,9 @@ class InferProtocol(HttpToolsProtocol):
         self.headers = []
 
     def on_headers_complete(self) -> None:
-        exchange = self._plain_exchange()
-        if exchange is not None:
-            self.cycle = exchange  # type: ignore[assignment]
+        request = self._plain_request()
+        if request is not None:
+            self.cycle = request  # type: ignore[assignment]
             return
         url, headers, expect = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
@@ -44,16 +44,16 @@ class InferProtocol(HttpToolsProtocol):
             self.cycle = None  # type: ignore[assignment]  # not what was answered before on this connection
 
     def on_body(self, body: bytes) -> None:
-        exchange: Any = self.cycle
-        if type(exchange) is _Exchange:
-            exchange.body = exchange.body + body if exchange.body else body
+        request: Any = self.cycle
+        if type(request) is _PlainRequest:
+            request.body = request.body + body if request.body else body
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        exchange: Any = self.cycle
-        if type(exchange) is _Exchange:
-            task = self._inference = self.loop.create_task(self._infer(exchange))
+        request: Any = self.cycle
+        if type(request) is _PlainRequest:
+            task = self._inference = self.loop.create_task(self._infer(request))
             self.tasks.add(task)  # the server waits for them when it stops
             task.add_done_callback(self.tasks.discard)
         else:
@@ -64,7 +64,7 @@ class InferProtocol(HttpToolsProtocol):
         if self._inference is not None:
             self._inference.cancel()  # nobody is there to hear the answer
 
-    def _plain_exchange(self) -> "_Exchange | None":
+    def _plain_request(self) -> "_PlainRequest | None":
         found = INFER.fullmatch(self.url)
         if found is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
@@ -82,22 +82,22 @@ class InferProtocol(HttpToolsProtocol):
             names = model.decode("ascii"), (version or b"").decode("ascii")
         except UnicodeDecodeError:
             return None
-        return _Exchange(headers, *names, self.parser.should_keep_alive())
+        return _PlainRequest(headers, *names, self.parser.should_keep_alive())
 
-    async def _infer(self, exchange: "_Exchange") -> None:
-        answer = await self._endpoint.infer(exchange.headers, exchange.body, exchange.model, exchange.version)
+    async def _infer(self, request: "_PlainRequest") -> None:
+        answer = await self._endpoint.infer(request.headers, request.body, request.model, request.version)
         if self.flow.write_paused:
             await self.flow.drain()
         if self.transport.is_closing():
             return
-        self.transport.write(_encode(answer, exchange.keep_alive))
-        exchange.response_complete = True
-        if not exchange.keep_alive:
+        self.transport.write(_encode(answer, request.keep_alive))
+        request.response_complete = True
+        if not request.keep_alive:
             self.transport.close()
         self.on_response_complete()
 
 
-class _Exchange:
+class _PlainRequest:
     """One request and its answer; stands where uvicorn has its cycle, with what it asks of one."""
 
     __slots__ = (
@@ -124,13 +124,13 @@ class _Exchange:
 
 class _Unheard:
     def set(self) -> None:
-        """The exchange itself is told by its task."""
+        """The request itself is told by its task."""
 
 
 _NOBODY_WAITS = _Unheard()
 
 
-def _encode(answer: Answer, keep_alive: bool) -> bytes:
+def _encode(answer: HttpAnswer, keep_alive: bool) -> bytes:
     parts = [STATUS_LINE[answer.status], b"content-type: ", answer.media_type, b"\r\ncontent-length: "]
     parts.append(str(len(answer.body)).encode())
     for name, value in answer.headers:

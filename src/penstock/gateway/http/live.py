@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
-from penstock.gateway.http.live_streams import LiveStreams, Watch
+from penstock.gateway.http.live_streams import LiveStreams, LiveWatch
 from penstock.gateway.http.message import Receive, Scope, Send, weights
 from penstock.gateway.http.openapi import REF, Handler, Route, add_routes, json_answer
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
@@ -100,7 +100,7 @@ class LiveRest:
 class _EventStream(Response):
     """Ends when its client leaves, when it takes nothing any more, or with the watch."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: LiveWatch) -> None:
         super().__init__()
         self._watch = watch
 

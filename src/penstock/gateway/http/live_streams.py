@@ -22,10 +22,10 @@ def _event(before: Snapshot, after: Snapshot, seconds: float, standing: Standing
     return orjson.dumps(compare(before, after, seconds, time.time(), standing))
 
 
-class Watch:
+class LiveWatch:
     """A mailbox of one event: who is slow to read misses events, and none pile up."""
 
-    def __init__(self, on_close: "Callable[[Watch], None]") -> None:
+    def __init__(self, on_close: "Callable[[LiveWatch], None]") -> None:
         self._on_close = on_close
         self._newest = b""
         self._has_news = asyncio.Event()
@@ -52,7 +52,7 @@ class Watch:
 class _Sampler:
     def __init__(self, task: asyncio.Task[None]) -> None:
         self.task = task
-        self.watches: set[Watch] = set()
+        self.watches: set[LiveWatch] = set()
         self.newest = b""
 
     def put(self, event: bytes) -> None:
@@ -86,7 +86,7 @@ class LiveStreams:
     def samplers(self) -> int:
         return len(self._samplers)
 
-    def watch(self, interval_s: float) -> Watch:
+    def watch(self, interval_s: float) -> LiveWatch:
         """Raises where there are too many. Who gets a watch must close it."""
         if self._is_closed:
             raise Draining("the server is shutting down: watch it again after its restart")
@@ -96,7 +96,7 @@ class LiveStreams:
         if sampler is None:
             task = asyncio.create_task(self._sample(interval_s), name=f"live-{interval_s:g}")
             sampler = self._samplers[interval_s] = _Sampler(task)
-        watch = Watch(lambda watch: self._leave(interval_s, watch))
+        watch = LiveWatch(lambda watch: self._leave(interval_s, watch))
         sampler.watches.add(watch)
         if sampler.newest:
             watch.put(sampler.newest)
@@ -108,7 +108,7 @@ class LiveStreams:
         for sampler in self._samplers.values():
             sampler.end()
 
-    def _leave(self, interval_s: float, watch: Watch) -> None:
+    def _leave(self, interval_s: float, watch: LiveWatch) -> None:
         sampler = self._samplers.get(interval_s)
         if sampler is None:
             return

@@ -17,7 +17,7 @@ NAME = b"content-disposition"
 
 
 @dataclass(slots=True)
-class Part:
+class FormPart:
     name: str
     is_file: bool
     data: bytes
@@ -31,7 +31,7 @@ class _Open:
     value: bytes = b""
 
 
-def parse_multipart(content_type: bytes, body: bytes) -> list[Part]:
+def parse_multipart(content_type: bytes, body: bytes) -> list[FormPart]:
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if not boundary:
@@ -50,7 +50,7 @@ def parse_multipart(content_type: bytes, body: bytes) -> list[Part]:
 
 class _Collector:
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[FormPart] = []
         self.is_complete = False
         self._open = _Open()
 
@@ -95,7 +95,7 @@ class _Collector:
         name = options.get(b"name", b"").decode("utf-8", "replace")
         if not name:
             raise InvalidRequest("a part has no name in its Content-Disposition")
-        self.parts.append(Part(name, b"filename" in options, b"".join(self._open.data)))
+        self.parts.append(FormPart(name, b"filename" in options, b"".join(self._open.data)))
 
     def _finish(self) -> None:
         self.is_complete = True

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from penstock.gateway.http import schemas
-from penstock.gateway.http.v1 import schemas as friendly_schemas
+from penstock.gateway.http.v1 import schemas as v1_schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
 REF = "#/components/schemas/{model}"
@@ -81,7 +81,7 @@ def describe(app: FastAPI) -> None:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     document = app.openapi()
-    every = {**vars(schemas), **vars(friendly_schemas)}.values()
+    every = {**vars(schemas), **vars(v1_schemas)}.values()
     documented = [found for found in every if isinstance(found, type) and issubclass(found, BaseModel)]
     _, definitions = models_json_schema(
         [(found, "validation") for found in documented if found is not BaseModel], ref_template=REF

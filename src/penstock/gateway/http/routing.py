@@ -53,7 +53,9 @@ class RoutingRest:
                     answer=schemas.Empty,
                     query={"model": "of this model alone"},
                 ),
-                Route("GET", "/v1/sessions", self.sessions, "How many sessions there are", answer=schemas.Sessions),
+                Route(
+                    "GET", "/v1/sessions", self.sessions, "How many sessions there are", answer=schemas.SessionCounts
+                ),
             ],
         )
 

@@ -1,4 +1,4 @@
-"""The JSON that the REST edges take and give, for the OpenAPI document; `/v1` for clients is in friendly_schemas."""
+"""The JSON that the REST edges take and give, for the OpenAPI document; `/v1` for clients is in v1/schemas.py."""
 
 from typing import Annotated, Any, Literal
 
@@ -167,7 +167,7 @@ class SharedMemoryStatus(RootModel[list[SharedMemoryRegion]]):
     pass
 
 
-class Health(BaseModel):
+class HealthAnswer(BaseModel):
     status: Literal["ready"]
 
 
@@ -200,13 +200,13 @@ class CacheStatus(BaseModel):
     bytes: int
 
 
-class Sessions(BaseModel):
+class SessionCounts(BaseModel):
     """Of this gateway; more fields than these."""
 
     open: int
 
 
-class Sample(BaseModel):
+class MetricSample(BaseModel):
     name: str
     labels: dict[str, str]
     value: float | None
@@ -215,7 +215,7 @@ class Sample(BaseModel):
 class Metric(BaseModel):
     type: str
     help: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
 class Metrics(RootModel[dict[str, Metric]]):

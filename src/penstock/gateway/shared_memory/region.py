@@ -35,7 +35,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegionPlace:
     """Where a tensor's bytes are, as its parameters say."""
 
     region: str
@@ -96,11 +96,11 @@ class OpenRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RegionTarget:
     """Where an output goes instead of into the answer."""
 
     opened: OpenRegion
-    place: Place
+    place: RegionPlace
 
     def write(self, tensor: Tensor) -> dict[str, str | int]:
         """Returns the parameters that the answer has in place of the data."""
@@ -114,11 +114,11 @@ class Target:
         return {REGION: place.region, BYTE_SIZE: needed, OFFSET: place.offset}
 
 
-Targets = Mapping[str, Target]  # by the output's name
+Targets = Mapping[str, RegionTarget]  # by the output's name
 NO_TARGETS: Targets = {}
 
 
-def place_of(what: str, parameters: Mapping[str, Any]) -> Place | None:
+def place_of(what: str, parameters: Mapping[str, Any]) -> RegionPlace | None:
     """Where a tensor's parameters say that it is; None: not in shared memory."""
     region = parameters.get(REGION)
     if region is None:
@@ -130,7 +130,7 @@ def place_of(what: str, parameters: Mapping[str, Any]) -> Place | None:
     for name, value in ((BYTE_SIZE, byte_size), (OFFSET, offset)):
         if type(value) is not int or value < 0:
             raise InvalidTensor(f"{name} of {what} must be a number of bytes")
-    return Place(region, offset, byte_size)
+    return RegionPlace(region, offset, byte_size)
 
 
 def open_region(region: Region) -> OpenRegion:

@@ -10,7 +10,14 @@ from weakref import WeakValueDictionary
 import orjson
 
 from penstock.core.errors import InvalidRequest, Refused, RequestTooLarge
-from penstock.gateway.shared_memory.region import OpenRegion, Place, Region, Target, open_object, open_region
+from penstock.gateway.shared_memory.region import (
+    OpenRegion,
+    Region,
+    RegionPlace,
+    RegionTarget,
+    open_object,
+    open_region,
+)
 
 MAX_NAME = 256
 
@@ -62,7 +69,7 @@ class SharedMemory:
         for file in [self._file(name)] if name else list(self._folder.glob("*.json")):
             file.unlink(missing_ok=True)
 
-    def read(self, tensor: str, place: Place, taken_bytes: int) -> bytes:
+    def read(self, tensor: str, place: RegionPlace, taken_bytes: int) -> bytes:
         """An input's bytes; `taken_bytes` has the request already."""
         if taken_bytes + place.byte_size > self._max_request_bytes:
             raise RequestTooLarge(
@@ -71,10 +78,10 @@ class SharedMemory:
             )
         return self._open(place.region).read(f"input '{tensor}'", place.offset, place.byte_size)
 
-    def target(self, output: str, place: Place) -> Target:
+    def target(self, output: str, place: RegionPlace) -> RegionTarget:
         opened = self._open(place.region)
         opened.check(f"output '{output}'", place.offset, place.byte_size)
-        return Target(opened, place)
+        return RegionTarget(opened, place)
 
     def _open(self, name: str) -> OpenRegion:
         region = self._find(name)

@@ -13,7 +13,7 @@ STREAM_BYTES = 32 * 1024 * 1024
 FIRST_ANSWER_BYTES = 1024 * 1024
 
 
-class Slot(Generic[A]):
+class StreamSlot(Generic[A]):
     """One request of a stream, from when it is read until its last answer is sent."""
 
     __slots__ = ("answer", "has_answer", "held_bytes", "is_decoupled", "is_last", "is_over", "request_bytes")
@@ -39,8 +39,8 @@ class StreamBuffer(Generic[A]):
         self._max_requests = max_requests
         self._max_bytes = max_bytes
         self._expected_bytes = FIRST_ANSWER_BYTES
-        self._line: deque[Slot[A]] = deque()  # requests in order, whose answers wait for those before
-        self._ready: deque[Slot[A]] = deque()
+        self._line: deque[StreamSlot[A]] = deque()  # requests in order, whose answers wait for those before
+        self._ready: deque[StreamSlot[A]] = deque()
         self.requests = 0
         self.bytes = 0
 
@@ -48,15 +48,15 @@ class StreamBuffer(Generic[A]):
         """Whether the next message may be read; one always may, however large."""
         return not self.requests or (self.requests < self._max_requests and self.bytes < self._max_bytes)
 
-    def begin(self, request_bytes: int, is_decoupled: bool) -> Slot[A]:
-        slot: Slot[A] = Slot(request_bytes, request_bytes + self._expected_bytes, is_decoupled)
+    def begin(self, request_bytes: int, is_decoupled: bool) -> StreamSlot[A]:
+        slot: StreamSlot[A] = StreamSlot(request_bytes, request_bytes + self._expected_bytes, is_decoupled)
         self.requests += 1
         self.bytes += slot.held_bytes
         if self._is_ordered and not is_decoupled:
             self._line.append(slot)
         return slot
 
-    def put(self, slot: Slot[A], answer: A, answer_bytes: int, is_last: bool = True) -> None:
+    def put(self, slot: StreamSlot[A], answer: A, answer_bytes: int, is_last: bool = True) -> None:
         """An answer to be sent; the next one of this request may come when it is."""
         assert not slot.has_answer, "one answer of a request at a time"
         assert not slot.is_last, "none after the last"
@@ -71,17 +71,17 @@ class StreamBuffer(Generic[A]):
         while self._line and self._line[0].has_answer:
             self._ready.append(self._line.popleft())
 
-    def next(self) -> Slot[A] | None:
+    def next(self) -> StreamSlot[A] | None:
         """The slot whose answer is to be sent now."""
         return self._ready.popleft() if self._ready else None
 
-    def sent(self, slot: Slot[A]) -> None:
+    def sent(self, slot: StreamSlot[A]) -> None:
         del slot.answer
         slot.has_answer = False
         if slot.is_last:
             self.end(slot)
 
-    def end(self, slot: Slot[A]) -> None:
+    def end(self, slot: StreamSlot[A]) -> None:
         """The request has had all its answers."""
         assert not slot.is_over, "it ends once"
         assert not slot.has_answer, "all is sent"
@@ -89,6 +89,6 @@ class StreamBuffer(Generic[A]):
         self.requests -= 1
         self._hold(slot, 0)
 
-    def _hold(self, slot: Slot[A], held_bytes: int) -> None:
+    def _hold(self, slot: StreamSlot[A], held_bytes: int) -> None:
         self.bytes += held_bytes - slot.held_bytes
         slot.held_bytes = held_bytes

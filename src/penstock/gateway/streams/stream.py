@@ -9,7 +9,7 @@ import structlog
 
 from penstock.core.errors import Cancelled, InternalError, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway.streams.buffer import Slot, StreamBuffer
+from penstock.gateway.streams.buffer import StreamBuffer, StreamSlot
 from penstock.serving.serve import Serving
 
 M = TypeVar("M")
@@ -51,7 +51,7 @@ class RequestStream(Generic[M, A]):
         self._buffer: StreamBuffer[A] = StreamBuffer(is_ordered)
         self._room = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None  # the writer, while there is nothing to send
-        self._unsent: dict[Slot[A], asyncio.Future[None]] = {}  # answers whose requests go on when they are sent
+        self._unsent: dict[StreamSlot[A], asyncio.Future[None]] = {}  # answers whose requests go on when they are sent
         self._running: set[asyncio.Task[None]] = set()
 
     async def run(self, messages: AsyncIterator[M], send: Callable[[A], Awaitable[None]]) -> None:
@@ -118,7 +118,7 @@ class RequestStream(Generic[M, A]):
         except PenstockError:
             return False  # serving says what is wrong, and counts it
 
-    async def _serve(self, request: InferRequest, exchange: Exchange[A], slot: Slot[A]) -> None:
+    async def _serve(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
         try:
             answer, size_bytes = exchange.encode(await self._serving.serve(request), is_decoupled=False)
             self._put(slot, answer, size_bytes)
@@ -128,7 +128,7 @@ class RequestStream(Generic[M, A]):
             log.exception("bug", where=self._where)
             self._fail(slot, exchange, InternalError(BUG))
 
-    async def _stream(self, request: InferRequest, exchange: Exchange[A], slot: Slot[A]) -> None:
+    async def _stream(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
         """Takes the next answer when the one before is sent: a client that does not read stops the model."""
         try:
             async with aclosing(self._serving.stream(request)) as responses:
@@ -145,27 +145,27 @@ class RequestStream(Generic[M, A]):
             log.exception("bug", where=self._where)
             self._fail(slot, exchange, InternalError(BUG))
 
-    async def _until_sent(self, slot: Slot[A]) -> None:
+    async def _until_sent(self, slot: StreamSlot[A]) -> None:
         sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
         await sent
 
-    def _fail(self, slot: Slot[A], exchange: Exchange[A], error: PenstockError) -> None:
+    def _fail(self, slot: StreamSlot[A], exchange: Exchange[A], error: PenstockError) -> None:
         if not slot.is_last:
             self._put(slot, *exchange.refuse(error))
 
-    def _put(self, slot: Slot[A], answer: A, size_bytes: int, is_last: bool = True) -> None:
+    def _put(self, slot: StreamSlot[A], answer: A, size_bytes: int, is_last: bool = True) -> None:
         self._buffer.put(slot, answer, size_bytes, is_last)
         self._room.set()  # the answer may be smaller than what was kept free for it
         self._wake_writer()
 
-    def _end(self, slot: Slot[A]) -> None:
+    def _end(self, slot: StreamSlot[A]) -> None:
         """The model has said all; perhaps without a last answer that is to be sent."""
         if not slot.is_last:
             self._buffer.end(slot)
             self._room.set()
             self._wake_writer()
 
-    def _was_sent(self, slot: Slot[A]) -> None:
+    def _was_sent(self, slot: StreamSlot[A]) -> None:
         self._buffer.sent(slot)
         self._room.set()
         if slot.is_decoupled:

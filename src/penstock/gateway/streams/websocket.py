@@ -112,7 +112,7 @@ class WebSocketEdge:
         except (ClientLeft, WebSocketDisconnect, Cancelled):
             return  # nobody is there to be told
 
-    def _accept(self, websocket: WebSocket) -> "_Connection":
+    def _accept(self, websocket: WebSocket) -> "_WebSocketConnection":
         """Raises what refuses the connection; a model that is only not ready may be soon."""
         if self.serving.admission.is_draining:
             raise Draining("this server is shutting down; connect to another")
@@ -125,10 +125,10 @@ class WebSocketEdge:
                 options.raw.check(block)
         except ModelNotReady:
             pass
-        return _Connection(self, model, version, options, dict(websocket.scope["headers"]))
+        return _WebSocketConnection(self, model, version, options, dict(websocket.scope["headers"]))
 
 
-class _Connection:
+class _WebSocketConnection:
     def __init__(
         self, edge: WebSocketEdge, model: str, version: str, options: StreamOptions, headers: http_message.Headers
     ) -> None:
@@ -140,7 +140,7 @@ class _Connection:
         self._traceparent = http_message.traceparent(headers)
         self._count = 0
 
-    def open_exchange(self, message: Message) -> "_Exchange":
+    def open_exchange(self, message: Message) -> "_WebSocketExchange":
         self._count += 1
         raw = self.options.raw
         try:
@@ -157,11 +157,11 @@ class _Connection:
         except PenstockError as error:
             self._edge.serving.turned_away(PROTOCOL, error)
             request_id = find_id(message) if raw is None else str(self._count)
-            return _Exchange(error, request_id, OutputForm(), message)
+            return _WebSocketExchange(error, request_id, OutputForm(), message)
         request.model, request.version, request.protocol = self._model, self._version, PROTOCOL
         request.timeout_s = self._timeout_s
         request.traceparent = self._traceparent
-        return _Exchange(request, request.request_id, form, message)
+        return _WebSocketExchange(request, request.request_id, form, message)
 
     def _rank(self, raw: RawForm) -> int:
         """Of the raw input; of a model that is not loaded yet it is not known."""
@@ -172,7 +172,7 @@ class _Connection:
         return next((len(spec.shape) for spec in block.inputs if spec.name == raw.input), 1)
 
 
-class _Exchange:
+class _WebSocketExchange:
     """One message and its answers."""
 
     __slots__ = ("_form", "_is_text", "_request_id", "request", "size_bytes")

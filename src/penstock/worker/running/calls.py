@@ -35,7 +35,7 @@ class CallExecution:
         return outcome
 
     def probe(self, instance: int) -> str:
-        return self._engine.is_alive(instance)
+        return self._engine.probe(instance)
 
     def end_sessions(self, session_ids: Iterable[str], reason: str) -> None:
         for session_id in session_ids:

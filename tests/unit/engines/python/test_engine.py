@@ -261,11 +261,11 @@ def test_a_model_that_cannot_be_started_again_is_down_until_it_can(
         with pytest.raises(EngineFailed, match=down) as raised:
             engine.infer(0, X, [])
         said = raised.value.message
-    assert "it is broken" in engine.is_alive(0)
+    assert "it is broken" in engine.probe(0)
     (tmp_path / "mine" / "1" / "broken").unlink()
     monkeypatch.setattr(python_instance, "PATIENCE_S", 60.0)
     pid(engine)
-    assert engine.is_alive(0) == ""
+    assert engine.probe(0) == ""
 
 
 # --- probes
@@ -276,20 +276,20 @@ def test_a_probe_asks_the_process_and_not_the_model(
 ) -> None:
     engine = start_python(*MISBEHAVING)
     engine.load()
-    assert engine.is_alive(0) == ""
+    assert engine.probe(0) == ""
     folder = tmp_path / "mine" / "1"
     running = threading.Thread(target=engine.infer_with, args=(0, X, [], do("wait")))
     running.start()
     while not (folder / "waiting").exists():
         time.sleep(0.01)
-    assert engine.is_alive(0) == "", "it runs a request"
+    assert engine.probe(0) == "", "it runs a request"
     (folder / "go").touch()
     running.join()
     monkeypatch.setattr(python_process, "PING_S", 0.2)
     before = pid(engine)
     os.kill(before, signal.SIGSTOP)
-    assert engine.is_alive(0) == "the model's process did not answer within 0.2 s"
-    assert engine.is_alive(0) != ""
+    assert engine.probe(0) == "the model's process did not answer within 0.2 s"
+    assert engine.probe(0) != ""
     os.kill(before, signal.SIGCONT)
     assert pid(engine) == before, "the late answers to probes are not taken for the model's"
 

@@ -63,7 +63,7 @@ def test_an_answer_is_made_when_it_is_asked_for(engine: PythonEngine, notes: Pat
     assert not notes.exists()
     next(answers)
     next(answers)
-    assert engine.is_alive(0) == ""
+    assert engine.probe(0) == ""
     assert notes.read_text().split() == ["r:0", "r:1"]
     answers.close()
     assert notes.read_text().split() == ["r:0", "r:1", "r:closed"]

@@ -16,7 +16,7 @@ from penstock.core.tensors import Tensor, from_array
 from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
 from penstock.gateway.http.oip.codec import decode_infer, encode_infer
 from penstock.gateway.shared_memory.region import OBJECTS as FOLDER
-from penstock.gateway.shared_memory.region import Place
+from penstock.gateway.shared_memory.region import RegionPlace
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -52,7 +52,7 @@ def content(key: str) -> bytes:
 
 
 def read(memory: SharedMemory, region: str, offset: int, size: int) -> bytes:
-    return memory.read("x", Place(region, offset, size), 0)
+    return memory.read("x", RegionPlace(region, offset, size), 0)
 
 
 def open_files() -> int:
@@ -189,27 +189,27 @@ def test_reads_and_writes_within_the_region(memory, make):
     assert read(memory, "r", 0, 6) == b"234567"
     assert read(memory, "r", 5, 1) == b"7"
     assert read(memory, "r", 6, 0) == b""
-    memory.target("y", Place("r", 1, 3)).write(Tensor("y", "UINT8", (2,), b"ab"))
+    memory.target("y", RegionPlace("r", 1, 3)).write(Tensor("y", "UINT8", (2,), b"ab"))
     assert content(key) == b"012ab56789"
     for offset, size in ((0, 7), (6, 1), (2**63, 1)):
         with pytest.raises(InvalidTensor, match="region 'r', which has 6"):
             read(memory, "r", offset, size)
         with pytest.raises(InvalidTensor, match="region 'r', which has 6"):
-            memory.target("y", Place("r", offset, size))
+            memory.target("y", RegionPlace("r", offset, size))
 
 
 def test_a_request_s_bytes_are_limited(memory, make):
     memory.register("r", make(bytes(2000)), 0, 2000)
-    assert len(memory.read("x", Place("r", 0, 900), 100)) == 900
+    assert len(memory.read("x", RegionPlace("r", 0, 900), 100)) == 900
     for size, taken in ((1001, 0), (901, 100)):
         with pytest.raises(RequestTooLarge, match=r"limits\.max_message_bytes"):
-            memory.read("x", Place("r", 0, size), taken)
+            memory.read("x", RegionPlace("r", 0, size), taken)
 
 
 def test_an_object_that_was_cut_short_fails_the_request_alone(memory, make):
     key = make(bytes(8192))
     memory.register("r", key, 0, 8192)
-    target = memory.target("y", Place("r", 4096, 4096))
+    target = memory.target("y", RegionPlace("r", 4096, 4096))
     os.truncate(OBJECTS / key.removeprefix("/"), 4096)
     with pytest.raises(InvalidTensor, match="smaller than it was"):
         read(memory, "r", 4000, 200)
@@ -235,7 +235,7 @@ def test_another_object_under_the_key_is_not_the_region(memory, make):
 def test_a_request_keeps_its_region_until_it_is_done(memory, make):
     key = make(bytes(4))
     memory.register("r", key, 0, 4)
-    target = memory.target("y", Place("r", 0, 4))
+    target = memory.target("y", RegionPlace("r", 0, 4))
     client = (OBJECTS / key.removeprefix("/")).open("rb")
     memory.unregister()
     (OBJECTS / key.removeprefix("/")).unlink()
@@ -247,7 +247,7 @@ def test_a_request_keeps_its_region_until_it_is_done(memory, make):
 def test_a_name_that_means_another_region_meanwhile(memory, make):
     old, new = make(b"old"), make(b"new")
     memory.register("r", old, 0, 3)
-    target = memory.target("y", Place("r", 0, 3))
+    target = memory.target("y", RegionPlace("r", 0, 3))
     memory.unregister("r")
     memory.register("r", new, 0, 3)
     assert read(memory, "r", 0, 3) == b"new"
@@ -259,7 +259,7 @@ def test_no_descriptor_stays_open(memory, make):
     memory.register("r", make(), 0, 64)
     gc.collect()
     before = open_files()
-    targets = [memory.target("y", Place("r", 0, 4)) for _ in range(50)]
+    targets = [memory.target("y", RegionPlace("r", 0, 4)) for _ in range(50)]
     read(memory, "r", 0, 4)
     assert open_files() == before + 1
     targets.clear()

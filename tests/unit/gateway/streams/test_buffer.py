@@ -1,6 +1,6 @@
 """What a stream holds, and the order in which it lets its answers go."""
 
-from penstock.gateway.streams.buffer import FIRST_ANSWER_BYTES, Slot, StreamBuffer
+from penstock.gateway.streams.buffer import FIRST_ANSWER_BYTES, StreamBuffer, StreamSlot
 
 MIB = 1024 * 1024
 
@@ -18,7 +18,7 @@ def send_all(made: StreamBuffer[str]) -> list[str]:
     return sent
 
 
-def begin(made: StreamBuffer[str], count: int) -> list[Slot[str]]:
+def begin(made: StreamBuffer[str], count: int) -> list[StreamSlot[str]]:
     return [made.begin(10, is_decoupled=False) for _ in range(count)]
 
 

@@ -14,7 +14,7 @@ from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, ITEM_SIZES, NUMPY_TYPES, Buffer, Tensor, check_tensor, pack_bytes, unpack_bytes
 from penstock.gateway.http.message import parse_object
-from penstock.gateway.shared_memory.region import REGION, Place, Target, Targets, place_of
+from penstock.gateway.shared_memory.region import REGION, RegionPlace, RegionTarget, Targets, place_of
 from penstock.gateway.shared_memory.regions import SharedMemory, served
 
 MAX_RANK = 64  # what numpy can hold
@@ -217,7 +217,7 @@ def _decode_input(
     return tensor, end
 
 
-def _elsewhere(name: str, item: Mapping[str, Any]) -> tuple[int | None, Place | None]:
+def _elsewhere(name: str, item: Mapping[str, Any]) -> tuple[int | None, RegionPlace | None]:
     """How many of the bytes behind the JSON are the input's, or where it is in shared memory; neither: in the JSON."""
     parameters = item.get("parameters")
     if parameters is None:
@@ -248,7 +248,7 @@ def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -
     if type(found) is not list:
         raise InvalidRequest("'outputs' must be a list")
     names: dict[str, None] = {}
-    targets: dict[str, Target] = {}
+    targets: dict[str, RegionTarget] = {}
     for item in found:
         name = item.get("name") if type(item) is dict else None
         if type(name) is not str or not 0 < len(name) <= MAX_NAME or name in names:

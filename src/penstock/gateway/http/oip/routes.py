@@ -31,7 +31,7 @@ BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "b
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     media_type: bytes
     body: bytes
@@ -67,7 +67,7 @@ class InferEndpoint:
 
     async def infer(
         self, headers: Headers, body: bytes, model: str, version: str, receive: Receive | None = None
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Without `receive`, the caller cancels it when the client leaves; with it, raises ClientLeft."""
         try:
             try:
@@ -112,7 +112,7 @@ class InferEndpoint:
         return request, form
 
 
-async def _answer(headers: Headers, body: bytes, header_length: int | None) -> Answer:
+async def _answer(headers: Headers, body: bytes, header_length: int | None) -> HttpAnswer:
     extra: list[tuple[bytes, bytes]] = []
     if header_length is not None:
         extra.append((HEADER_LENGTH, str(header_length).encode()))
@@ -120,12 +120,12 @@ async def _answer(headers: Headers, body: bytes, header_length: int | None) -> A
         body, encoding = await http_message.compress(body, headers)
         if encoding is not None:
             extra.append((b"content-encoding", encoding.encode()))
-    return Answer(200, JSON if header_length is None else OCTETS, body, extra)
+    return HttpAnswer(200, JSON if header_length is None else OCTETS, body, extra)
 
 
-def _refusal(error: PenstockError) -> Answer:
+def _refusal(error: PenstockError) -> HttpAnswer:
     headers = [(name.encode(), value.encode()) for name, value in statuses.headers(error).items()]
-    return Answer(statuses.http_code(error), JSON, orjson.dumps({"error": error.message}), headers)
+    return HttpAnswer(statuses.http_code(error), JSON, orjson.dumps({"error": error.message}), headers)
 
 
 class OipRest:

@@ -1,4 +1,4 @@
-"""A call to a friendly route: read and checked, given a model that does the task, and served while its client stays."""
+"""A call to a `/v1` route: read and checked, given a model that does the task, and served while its client stays."""
 
 import uuid
 from typing import Any, TypeVar
@@ -44,7 +44,7 @@ class RestCall:
 
 
 class RestCalls:
-    """What the friendly routes do with every call."""
+    """What the routes of `/v1` do with every call."""
 
     def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
         self._serving = serving

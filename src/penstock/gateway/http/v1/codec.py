@@ -13,7 +13,7 @@ from penstock.core.errors import InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
 from penstock.gateway.http.message import parse_json
-from penstock.gateway.http.multipart import Part
+from penstock.gateway.http.multipart import FormPart
 from penstock.gateway.http.oip.codec import (
     HALVES,
     OutputForm,
@@ -24,13 +24,13 @@ from penstock.gateway.http.oip.codec import (
     json_array,
     pack_elements,
 )
-from penstock.gateway.http.v1.schemas import FriendlyBody
+from penstock.gateway.http.v1.schemas import V1InferBody
 
 NOTHING = memoryview(b"")
 B64 = "b64"
 
 
-def decode(message: FriendlyBody, block: BlockDescription) -> InferRequest:
+def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
     if isinstance(message.inputs, dict):
         specs = {spec.name: spec for spec in block.inputs}
         tensors = [_tensor(_spec(specs, name), value) for name, value in message.inputs.items()]
@@ -46,7 +46,7 @@ def decode(message: FriendlyBody, block: BlockDescription) -> InferRequest:
     )
 
 
-def form_inputs(block: BlockDescription, parts: Sequence[Part]) -> dict[str, Any]:
+def form_inputs(block: BlockDescription, parts: Sequence[FormPart]) -> dict[str, Any]:
     """Files, and fields of BYTES inputs, are elements; other fields are JSON."""
     specs = {spec.name: spec for spec in block.inputs}
     values: dict[str, Any] = {}

@@ -26,9 +26,9 @@ class RerankRest:
         self._calls = calls
 
     def router(self) -> APIRouter:
-        router = add_routes("Friendly REST", [self._route("/v1/rerank")], OpenAiError)
+        router = add_routes("REST under /v1", [self._route("/v1/rerank")], OpenAiError)
         # Where the clients of Cohere's second version look for it.
-        router.include_router(add_routes("Friendly REST", [self._route("/v2/rerank")], Error))
+        router.include_router(add_routes("REST under /v1", [self._route("/v2/rerank")], Error))
         return router
 
     def _route(self, path: str) -> Route:

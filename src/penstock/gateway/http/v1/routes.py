@@ -1,4 +1,4 @@
-"""Friendly REST: what OpenAI's clients speak, and plain JSON or files for any block."""
+"""The routes of `/v1` for clients: what OpenAI's speak, and plain JSON or files for any block."""
 
 import base64
 
@@ -11,11 +11,10 @@ from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.http.multipart import Part, parse_multipart
+from penstock.gateway.http.multipart import FormPart, parse_multipart
 from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.gateway.http.schemas import OpenAiError
-from penstock.gateway.http.v1 import codec as friendly_codec
-from penstock.gateway.http.v1 import schemas
+from penstock.gateway.http.v1 import codec, schemas
 from penstock.gateway.http.v1.call import RestCalls, validate
 
 FORM = "multipart/form-data"
@@ -35,7 +34,7 @@ class OpenAiRest:
         }
         any_form = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
         return add_routes(
-            "Friendly REST",
+            "REST under /v1",
             [
                 Route("GET", "/v1/models", self.models, "Models that can be called", answer=schemas.ModelList),
                 Route("GET", "/v1/models/{model}", self.model, "One model", answer=schemas.Model),
@@ -63,9 +62,9 @@ class OpenAiRest:
                     self.infer,
                     "Any block, with plain values",
                     "As a form, files are elements of the BYTES input of their name, and other fields are values.",
-                    body=schemas.FriendlyBody,
+                    body=schemas.V1InferBody,
                     binary_body={FORM: any_form},
-                    answer=schemas.FriendlyAnswer,
+                    answer=schemas.V1InferAnswer,
                 ),
             ],
             OpenAiError,
@@ -117,19 +116,19 @@ class OpenAiRest:
         if call.content_type == FORM:
             message = await self._from_form(parse_multipart(call.headers[b"content-type"], call.body))
         else:
-            message = validate(schemas.FriendlyBody, call.json(or_else=f" or {FORM}"))
+            message = validate(schemas.V1InferBody, call.json(or_else=f" or {FORM}"))
         block = await self._catalogue.block(message.model, message.version)
-        decoded = friendly_codec.decode(message, block)
+        decoded = codec.decode(message, block)
         response = await self._calls.serve(call, decoded)
         is_map = isinstance(message.inputs, dict)
-        return json_answer(friendly_codec.encode(response, is_map), headers=call.answer_headers)
+        return json_answer(codec.encode(response, is_map), headers=call.answer_headers)
 
-    async def _from_form(self, parts: list[Part]) -> schemas.FriendlyBody:
+    async def _from_form(self, parts: list[FormPart]) -> schemas.V1InferBody:
         options = {part.name: _text(part) for part in parts if part.name in OPTIONS and not part.is_file}
         block = await self._catalogue.block(options.get("model", ""), options.get("version", ""))
         return validate(
-            schemas.FriendlyBody,
-            {**options, "inputs": friendly_codec.form_inputs(block, [p for p in parts if p.name not in options])},
+            schemas.V1InferBody,
+            {**options, "inputs": codec.form_inputs(block, [p for p in parts if p.name not in options])},
         )
 
 
@@ -170,7 +169,7 @@ def _refuse_tokens(given: object) -> None:
         raise InvalidTensor("'input' must be a string or a list of strings; token arrays are not taken: send the text")
 
 
-def _text(part: Part) -> str:
+def _text(part: FormPart) -> str:
     try:
         return part.data.decode()
     except UnicodeDecodeError as error:

@@ -52,7 +52,7 @@ class EmbeddingsAnswer(BaseModel):
     usage: Usage
 
 
-class FriendlyBody(BaseModel):
+class V1InferBody(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: Name
@@ -65,7 +65,7 @@ class FriendlyBody(BaseModel):
     id: str = ""
 
 
-class FriendlyAnswer(BaseModel):
+class V1InferAnswer(BaseModel):
     """`outputs` has the form that `inputs` had."""
 
     model: str

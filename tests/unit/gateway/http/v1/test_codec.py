@@ -12,9 +12,9 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferResponse, Parameter, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.gateway.http.multipart import Part
+from penstock.gateway.http.multipart import FormPart
 from penstock.gateway.http.v1.codec import decode, encode, form_inputs
-from penstock.gateway.http.v1.schemas import FriendlyBody
+from penstock.gateway.http.v1.schemas import V1InferBody
 from penstock.models.settings import ModelSettings
 
 PNG = b"\x89PNG\r\n\x1a\n\xff\0"
@@ -25,8 +25,8 @@ def block(*inputs: TensorSpec) -> BlockDescription:
     return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, ModelSettings())
 
 
-def body(inputs: Any, **more: Any) -> FriendlyBody:
-    return FriendlyBody(model="m", inputs=inputs, **more)
+def body(inputs: Any, **more: Any) -> V1InferBody:
+    return V1InferBody(model="m", inputs=inputs, **more)
 
 
 def tensor(datatype: str, shape: tuple[int, ...], value: Any) -> Tensor:
@@ -154,21 +154,21 @@ def test_parameters_that_do_not_fit() -> None:
 
 def test_files_and_fields() -> None:
     parts = [
-        Part("text", True, PNG),
-        Part("n", False, b"[[1, 2.5]]"),
-        Part("text", False, "é".encode()),
+        FormPart("text", True, PNG),
+        FormPart("n", False, b"[[1, 2.5]]"),
+        FormPart("text", False, "é".encode()),
     ]
     assert form_inputs(block(*PAIR), parts) == {"text": [PNG, "é".encode()], "n": [[1, 2.5]]}
     assert form_inputs(block(*PAIR), []) == {}
 
 
 def test_a_form_s_images_become_the_request_s_elements() -> None:
-    inputs = form_inputs(block(*PAIR), [Part("text", True, PNG), Part("text", True, b"")])
+    inputs = form_inputs(block(*PAIR), [FormPart("text", True, PNG), FormPart("text", True, b"")])
     assert decode(body(inputs), block(*PAIR)).inputs == [Tensor("text", "BYTES", (2, 1), pack_bytes([PNG, b""]))]
 
 
 def test_a_file_for_numbers_is_refused_when_it_is_packed() -> None:
-    inputs = form_inputs(block(*PAIR), [Part("n", True, b"1")])
+    inputs = form_inputs(block(*PAIR), [FormPart("n", True, b"1")])
     assert inputs == {"n": [b"1"]}
     with pytest.raises(InvalidTensor, match="not of FP32's kind"):
         decode(body(inputs), block(*PAIR))
@@ -177,13 +177,13 @@ def test_a_file_for_numbers_is_refused_when_it_is_packed() -> None:
 @pytest.mark.parametrize(
     ("parts", "code", "says"),
     [
-        ([Part("y", False, b"1")], "invalid_tensor", "unknown input 'y'; the model takes text, n"),
-        ([Part("n", False, b"1"), Part("n", False, b"2")], "invalid_tensor", "input 'n' is there twice"),
-        ([Part("n", True, b"1"), Part("n", False, b"2")], "invalid_tensor", "input 'n' is there twice"),
-        ([Part("n", False, b"{")], "invalid_request", "the body is not JSON: "),
+        ([FormPart("y", False, b"1")], "invalid_tensor", "unknown input 'y'; the model takes text, n"),
+        ([FormPart("n", False, b"1"), FormPart("n", False, b"2")], "invalid_tensor", "input 'n' is there twice"),
+        ([FormPart("n", True, b"1"), FormPart("n", False, b"2")], "invalid_tensor", "input 'n' is there twice"),
+        ([FormPart("n", False, b"{")], "invalid_request", "the body is not JSON: "),
     ],
 )
-def test_forms_that_are_refused(parts: list[Part], code: str, says: str) -> None:
+def test_forms_that_are_refused(parts: list[FormPart], code: str, says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         form_inputs(block(*PAIR), parts)
     assert refused.value.code == code
@@ -191,7 +191,7 @@ def test_forms_that_are_refused(parts: list[Part], code: str, says: str) -> None
 
 
 def test_a_file_s_name_is_held_against_the_model_later() -> None:
-    inputs = form_inputs(block(*PAIR), [Part("y", True, b"1")])
+    inputs = form_inputs(block(*PAIR), [FormPart("y", True, b"1")])
     with pytest.raises(InvalidTensor, match="unknown input 'y'"):
         decode(body(inputs), block(*PAIR))
 

@@ -16,7 +16,7 @@ from penstock.core.cluster import BlockView
 from penstock.core.errors import QueueFull
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes, unpack_bytes
-from penstock.gateway.http.v1 import schemas as friendly_schemas
+from penstock.gateway.http.v1 import schemas as v1_schemas
 from penstock.models.settings import ModelSettings
 from tests.unit.gateway.conftest import BLOCKS
 
@@ -65,7 +65,7 @@ async def test_an_embedder_gets_query_and_documents_at_once_and_cosines_decide(s
     (asked,) = served.serving.requests
     assert asked.inputs == [Tensor("text", "BYTES", (4, 1), pack_bytes(["q", "a", "b", "c"]))]
     assert (asked.protocol, asked.size_bytes) == ("rest", len(asked.inputs[0].data))
-    friendly_schemas.RerankAnswer.model_validate(found)
+    v1_schemas.RerankAnswer.model_validate(found)
 
 
 async def test_a_vector_of_zeros_is_like_nothing(served, client):

@@ -1,4 +1,4 @@
-"""The friendly REST: OpenAI's shapes, images, and plain values for any block."""
+"""REST under /v1: OpenAI's shapes, images, and plain values for any block."""
 
 import base64
 import json
