@@ -1,0 +1,1 @@
+"""KServe as a peer."""

@@ -1,0 +1,1 @@
+"""MLServer as a peer."""
