@@ -1,7 +1,7 @@
 """The protocol's messages to and from NumPy arrays: what both clients share."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -44,17 +44,6 @@ class ModelSignature:
     outputs: tuple[TensorSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One inference, in the caller's terms."""
-
-    model: str
-    inputs: Mapping[str, Array]
-    outputs: Sequence[str] = ()
-    version: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-
-
 class CallControls(TypedDict, total=False):
     """What a call may ask of the server beside inference, as keyword arguments."""
 
@@ -88,18 +77,24 @@ def add_controls(parameters: Mapping[str, Parameter] | None, controls: CallContr
     return every
 
 
-def encode_call(call: Call) -> pb.ModelInferRequest:
-    tensors = [_tensor(name, value) for name, value in call.inputs.items()]
+def encode_call(
+    model: str,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str],
+    version: str,
+    parameters: Mapping[str, Parameter],
+) -> pb.ModelInferRequest:
+    tensors = [_tensor(name, value) for name, value in inputs.items()]
     message = pb.ModelInferRequest(
-        model_name=call.model,
-        model_version=call.version,
+        model_name=model,
+        model_version=version,
         inputs=[
             pb.ModelInferRequest.InferInputTensor(name=t.name, datatype=t.datatype, shape=t.shape) for t in tensors
         ],
-        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in call.outputs],
+        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in outputs],
         raw_input_contents=[bytes(tensor.data) for tensor in tensors],
     )
-    for name, value in call.parameters.items():
+    for name, value in parameters.items():
         _put_parameter(message.parameters[name], name, value)
     return message
 

@@ -140,7 +140,7 @@ async def test_the_blocking_client_raises_the_servers_error(server: Server) -> N
         with pytest.raises(DeadlineExceeded):
             await ask_sync(client, "silent", timeout_s=0.05)
         with pytest.raises(InvalidRequest, match="Open Inference Protocol"):
-            await asyncio.to_thread(client._call, client._stub.ServerLive, pb.ServerLiveRequest())
+            await asyncio.to_thread(asyncio.run, client._calls._call("ServerLive", pb.ServerLiveRequest()))
 
 
 def test_a_server_that_is_not_there_is_advised_about() -> None:

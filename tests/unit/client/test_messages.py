@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 
 from penstock.client import messages
-from penstock.client.messages import Call
 from penstock.core.errors import InternalError, InvalidRequest, InvalidTensor
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.pb.inference import grpc_service_pb2 as pb
+
+
+def encode(array: Array) -> pb.ModelInferRequest:
+    return messages.encode_call("m", {"x": array}, [], "", {})
 
 
 def echo(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
@@ -19,7 +22,7 @@ def echo(request: pb.ModelInferRequest) -> pb.ModelInferResponse:
 
 
 def there_and_back(array: Array) -> Array:
-    request = messages.encode_call(Call("m", {"x": array}))
+    request = encode(array)
     return messages.decode_outputs(echo(request))["x"]
 
 
@@ -32,7 +35,7 @@ def test_every_datatype_goes_there_and_back(datatype: str) -> None:
 
 
 def test_bf16_keeps_its_name() -> None:
-    request = messages.encode_call(Call("m", {"x": np.zeros(2, ml_dtypes.bfloat16)}))
+    request = encode(np.zeros(2, ml_dtypes.bfloat16))
     assert request.inputs[0].datatype == "BF16"
 
 
@@ -51,17 +54,17 @@ def test_arrays_need_not_be_contiguous_native_or_of_any_rank() -> None:
 
 def test_object_arrays_hold_bytes_or_text_only() -> None:
     with pytest.raises(InvalidTensor, match="bytes or str"):
-        messages.encode_call(Call("m", {"x": np.array([1, "a"], dtype=object)}))
+        encode(np.array([1, "a"], dtype=object))
 
 
 def test_a_dtype_that_no_datatype_carries_is_refused() -> None:
     with pytest.raises(InvalidTensor, match="complex"):
-        messages.encode_call(Call("m", {"x": np.zeros(1, complex)}))
+        encode(np.zeros(1, complex))
 
 
 def test_the_request_says_all_that_the_call_does() -> None:
     parameters = {"flag": True, "count": 3, "ratio": 0.5, "word": "w"}
-    request = messages.encode_call(Call("m", {"x": np.zeros(1)}, ["y"], "2", parameters))
+    request = messages.encode_call("m", {"x": np.zeros(1)}, ["y"], "2", parameters)
     assert (request.model_name, request.model_version, [o.name for o in request.outputs]) == ("m", "2", ["y"])
     sent = {name: getattr(p, p.WhichOneof("parameter_choice")) for name, p in request.parameters.items()}
     assert sent == parameters
@@ -70,7 +73,7 @@ def test_the_request_says_all_that_the_call_does() -> None:
 
 def test_a_parameter_of_another_type_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="'p' is a list"):
-        messages.encode_call(Call("m", {}, parameters={"p": []}))  # type: ignore[dict-item]
+        messages.encode_call("m", {}, [], "", {"p": []})  # type: ignore[dict-item]
 
 
 def test_one_text_alone_is_not_a_list_of_letters() -> None:
