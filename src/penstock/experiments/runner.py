@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.experiments.accuracy import Reference
+from penstock.experiments.accuracy import ServedAccuracy
 from penstock.experiments.case_run import CaseRun, NothingAnswered
 from penstock.experiments.experiment import Case, Experiment, digest, expand
 from penstock.experiments.processes import ServerRun
@@ -65,7 +65,7 @@ class ExperimentRunner:
         self._folder = folder
         self._options = options
         self._tell = tell
-        self._reference = Reference()
+        self._accuracy = ServedAccuracy(variants)
 
     def run(self) -> Results:
         """An interruption leaves what is measured in the folder, and no server behind."""
@@ -169,7 +169,7 @@ class ExperimentRunner:
         if all(result.accuracy for result in cases):
             return
         case = cases[0].case
-        accuracy = self._reference.compare(self._variants.folder(case.model), server.grpc)
+        accuracy = self._accuracy.compare(case.model, server.grpc)
         for result in results.cases:
             if result.case.server_id == case.server_id:
                 result.accuracy = accuracy

@@ -56,6 +56,15 @@ class Variants:
     def file(self, model: str) -> Path:
         return self.folder(model).file(self.version_of(model))
 
+    def original(self, model: str) -> ModelFile:
+        """In FP32 on this machine's CPU, to be loaded in this process."""
+        file = self.file(model)
+        settings = self.folder(model).settings_of(file.parent.name)
+        instances = settings.instances.model_copy(update={"device": "cpu"})
+        engine = "onnx" if file.suffix == ".onnx" else settings.engine
+        changes = {"engine": engine, "precision": "fp32", "instances": instances}
+        return ModelFile(file, file.parent, settings.model_copy(update=changes))
+
     def digest(self, model: str) -> str:
         """Of the version's files: also of its tokenizer, through which calibration texts go."""
         if model not in self._digests:
@@ -121,10 +130,9 @@ class Variants:
         folder = self._cache / f"{self.digest(model)[:16]}-{engine}-{precision}-{RECIPES[engine]}"
         target = folder / method.file_name(source)
         if not target.is_file():
-            settings = self.folder(model).settings_of(source.parent.name)
-            original = ModelFile(source, source.parent, settings.model_copy(update={"precision": "fp32"}))
+            original = self.original(model)
             with LoadedModel(original) as loaded:
-                samples = collect(settings.task, loaded.task, None)
+                samples = collect(original.settings.task, loaded.task, None)
                 Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
         return target
 

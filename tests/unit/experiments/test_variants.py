@@ -1,18 +1,22 @@
 """Other precisions of a model: how near they stay to FP32, and the repositories that serve them."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.core.tensors import BYTES, Tensor, pack_bytes
 from penstock.engines.building import build_engine
 from penstock.engines.onnx.variants import convert
-from penstock.experiments.accuracy import cosine, embed_in_process
 from penstock.experiments.variants import Variants
+from penstock.models.convert.fidelity import answer_all, compare_answers
+from penstock.models.convert.model import LoadedModel
 from penstock.models.samples.texts import mixed
 from penstock.models.settings import read_model_folder
+from penstock.tasks.base import TaskRequest
 from tests.measured import make_cases
 
 MODELS = Path(__file__).parents[3] / "models"
@@ -27,15 +31,17 @@ def variants(tmp_path: Path) -> Variants:
 def test_a_converted_minilm_stays_near_fp32_and_is_smaller(
     variants: Variants, tmp_path: Path, precision: str, least_mean: float, size: float
 ) -> None:
-    folder, source = variants.folder("minilm"), variants.file("minilm")
+    original = variants.original("minilm")
+    source = original.file
     convert(source, tmp_path / "other.onnx", precision)
     assert (tmp_path / "other.onnx").stat().st_size < size * source.stat().st_size
-    texts = mixed(32, 3)
-    found = cosine(embed_in_process(folder, source, texts), embed_in_process(folder, tmp_path / "other.onnx", texts))
+    texts = [TaskRequest([Tensor("text", BYTES, (1,), pack_bytes([text]))], []) for text in mixed(32, 3)]
+    with LoadedModel(original) as one, LoadedModel(replace(original, file=tmp_path / "other.onnx")) as other:
+        found = compare_answers("embed", answer_all(one, [texts]), answer_all(other, [texts]))
     assert found.samples == 32
-    assert found.mean >= least_mean
-    assert found.lowest >= least_mean - 0.02
-    assert found.lowest < 1.0  # it is another file
+    assert found.value >= least_mean
+    assert found.details["cosine"]["min"] >= least_mean - 0.02
+    assert found.details["cosine"]["min"] < 1.0  # it is another file
 
 
 def test_a_repository_has_the_case_and_links_its_files(variants: Variants, tmp_path: Path) -> None:

@@ -17,22 +17,17 @@ from penstock.tasks.images import decode, read_header
 Answers = list[list[list[Tensor]]]  # by group and by request
 
 
+Measured = tuple[float, dict[str, Any]]  # what is held against the floor, and what else there is to tell
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What of an accuracy is held against the floor, and the floor where none is asked for."""
+    """How a task's answers are compared, and the floor where none is asked for."""
 
     measure: str
     floor: float
+    compare: Callable[[Answers, Answers], Measured]
     unit: str = ""
-
-
-RULES: Mapping[str, Rule] = {
-    "embed": Rule("mean cosine", 0.98),
-    "score": Rule("mean rank correlation", 0.95),
-    "classify": Rule("label agreement", 0.98),
-    "upscale": Rule("mean PSNR", 40.0, "dB"),
-}
-TENSORS = Rule("mean cosine", 0.98)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +37,6 @@ class Fidelity:
     samples: int
     details: Mapping[str, Any] = field(default_factory=dict)
     unit: str = ""
-
-
-def rule_of(task: str) -> Rule:
-    return RULES.get(task, TENSORS)
 
 
 def answer_all(model: LoadedModel, groups: Sequence[Sequence[TaskRequest]]) -> Answers:
@@ -61,36 +52,33 @@ class Reference:
         self._answers = answer_all(original, samples.held_out)
 
     def compare(self, variant: LoadedModel) -> Fidelity:
-        found = answer_all(variant, self._samples.held_out)
-        if _are_numbers(self._answers) and not _are_numbers(found):
-            raise ConfigError("its answers are no numbers any more (NaN or infinite)")
-        rule = rule_of(self._task)
-        value, details = measure_of(self._task)(self._answers, found)
-        return Fidelity(rule.measure, round(value, 6), self._samples.held_out_count, details, rule.unit)
+        return compare_answers(self._task, self._answers, answer_all(variant, self._samples.held_out))
 
 
-Measured = tuple[float, dict[str, Any]]
+def compare_answers(task: str, expected: Answers, found: Answers) -> Fidelity:
+    if _are_numbers(expected) and not _are_numbers(found):
+        raise ConfigError("its answers are no numbers any more (NaN or infinite)")
+    rule = rule_of(task)
+    value, details = rule.compare(expected, found)
+    return Fidelity(rule.measure, round(value, 6), sum(map(len, expected)), details, rule.unit)
 
 
 def _embeddings(expected: Answers, found: Answers) -> Measured:
-    """The first group asks, the second is ranked for each of its texts."""
-    (asked, ranked), (asked_too, ranked_too) = ([_vectors(group) for group in answers] for answers in (expected, found))
-    values = cosines(np.concatenate([asked, ranked]), np.concatenate([asked_too, ranked_too]))
+    """The first group asks; the second, where there is one, is ranked for each of its texts."""
+    one, other = ([_vectors(group) for group in answers] for answers in (expected, found))
+    values = cosines(np.concatenate(one), np.concatenate(other))
     details: dict[str, Any] = {"cosine": distribution(values)}
-    details["ranks"] = {
-        "queries": len(asked),
-        "passages": len(ranked),
-        **rank_agreement(_similarities(asked, ranked), _similarities(asked_too, ranked_too)),
-    }
+    if len(one) > 1:
+        details["ranks"] = _ranks(_similarities(*one), _similarities(*other))
     return float(values.mean()), details
 
 
 def _scores(expected: Answers, found: Answers) -> Measured:
     one, other = (np.array([[_numbers(answer)[0] for answer in group] for group in side]) for side in (expected, found))
-    ranks = rank_agreement(one, other)
+    ranks = _ranks(one, other)
     difference = np.abs(one - other)
     details = {
-        "ranks": {"queries": len(one), "passages": one.shape[1], **ranks},
+        "ranks": ranks,
         "difference": {"max": round(float(difference.max()), 6), "mean": round(float(difference.mean()), 6)},
     }
     return ranks["spearman"], details
@@ -126,17 +114,18 @@ def _tensors(expected: Answers, found: Answers) -> Measured:
     return float(values.mean()), details
 
 
-def measure_of(task: str) -> Callable[[Answers, Answers], Measured]:
-    """What is held against the floor, and what else there is to tell; of a task that nobody knows: by its numbers."""
-    return _MEASURES.get(task, _tensors)
-
-
-_MEASURES: Mapping[str, Callable[[Answers, Answers], Measured]] = {
-    "embed": _embeddings,
-    "score": _scores,
-    "classify": _labels,
-    "upscale": _images,
+_RULES: Mapping[str, Rule] = {
+    "embed": Rule("mean cosine", 0.98, _embeddings),
+    "score": Rule("mean rank correlation", 0.95, _scores),
+    "classify": Rule("label agreement", 0.98, _labels),
+    "upscale": Rule("mean PSNR", 40.0, _images, "dB"),
 }
+_TENSORS = Rule("mean cosine", 0.98, _tensors)
+
+
+def rule_of(task: str) -> Rule:
+    """A task that nobody knows is judged by its numbers."""
+    return _RULES.get(task, _TENSORS)
 
 
 def _are_numbers(answers: Answers) -> bool:
@@ -146,6 +135,11 @@ def _are_numbers(answers: Answers) -> bool:
 
 def _vectors(group: Sequence[Sequence[Tensor]]) -> Array:
     return np.concatenate([to_array(answer[0]) for answer in group])
+
+
+def _ranks(expected: Array, found: Array) -> dict[str, Any]:
+    queries, passages = expected.shape
+    return {"queries": queries, "passages": passages, **rank_agreement(expected, found)}
 
 
 def _similarities(asked: Array, ranked: Array) -> Array:

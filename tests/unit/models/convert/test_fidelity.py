@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from penstock.core.tensors import from_array
-from penstock.models.convert.fidelity import Answers, measure_of, rule_of
+from penstock.models.convert.fidelity import Answers, rule_of
 from penstock.models.convert.ranks import cosines, distribution, psnr_db, rank_agreement, spearman
 from penstock.models.convert.speed import Speed
 
@@ -59,7 +59,7 @@ def test_scores_are_compared_by_their_order_for_each_query() -> None:
         return [[[from_array("score", np.array([[score]], np.float32))] for score in row] for row in scores]
 
     expected, found = answers([[0.9, 0.5, 0.1], [0.2, 0.4, 0.6]]), answers([[0.8, 0.5, 0.2], [0.7, 0.4, 0.1]])
-    value, details = measure_of("score")(expected, found)
+    value, details = rule_of("score").compare(expected, found)
     assert value == details["ranks"]["spearman"] == 0.0  # one order as before, one turned round
     assert (details["ranks"]["queries"], details["ranks"]["passages"]) == (2, 3)
     assert details["ranks"]["top1_agreement"] == 0.5
