@@ -34,7 +34,7 @@ def serve(
     config: Annotated[Path | None, typer.Option(help="A YAML file with any setting.")] = None,
 ) -> None:
     """Serve a folder of models on this machine."""
-    from penstock.app.roles import run_serve
+    from penstock.app.serve import run_serve
     from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
 
@@ -79,20 +79,23 @@ def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
 
 def worker(id_: Id, run_dir: RunDir) -> None:
     """Run one worker of a server (started by `serve`)."""
-    from penstock.app.roles import Places, run_worker
+    from penstock.app.places import ServerPlaces
+    from penstock.app.worker import run_worker
 
-    run_worker(id_, Places(run_dir))
+    run_worker(id_, ServerPlaces(run_dir))
 
 
 def tasks(id_: Id, run_dir: RunDir) -> None:
     """Run one task worker of a server (started by `serve`)."""
-    from penstock.app.roles import Places, run_task_worker
+    from penstock.app.places import ServerPlaces
+    from penstock.app.task_worker import run_task_worker
 
-    run_task_worker(id_, Places(run_dir))
+    run_task_worker(id_, ServerPlaces(run_dir))
 
 
 def gateway(id_: Id, run_dir: RunDir, http_port: int = 8080, grpc_port: int = 50051) -> None:
     """Run one more gateway of a server (started by `serve`)."""
-    from penstock.app.roles import Places, run_gateway
+    from penstock.app.gateway import run_gateway
+    from penstock.app.places import ServerPlaces
 
-    run_gateway(id_, http_port, grpc_port, Places(run_dir))
+    run_gateway(id_, http_port, grpc_port, ServerPlaces(run_dir))

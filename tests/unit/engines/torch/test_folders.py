@@ -418,7 +418,7 @@ def test_nothing_is_fetched_and_nothing_printed(small: Path, cross: Path) -> Non
 UNUSED = """
 import sys
 from pathlib import Path
-import penstock.app.roles, penstock.cli.main, penstock.gateway.gateway, penstock.experiments.variants
+import penstock.app.serve, penstock.app.worker, penstock.cli.main, penstock.experiments.variants
 import penstock.engines.availability, penstock.engines.building
 from penstock.core.config import Limits
 from penstock.models.loading import load_block

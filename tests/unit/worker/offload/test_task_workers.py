@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.roles import Places
+from penstock.app.places import ServerPlaces
 from penstock.core.config import Config, DataPlane
 from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Tensor
@@ -30,7 +30,7 @@ class Running:
     """Task workers as `penstock serve` starts them, and a worker's way to them."""
 
     def __init__(self, folder: Path) -> None:
-        self.places = Places(folder)
+        self.places = ServerPlaces(folder)
         self.places.config.write_text(Config(data_plane=DataPlane(drain_s=20.0)).model_dump_json())
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -49,7 +49,7 @@ class Running:
             self.end(name)
 
     def connections(self) -> TaskProcesses:
-        return TaskProcesses([partial(TaskProcess.connect, self.places.tasks(name)) for name in NAMES])
+        return TaskProcesses([partial(TaskProcess.connect, self.places.task_worker(name)) for name in NAMES])
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def test_one_that_is_told_to_leave_waits_for_its_workers(running, processe
 
 async def test_nothing_stays_behind(running):
     pid = running.start(NAMES[0])
-    await until(running.places.tasks(NAMES[0]).exists)
+    await until(running.places.task_worker(NAMES[0]).exists)
     ours, theirs = files(os.getpid()), files(pid)
     for _ in range(3):
         processes = running.connections()

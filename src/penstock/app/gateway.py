@@ -1,31 +1,30 @@
-"""The gateway: its parts, joined, with a start and a gentle stop."""
+"""The gateway role: its parts, joined, with a start and a gentle stop."""
 
 import asyncio
 import socket
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import cast
 
 import psutil
 import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from penstock.app.places import ServerPlaces
+from penstock.app.process import run_child, spare_collector
 from penstock.core.cluster import BlockView, Control
-from penstock.core.config import Config, Limits
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.config import Config
+from penstock.core.errors import PenstockError
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.grpc.oip import OipGrpc
-from penstock.gateway.grpc.server import ENVELOPE_BYTES, GrpcServer
+from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
-from penstock.gateway.http.app import HttpApp, build_http_app
-from penstock.gateway.http.connection import InferProtocol
+from penstock.gateway.http.app import build_http_app
 from penstock.gateway.http.live import standing
 from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.http.server import http_server, open_http_socket
 from penstock.gateway.shared_memory.regions import SharedMemory
-from penstock.gateway.streams.websocket_protocol import StreamProtocol
 from penstock.models.settings import Routing
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
@@ -34,9 +33,17 @@ from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.storage.cache.store import open_store
-from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, shared_registry
+from penstock.telemetry.metrics import (
+    CacheMetrics,
+    RouterMetrics,
+    ServingMetrics,
+    SessionMetrics,
+    share_metrics,
+    shared_registry,
+)
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
+from penstock.wire.control import RemoteControl
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -113,7 +120,7 @@ class Gateway:
         app = build_http_app(
             self._serving, catalogue, limits, lambda: shared_registry(self._metrics_folder), self._live, memory
         )
-        self._http = _http_server(app, limits)
+        self._http = http_server(app, limits)
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self._watch(catalogue.is_server_ready), name="gateway-watch"),
@@ -184,54 +191,24 @@ class Gateway:
             self._router_metrics.queue.labels(block_id, "running").set(running)
 
 
-def check_port(host: str, port: int, flag: str) -> None:
-    """SO_REUSEPORT would let a second server share the port in silence, so look before it is opened so."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {flag}") from error
+def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces) -> None:
+    main = partial(_run, gateway_id, http_port, grpc_port, places)
+    run_child(main, places, role="gateway", gateway=gateway_id)
 
 
-def open_http_socket(host: str, port: int) -> socket.socket:
-    """Shared by the gateways of one machine through SO_REUSEPORT."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        opened.bind((host, port))
-    except OSError as error:
-        opened.close()
-        raise ConfigError(
-            f"cannot listen for HTTP on {host}:{port}: {error.strerror}; choose another --http-port"
-        ) from error
-    return opened
-
-
-def _http_server(app: HttpApp, limits: Limits) -> uvicorn.Server:
-    config = uvicorn.Config(
-        cast("uvicorn._types.ASGIApplication", app),
-        http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer)),
-        loop="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        backlog=2048,
-        timeout_keep_alive=75,
-        ws=StreamProtocol,
-        ws_max_size=limits.max_message_bytes + ENVELOPE_BYTES,
-        ws_per_message_deflate=False,
-    )
-    return _HttpServer(config)
-
-
-class _HttpServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are not this door's: what is inside ends before it closes."""
-        yield
+async def _run(
+    gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces, config: Config, stop: asyncio.Event
+) -> None:
+    share_metrics(places.metrics, gateway_id)
+    traces = Traces(config.telemetry, "penstock-gateway")
+    gateway = Gateway(gateway_id, config, places.metrics, traces)
+    endpoint = gateway.listen(places.gateway(gateway_id))
+    control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
+    await gateway.catch_up()
+    await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
+    spare_collector()
+    await stop.wait()
+    await gateway.drain()
+    await control.close()
+    await gateway.close()
+    traces.close()
