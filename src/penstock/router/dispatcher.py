@@ -239,8 +239,10 @@ class Dispatcher:
             self._perform(actions)
         if job is None:
             self._metrics.late_replies.inc()
-        else:
-            self._settle(job, error or response_to(job.request, result, message))
+            return
+        if (session := job.request.controls.session) is not None:
+            session.home = job.home
+        self._settle(job, error or response_to(job.request, result, message))
 
     def _on_partial(self, identity: bytes, result: pb.Result, message: list[Buffer]) -> None:
         job = self._table.partial(identity, result.job_id, result.attempt)

@@ -10,7 +10,6 @@ from math import inf
 from random import Random
 
 from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
-from penstock.core.requests import PLAIN
 from penstock.router.actions import Action, CancelOn, Ejected, Fail, Probe, Restored, Retry, Send
 from penstock.router.deadlines import Deadlines
 from penstock.router.ejections import Ejections
@@ -108,7 +107,7 @@ class JobTable:
         """Raises QueueFull, InvalidRequest where a key is missing, or WorkerLost where only one worker that is gone
         could run it, and then knows nothing of the job."""
         queue = self._queues[job.block_id]
-        if queue.is_hashed or job.request.controls is not PLAIN:
+        if queue.is_hashed or job.session:
             if queue.has_lost_home(job):
                 raise _homeless()
             line, slot = queue.seek(job, now)
@@ -131,7 +130,10 @@ class JobTable:
     def complete(
         self, worker: bytes, job_id: int, attempt: int, now: float, code: str = "", message: str = ""
     ) -> tuple[Job | None, list[Action]]:
-        """The job that the reply answers, or None for a late or unknown one. `code` is that of a failure."""
+        """The job that the reply answers, with its session's home, or None for a late or unknown one.
+
+        `code` is that of a failure.
+        """
         job = self._jobs.get(job_id)
         if job is None or (slot := job.slot) is None or slot.worker != worker or job.attempt != attempt:
             return None, []
@@ -145,9 +147,7 @@ class JobTable:
             slot.measure(now - job.sent, now)
             if slot.condition is not None and not slot.is_ejected:
                 slot.condition = None
-        controls = job.request.controls
-        if controls is not PLAIN and controls.session is not None:
-            controls.session.home = worker
+        job.home = worker
         if queue.length:
             actions += queue.hand_on(slot, now)
         elif not slot.is_listed or queue.policy.is_counting:

@@ -160,11 +160,7 @@ class Queue:
 
     def has_lost_home(self, job: Job) -> bool:
         """Whether the only worker that may run it is gone, or takes no more."""
-        if not job.is_bound:
-            return False
-        session = job.request.controls.session
-        slot = self.slots.get(session.home) if session is not None else None
-        return slot is None or slot not in self.places
+        return job.is_bound and self.slots.get(job.home) not in self.places
 
     def check_room(self, job: Job) -> None:
         """Raises QueueFull."""
@@ -244,16 +240,12 @@ class Queue:
         return job
 
     def _key_of(self, job: Job) -> str:
-        """What places the job on one slot; empty: any may take it. A session stays together under every policy."""
-        session = job.request.controls.session
-        if session is not None:
-            return session.session_id
-        return (job.key or job.request.controls.shard_key) if self.is_hashed else ""
+        """What places the job on one slot; empty: any may take it."""
+        return job.session or (job.key if self.is_hashed else "")
 
     def _home_of(self, job: Job, key: str) -> Slot | None:
         """The worker that has run its session stays its home, also where another has come that would own it now."""
-        session = job.request.controls.session
-        slot = self.slots.get(session.home) if session is not None and session.home else None
+        slot = self.slots.get(job.home)
         return slot if slot is not None and slot in self.places else self.places.owner(key)
 
     def _line_of(self, job: Job) -> Line:

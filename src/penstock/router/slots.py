@@ -20,8 +20,10 @@ class Job:
     request: InferRequest
     deadline: float
     is_idempotent: bool = True
+    session: str = ""  # its id: a session's jobs stay together under every policy
+    home: bytes = b""  # the worker that has run its session, and in the end the one that ran this job; empty: none yet
     is_bound: bool = False  # only its session's home may run it: no other worker has the session's state
-    key: str = ""  # what places it, where the block's policy is hash; empty: the request's own shard key
+    key: str = ""  # what places it, where the block's policy is hash
     priority: int = 1  # 1 is the highest
     queue_deadline: float = inf  # until when it may wait
     is_delayed: bool = False  # it waited too long, and goes behind all that did not
@@ -40,9 +42,11 @@ class Job:
         if controls.queue_timeout_s is not None:
             self.queue_deadline = now + controls.queue_timeout_s
         step = controls.session
-        if step is not None and settings.sessions.is_stateful and not step.is_start:
-            self.is_idempotent = False
-            self.is_bound = True
+        if step is not None:
+            self.session, self.home = step.session_id, step.home
+            if settings.sessions.is_stateful and not step.is_start:
+                self.is_idempotent = False
+                self.is_bound = True
 
 
 class Line:

@@ -3,7 +3,7 @@
 from math import inf
 from random import Random
 
-from penstock.core.requests import PLAIN, Controls, InferRequest, SessionStep
+from penstock.core.requests import InferRequest
 from penstock.models.settings import Health, Priorities, QueuePolicy, Routing
 from penstock.router.jobs import Action, BlockRules, Fail, Job, JobTable, Offer, Send
 
@@ -21,13 +21,6 @@ POLICIES = (
 )
 
 
-def request(session: str = "", shard_key: str = "", priority: int = 1, home: bytes = b"") -> InferRequest:
-    if not session and not shard_key and priority == 1:
-        return InferRequest("m", [], controls=PLAIN)
-    step = SessionStep(session, home=home) if session else None
-    return InferRequest("m", [], controls=Controls(priority=priority, session=step, shard_key=shard_key))
-
-
 def job(
     job_id: int,
     deadline: float = 100.0,
@@ -42,9 +35,11 @@ def job(
     return Job(
         job_id,
         BLOCK,
-        request(session, key, priority, home),
+        InferRequest("m", []),
         deadline,
         is_idempotent,
+        session=session,
+        home=home,
         key=key,
         priority=priority,
         queue_deadline=queue_deadline,

@@ -45,13 +45,16 @@ async def test_a_job_is_sent_and_its_result_is_the_answer(bed: Bed) -> None:
 async def test_a_job_carries_what_its_request_asks_of_the_server(bed: Bed) -> None:
     worker = await bed.worker("a", offer(block(priorities={"levels": 3})))
     asked = request()
-    asked.controls = Controls(2, 50.0, SessionStep("s", 4, is_end=True))
+    step = SessionStep("s", 4, is_end=True)
+    asked.controls = Controls(2, 50.0, step)
     answer = bed.ask(block(priorities={"levels": 3}), asked=asked)
     job = await worker.get_job()
     assert (job.priority, frames.session(job)) == (2, SessionStep("s", 4, is_end=True))
     assert 0 < job.queue_timeout_us <= 50_000_000
+    assert step.home == b""
     worker.answer(job)
     await answer
+    assert step.home == b"a"
 
 
 async def test_job_ids_grow_from_one_gateways_life_to_the_next(bed: Bed) -> None:

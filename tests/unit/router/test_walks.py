@@ -65,8 +65,7 @@ class Walk:
         assert number in self.open, "a job that has ended was sent"
         assert number not in self.running, "a job runs twice at a time"
         assert action.worker not in self.ejected, "an ejected worker got a job"
-        step = action.job.request.controls.session
-        is_at_home = step is not None and action.worker == step.home
+        is_at_home = action.worker == action.job.home
         assert is_at_home or not action.job.is_bound, "another worker got a job of a session whose state it has not"
         self.running[number] = (action.worker, action.job.attempt)
         load = sum(worker == action.worker for worker, _ in self.running.values())
@@ -92,8 +91,7 @@ class Walk:
             priority=rng.randint(1, 3),
             queue_deadline=self.now + rng.choice((2.0, 20.0, float("inf"))),
         )
-        step = made.request.controls.session
-        if step is not None and step.home and rng.random() < 0.5:
+        if made.session and made.home and rng.random() < 0.5:
             made.is_bound, made.is_idempotent = True, False
         self.open[made.job_id] = made
         try:

@@ -27,7 +27,7 @@ class Places:
     def __len__(self) -> int:
         return len(self._seeds)
 
-    def __contains__(self, slot: Slot) -> bool:
+    def __contains__(self, slot: Slot | None) -> bool:
         return slot in self._seeds
 
     def add(self, slot: Slot) -> None:
