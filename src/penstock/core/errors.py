@@ -42,6 +42,11 @@ class PenstockError(Exception):
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def reason(self) -> str:
+        """Which fault of its code it is, where somebody acts on it; the message is for people alone."""
+        return self.fields.get("reason", "")
+
 
 class InvalidRequest(PenstockError):
     code = "invalid_request"

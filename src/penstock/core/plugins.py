@@ -55,10 +55,11 @@ def load_plugin(kind: Kind, name: str) -> Callable[..., Any]:
         factory = found.load()
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"{kind.noun} '{name}': its package cannot be imported ({found.value}): {type(error).__name__}: {error}"
+            f"{kind.noun} '{name}': its package cannot be imported ({found.value}): {type(error).__name__}: {error}",
+            reason="plugin_broken",
         ) from error
     if not callable(factory):
-        raise ConfigError(f"{kind.noun} '{name}': {found.value} is no class or function")
+        raise ConfigError(f"{kind.noun} '{name}': {found.value} is no class or function", reason="plugin_broken")
 
     def make(*arguments: Any) -> Any:
         try:
@@ -81,7 +82,7 @@ def _find(kind: Kind, name: str) -> EntryPoint:
     except ValueError as error:
         raise ConfigError(f"{kind.noun} '{name}': {error}") from error
     if not found:
-        raise ConfigError(f"{kind.noun} '{name}': no installed package brings it")
+        raise ConfigError(f"{kind.noun} '{name}': no installed package brings it", reason="plugin_broken")
     if len(found) > 1:
         brought = ", ".join(f"{each.dist.name if each.dist else 'a package'} ({each.value})" for each in found.values())
         raise ConfigError(f"{kind.noun} '{name}': several packages bring it: {brought}; uninstall all but one")

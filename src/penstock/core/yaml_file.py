@@ -1,6 +1,5 @@
 """A YAML file read into a typed tree, whose errors name file and line."""
 
-import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -15,17 +14,16 @@ from penstock.core.errors import ConfigError
 T = TypeVar("T", bound=BaseModel)
 Location = tuple[Hashable, ...]
 Lines = Mapping[Location, int]
-_KEY = re.compile(r"[a-z_]+(?:\.[a-z_]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    kind: str  # unreadable, invalid_yaml, unknown_key, invalid_value
-    error: ConfigError
+class Misfit(ValueError):
+    """Raised by a schema where values that are right by themselves do not go together."""
 
-    @classmethod
-    def of_file(cls, error: ConfigError) -> "Fault":
-        return cls("invalid_yaml" if "line" in error.fields else "unreadable", error)
+    def __init__(self, message: str, *keys: str, reason: str = "invalid_value") -> None:
+        """`keys`: the dotted names of what it is about, the one to change first."""
+        super().__init__(message)
+        self.keys = keys
+        self.reason = reason
 
 
 def read_yaml(path: Path, schema: type[T]) -> T:
@@ -37,22 +35,25 @@ def read_yaml_over(path: Path, base: Path, schema: type[T], kept: Sequence[str] 
     return _or_raise(*examine_yaml_over(path, base, schema, kept))
 
 
-def examine_yaml(path: Path, schema: type[T]) -> tuple[T | None, list[Fault]]:
-    """All that is wrong with a file, and what it says beside that; None where that makes no sense by itself."""
+def examine_yaml(path: Path, schema: type[T]) -> tuple[T | None, list[ConfigError]]:
+    """All that is wrong with a file, and what it says beside that; None where that makes no sense by itself.
+
+    An error's reason is unreadable, invalid_yaml, unknown_key, invalid_value, or a Misfit's own.
+    """
     try:
         source = _read(path)
     except ConfigError as error:
-        return None, [Fault.of_file(error)]
+        return None, [error]
     return _validate(source.document, schema, [source])
 
 
 def examine_yaml_over(
     path: Path, base: Path, schema: type[T], kept: Sequence[str] = ()
-) -> tuple[T | None, list[Fault]]:
+) -> tuple[T | None, list[ConfigError]]:
     try:
         over, under = _read(path), _read(base)
     except ConfigError as error:
-        return None, [Fault.of_file(error)]
+        return None, [error]
     wrong = [key for key in over.document if key in kept]
     faults = [over.fault((key,), f"'{key}' is a matter of {base.name}, for all versions alike") for key in wrong]
     for key in wrong:
@@ -77,20 +78,24 @@ class _Source:
             found = step
         return found
 
-    def fault(self, location: Location, message: str, kind: str = "invalid_value") -> Fault:
-        return Fault(kind, _error(self.path, self.lines.get(location, 1), message))
+    def fault(self, location: Location, message: str, reason: str = "invalid_value", **fields: str) -> ConfigError:
+        if location:
+            fields["key"] = _dotted(location)
+        return _error(self.path, self.lines.get(location, 1), message, reason, **fields)
 
 
-def _or_raise(found: T | None, faults: list[Fault]) -> T:
+def _or_raise(found: T | None, faults: list[ConfigError]) -> T:
     if faults:
-        raise faults[0].error
+        raise faults[0]
     assert found is not None
     return found
 
 
-def _validate(document: dict[Any, Any], schema: type[T], sources: Sequence[_Source]) -> tuple[T | None, list[Fault]]:
+def _validate(
+    document: dict[Any, Any], schema: type[T], sources: Sequence[_Source]
+) -> tuple[T | None, list[ConfigError]]:
     """What is wrong is left out and the rest is tried again: some faults show only where others are gone."""
-    faults: dict[str, Fault] = {}
+    faults: dict[str, ConfigError] = {}
     removed: set[str] = set()
     while True:
         try:
@@ -98,9 +103,9 @@ def _validate(document: dict[Any, Any], schema: type[T], sources: Sequence[_Sour
         except ValidationError as error:
             places = _places(error.errors(), sources)
             for (source, location), errors in places:
-                fault = _fault(source, location, errors, schema)
-                if location or not _keys_in(fault.error.message) & removed:
-                    faults.setdefault(fault.error.message, fault)
+                if location or removed.isdisjoint(_misfit(errors).keys):
+                    fault = _fault(source, location, errors, schema)
+                    faults.setdefault(fault.message, fault)
             gone = [location for (_, location), _ in reversed(places) if _remove(document, location)]
             if not gone:
                 return None, list(faults.values())
@@ -119,26 +124,39 @@ def _places(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Pla
     return list(found.values())
 
 
-def _fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> Fault:
-    first, name = errors[0], ".".join(str(part) for part in location)
+def _fault(source: _Source, location: Location, errors: Sequence[Any], schema: type[BaseModel]) -> ConfigError:
+    first, name = errors[0], _dotted(location)
     if first["type"] == "extra_forbidden":
-        return source.fault(location, _unknown(schema, location, name), "unknown_key")
+        return _unknown_key(source, location, schema)
     if first["type"] == "missing":
-        return source.fault(location, f"{'.'.join(str(part) for part in first['loc'])} is missing")
+        return source.fault(location, f"{_dotted(first['loc'])} is missing")
+    # What pydantic puts before a message.
     messages = [str(each["msg"]).removeprefix("Value error, ").removeprefix("Input should be ") for each in errors]
     if not location:
-        return source.fault(_mentioned(source.lines, messages[0]), messages[0])
+        misfit = _misfit(errors)
+        places = (tuple(key.split(".")) for key in misfit.keys)
+        return source.fault(next((at for at in places if at in source.lines), ()), messages[0], misfit.reason)
     must = "must be " if str(first["msg"]).startswith("Input should be ") else ""
     # A key may be of several kinds, and each says what it wants.
     said, given = f"{name}: {must}{' or '.join(dict.fromkeys(messages))}", f"{first['input']!r:.80}"
     return source.fault(location, said if given in said else f"{said}, got {given}")
 
 
-def _unknown(schema: type[BaseModel], location: Location, name: str) -> str:
+def _unknown_key(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:
+    said = f"unknown key '{_dotted(location)}'"
     if near := _near(schema, location):
-        return f"unknown key '{name}'; did you mean '{near[0]}'?"
+        return source.fault(location, f"{said}; did you mean '{near[0]}'?", "unknown_key", suggestion=near[0])
     known = _fields_at(schema, location[:-1])
-    return f"unknown key '{name}'" + (f"; known here: {', '.join(known)}" if known else "")
+    return source.fault(location, said + (f"; known here: {', '.join(known)}" if known else ""), "unknown_key")
+
+
+def _misfit(errors: Sequence[Any]) -> Misfit:
+    error = errors[0].get("ctx", {}).get("error")
+    return error if isinstance(error, Misfit) else Misfit("")
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(str(part) for part in location)
 
 
 def _near(schema: type[BaseModel], location: Location) -> list[str]:
@@ -146,19 +164,9 @@ def _near(schema: type[BaseModel], location: Location) -> list[str]:
 
 
 def _names(schema: type[BaseModel], location: Location) -> set[str]:
-    """Of a key that is left out, and of the one that may have been meant."""
+    """The names of a key that is left out, of the one that may have been meant, and of the section they are in."""
     above = [str(part) for part in location[:-1] if not isinstance(part, int)]
     return {".".join([*above, str(last)]) for last in (location[-1], *_near(schema, location))} | {".".join(above)}
-
-
-def _keys_in(message: str) -> set[str]:
-    return set(_KEY.findall(message))
-
-
-def _mentioned(lines: Lines, message: str) -> Location:
-    """The first key that a message about several is about."""
-    keys = (tuple(word.split(".")) for word in _KEY.findall(message))
-    return next((key for key in keys if key in lines), ())
 
 
 def _remove(document: Any, location: Location) -> bool:
@@ -195,7 +203,7 @@ def _read(path: Path) -> _Source:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from error
+        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path), reason="unreadable") from error
     lines: dict[Location, int] = {}
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -205,10 +213,9 @@ def _read(path: Path) -> _Source:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
-        message = f"is not valid YAML: {problem}"
-        raise _error(path, mark.line + 1 if mark else 1, message) from error
+        raise _error(path, mark.line + 1 if mark else 1, f"is not valid YAML: {problem}", "invalid_yaml") from error
     if not isinstance(document, dict):
-        raise _error(path, 1, "must be a mapping of settings")
+        raise _error(path, 1, "must be a mapping of settings", "invalid_yaml")
     return _Source(path, document, lines)
 
 
@@ -219,7 +226,7 @@ def _note_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Loc
         for key, value in node.value:
             name = str(key.value)
             if name in seen:
-                raise _error(path, key.start_mark.line + 1, f"'{name}' is given twice")
+                raise _error(path, key.start_mark.line + 1, f"'{name}' is given twice", "invalid_yaml")
             seen.add(name)
             lines[(*location, name)] = key.start_mark.line + 1
             _note_lines(path, value, (*location, name), lines)
@@ -238,5 +245,5 @@ def _fields_at(schema: type[BaseModel], location: Location) -> list[str]:
     return sorted(schema.model_fields)
 
 
-def _error(path: Path, line: int, message: str) -> ConfigError:
-    return ConfigError(f"{path}:{line}: {message}", file=str(path), line=str(line))
+def _error(path: Path, line: int, message: str, reason: str, **fields: str) -> ConfigError:
+    return ConfigError(f"{path}:{line}: {message}", reason=reason, file=str(path), line=str(line), **fields)

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from penstock.core.errors import ConfigError
 from penstock.core.plugins import ENGINES, TASKS, check_name
-from penstock.core.yaml_file import read_yaml, read_yaml_over
+from penstock.core.yaml_file import Misfit, read_yaml, read_yaml_over
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 DEVICE = re.compile(r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")
@@ -252,26 +252,32 @@ class ModelSettings(_Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelSettings":
         if self.engine == "onnx" and self.precision == "bf16":
-            raise ValueError("precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)")
+            message = "precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)"
+            raise Misfit(message, "precision", "engine")
         if self.precision == "fp16" and self.engine in ("onnx", "openvino"):
-            raise ValueError(
+            raise Misfit(
                 "precision fp16 is a file's own here: penstock model quantize --precision fp16 makes one "
-                "(engine: torch converts as it loads)"
+                "(engine: torch converts as it loads)",
+                "precision",
+                "engine",
             )
         if self.engine == "openvino" and self.instances.device not in ("auto", "cpu"):
-            raise ValueError(
+            message = (
                 f"instances.device {self.instances.device} needs engine: onnx or torch (OpenVINO serves on the CPU)"
             )
+            raise Misfit(message, "instances.device", "engine")
         if self.engine == "python" and self.task != "tensor":
-            raise ValueError("engine: python needs task: tensor")
+            raise Misfit("engine: python needs task: tensor", "engine", "task")
         if self.engine == "python" and not (self.python.inputs and self.python.outputs):
-            raise ValueError("engine: python needs python.inputs and python.outputs: a Python file does not tell them")
+            message = "engine: python needs python.inputs and python.outputs: a Python file does not tell them"
+            raise Misfit(message, "engine", "python.inputs", "python.outputs", "python", reason="python_tensors")
         if self.python.is_decoupled and self.engine != "python":
-            raise ValueError("python.is_decoupled needs engine: python")
+            raise Misfit("python.is_decoupled needs engine: python", "python.is_decoupled", "engine")
         if self.sessions.is_stateful and self.instances.count not in ("auto", 1):
-            raise ValueError("sessions.is_stateful needs instances.count: 1 (more workers share the sessions)")
+            message = "sessions.is_stateful needs instances.count: 1 (more workers share the sessions)"
+            raise Misfit(message, "sessions.is_stateful", "instances.count")
         if self.upscale.overlap * 2 >= self.upscale.tile:
-            raise ValueError("upscale.overlap must be less than half of upscale.tile")
+            raise Misfit("upscale.overlap must be less than half of upscale.tile", "upscale.overlap", "upscale.tile")
         return self
 
 

@@ -161,7 +161,10 @@ def _find_output(options: ClassifyOptions, engine: Signature) -> TensorSpec:
     names = [spec.name for spec in engine.outputs]
     name = options.output or (names[0] if len(names) == 1 else LOGITS)
     if name not in names and not options.output:
-        raise ConfigError(f"classify.output: the graph has {', '.join(names)}: say which has a number for each class")
+        raise ConfigError(
+            f"classify.output: the graph has {', '.join(names)}: say which has a number for each class",
+            reason="task_mismatch",
+        )
     return find_output(engine, name, "classify.output")
 
 
@@ -173,15 +176,18 @@ def _read_labels(path: Path) -> list[str]:
             f"{path}: no such file: write the model's labels into it, one a line, in the order of its output "
             "(or name the file in classify.labels)",
             file=str(path),
+            reason="invalid_labels",
         ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as UTF-8 text: {error}", file=str(path)) from error
+        raise ConfigError(
+            f"{path}: cannot be read as UTF-8 text: {error}", file=str(path), reason="invalid_labels"
+        ) from error
     labels = [line.strip() for line in lines]
     while labels and not labels[-1]:
         labels.pop()
     if not labels or "" in labels:
         line = labels.index("") + 1 if labels else 1
-        raise ConfigError(f"{path}: line {line} has no label", file=str(path))
+        raise ConfigError(f"{path}: line {line} has no label", file=str(path), reason="invalid_labels")
     return labels
 
 
@@ -190,7 +196,11 @@ def _check_labels(options: ClassifyOptions, output: TensorSpec, count: int) -> N
     if classes not in (-1, count):
         raise ConfigError(
             f"classify.labels: {options.labels} has {count} labels, but '{output.name}' has {classes} classes: "
-            "write one line for each"
+            "write one line for each",
+            reason="invalid_labels",
         )
     if options.top_k > count:
-        raise ConfigError(f"classify.top_k: {options.top_k} is more than the {count} labels; set at most {count}")
+        raise ConfigError(
+            f"classify.top_k: {options.top_k} is more than the {count} labels; set at most {count}",
+            reason="invalid_labels",
+        )

@@ -112,7 +112,9 @@ def _pad(image: Image.Image, size: tuple[int, int], ratio: float) -> Image.Image
 def _check_input(engine: Signature) -> TensorSpec:
     if len(engine.inputs) != 1:
         names = ", ".join(spec.name for spec in engine.inputs)
-        raise ConfigError(f"classify.input: image needs a graph of one input; got {names}: set input: tensor")
+        raise ConfigError(
+            f"classify.input: image needs a graph of one input; got {names}: set input: tensor", reason="task_mismatch"
+        )
     (spec,) = engine.inputs
     if spec.datatype not in PIXELS or len(spec.shape) != 4:
         raise ConfigError(

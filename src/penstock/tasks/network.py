@@ -29,11 +29,13 @@ def find_output(engine: Signature, name: str, setting: str, datatypes: Sequence[
     """The output of that name, which must be a row of numbers for each row; `setting` is where a user names it."""
     outputs = {spec.name: spec for spec in engine.outputs}
     if name not in outputs:
-        raise ConfigError(f"{setting}: the graph has no output '{name}'; it has {', '.join(outputs)}")
+        problem = f"the graph has no output '{name}'; it has {', '.join(outputs)}"
+        raise ConfigError(f"{setting}: {problem}", reason="task_mismatch")
     found = outputs[name]
     if found.datatype not in datatypes or len(found.shape) != 2:
         kinds = " or ".join(datatypes)
         raise ConfigError(
-            f"{setting}: '{name}' must be {kinds} [batch, width]; got {found.datatype} {list(found.shape)}"
+            f"{setting}: '{name}' must be {kinds} [batch, width]; got {found.datatype} {list(found.shape)}",
+            reason="task_mismatch",
         )
     return found

@@ -34,7 +34,10 @@ class PairLayout:
         found = tokenizer.encode_pair("a", "b")
         places = found.sequence_ids
         if 0 not in places or 1 not in places:
-            raise ConfigError("the tokenizer makes no pairs of texts: take the tokenizer.json that the model came with")
+            raise ConfigError(
+                "the tokenizer makes no pairs of texts: take the tokenizer.json that the model came with",
+                reason="invalid_tokenizer",
+            )
         first, second = places.index(0), places.index(1)
         bounds = ((0, first), (first + places.count(0), second), (second + places.count(1), len(places)))
         runs = [_Run(found.ids[start:end], found.type_ids[start:end]) for start, end in bounds]

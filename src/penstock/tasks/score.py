@@ -49,7 +49,8 @@ def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
     if not name:
         raise ConfigError(
             f"score.output: the graph has no {' or '.join(wanted)}, but {', '.join(names)}: "
-            "say which holds the vectors or the scores"
+            "say which holds the vectors or the scores",
+            reason="task_mismatch",
         )
     output = find_output(engine, name, "score.output")
     if options.method != "auto":

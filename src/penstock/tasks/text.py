@@ -49,7 +49,9 @@ class TextTokenizer:
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing narrower
-            raise ConfigError(f"{path}: is not a tokenizer.json: {error}", file=str(path)) from error
+            raise ConfigError(
+                f"{path}: is not a tokenizer.json: {error}", file=str(path), reason="invalid_tokenizer"
+            ) from error
         self._tokenizer.enable_truncation(max_length)
         self._tokenizer.no_padding()
         self._max_length = max_length
@@ -177,11 +179,15 @@ def _check_inputs(task: str, engine: Signature) -> bool:
     """Whether it takes token types; raises ConfigError where the graph takes no tokens."""
     names = [spec.name for spec in engine.inputs]
     if not has_text_inputs(engine):
-        raise ConfigError(f"the {task} task needs a graph with inputs {IDS} and {MASK}; got {', '.join(names)}")
+        raise ConfigError(
+            f"the {task} task needs a graph with inputs {IDS} and {MASK}; got {', '.join(names)}",
+            reason="task_mismatch",
+        )
     for spec in engine.inputs:
         if spec.datatype != "INT64" or len(spec.shape) != 2:
             raise ConfigError(
                 f"the {task} task needs a graph whose {spec.name} is INT64 [batch, tokens]; "
-                f"got {spec.datatype} {list(spec.shape)}"
+                f"got {spec.datatype} {list(spec.shape)}",
+                reason="task_mismatch",
             )
     return TYPES in names

@@ -172,13 +172,15 @@ def _check_graph(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
     if len(engine.inputs) != 1 or len(engine.outputs) != 1:
         raise ConfigError(
             f"the upscale task needs a graph of one input and one output; "
-            f"got {len(engine.inputs)} and {len(engine.outputs)}"
+            f"got {len(engine.inputs)} and {len(engine.outputs)}",
+            reason="task_mismatch",
         )
     for spec in (engine.inputs[0], engine.outputs[0]):
         is_plane = len(spec.shape) == 4 and spec.shape[1] == 1 and spec.shape[2] == spec.shape[3] == -1
         if spec.datatype != "FP32" or not is_plane:
             raise ConfigError(
                 f"the upscale task needs '{spec.name}' to be FP32 [batch, 1, height, width], "
-                f"height and width left open; got {spec.datatype} {list(spec.shape)}"
+                f"height and width left open; got {spec.datatype} {list(spec.shape)}",
+                reason="task_mismatch",
             )
     return engine.inputs[0], engine.outputs[0]

@@ -20,9 +20,9 @@ def faults(file: Path) -> list[tuple[str, int, str]]:
     prefix = f"{file}:"
     told = []
     for fault in found:
-        line, message = fault.error.message.removeprefix(prefix).split(": ", 1)
-        assert fault.error.fields == {"file": str(file), "line": line}
-        told.append((fault.kind, int(line), message))
+        line, message = fault.message.removeprefix(prefix).split(": ", 1)
+        assert (fault.fields["file"], fault.fields["line"]) == (str(file), line)
+        told.append((fault.reason, int(line), message))
     return told
 
 
@@ -40,6 +40,14 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
         "unknown key 'enginee'; did you mean 'engine'?",
         "unknown key 'batching.max_row'; did you mean 'max_rows'?",
     }
+
+
+def test_faults_carry_what_they_are_about(tmp_path: Path) -> None:
+    file = write(tmp_path, "model.yaml", "batching: {max_row: 3}\nengine: openvino\ninstances:\n  device: cuda\n")
+    _, found = examine_yaml(file, ModelSettings)
+    at = {"file": str(file), "reason": "unknown_key", "line": "1", "key": "batching.max_row", "suggestion": "max_rows"}
+    assert found[0].fields == at
+    assert found[1].fields == {"file": str(file), "reason": "invalid_value", "line": "4", "key": "instances.device"}
 
 
 def test_what_the_file_says_beside_its_faults_is_kept(tmp_path: Path) -> None:
@@ -93,7 +101,7 @@ def test_what_follows_from_a_fault_is_no_fault_of_its_own(tmp_path: Path, text: 
 def over(folder: Path, base: str, text: str) -> list[str]:
     model, version = write(folder, "model.yaml", base), write(folder, "version.yaml", text)
     _, found = examine_yaml_over(version, model, ModelSettings, MODEL_ONLY)
-    return [fault.error.message.removeprefix(f"{folder}/") for fault in found]
+    return [fault.message.removeprefix(f"{folder}/") for fault in found]
 
 
 def test_a_version_differs_key_by_key(tmp_path: Path) -> None:
@@ -154,5 +162,5 @@ def test_a_version_file_that_cannot_be_read(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "task: tensor\n")
     (tmp_path / "version.yaml").write_bytes(b"engine: caf\xe9\n")
     _, found = examine_yaml_over(tmp_path / "version.yaml", base, ModelSettings)
-    assert [fault.kind for fault in found] == ["unreadable"]
-    assert "cannot be read" in found[0].error.message
+    assert [fault.reason for fault in found] == ["unreadable"]
+    assert "cannot be read" in found[0].message

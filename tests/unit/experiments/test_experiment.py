@@ -128,7 +128,7 @@ def test_an_error_in_a_base_names_the_base(tmp_path: Path) -> None:
     base = write(tmp_path, "base_config.yaml", "server:\n  prot: 1\n")
     with pytest.raises(ConfigError, match=r"unknown key 'server\.prot'") as caught:
         read_experiment(write(tmp_path, "a.yaml", "name: a\n"))
-    assert caught.value.fields == {"file": str(base), "line": "2"}
+    assert (caught.value.fields["file"], caught.value.fields["line"]) == (str(base), "2")
 
 
 def test_what_contradicts_only_together_is_refused(tmp_path: Path) -> None:

@@ -86,7 +86,10 @@ class OnnxEngine:
         kind, _, index = device.partition(":")
         provider = PROVIDERS[kind]
         if provider not in ort.get_available_providers():
-            raise ConfigError(f"instances.device {device}: this ONNX Runtime has no {provider}; {_ADVICE[kind]}")
+            raise ConfigError(
+                f"instances.device {device}: this ONNX Runtime has no {provider}; {_ADVICE[kind]}",
+                reason="device_missing",
+            )
         missing = _preload_cuda() if kind == "cuda" else ""
         # A session of one thread runs in its caller's, so all instances share it and its weights. So they do on a GPU.
         count = self._spec.instances if kind == "cpu" and self._spec.threads > 1 else 1
@@ -108,11 +111,17 @@ class OnnxEngine:
             reason = _first_line(error) if kind == "cpu" else _end(error)
             raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it on {device}: {reason}") from error
         if provider not in sessions[0].get_providers():
-            raise ConfigError(f"instances.device {device}: {provider} cannot be started{missing}; {_ADVICE[kind]}")
+            raise ConfigError(
+                f"instances.device {device}: {provider} cannot be started{missing}; {_ADVICE[kind]}",
+                reason="device_missing",
+            )
         if kind != "cpu" and not any(
             part.ep_name == provider for part in sessions[0].get_provider_graph_assignment_info()
         ):
-            raise ConfigError(f"{self._spec.file}: {device} can run none of its operations; use instances.device: cpu")
+            raise ConfigError(
+                f"{self._spec.file}: {device} can run none of its operations; use instances.device: cpu",
+                reason="device_missing",
+            )
         return sessions
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
@@ -212,7 +221,9 @@ def _decode(name: str, array: Array) -> Array:
 def _spec(value: Any, file: Path) -> TensorSpec:
     datatype = _TYPES.get(value.type)
     if datatype is None:
-        raise ConfigError(f"{file}: '{value.name}' is a {value.type}; only dense tensors are served")
+        raise ConfigError(
+            f"{file}: '{value.name}' is a {value.type}; only dense tensors are served", reason="no_tensor"
+        )
     shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
     return TensorSpec(value.name, datatype, shape)
 

@@ -80,7 +80,10 @@ class OpenVinoEngine:
     def _precision(self, core: Any) -> str:
         has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         if self._spec.precision == "bf16" and not has_bf16:
-            raise ConfigError("precision bf16 needs a processor with AVX-512 BF16 or AMX; use precision: auto")
+            raise ConfigError(
+                "precision bf16 needs a processor with AVX-512 BF16 or AMX; use precision: auto",
+                reason="unsupported_precision",
+            )
         return "bf16" if has_bf16 and self._spec.precision in ("auto", "bf16") else "fp32"
 
     def _describe(self, port: Any) -> TensorSpec:

@@ -59,7 +59,9 @@ class PythonEngine:
         for instance in self._instances:
             if problem := instance.wait_loaded(deadline):
                 self.close()
-                raise ConfigError(f"{self._spec.file}: cannot be loaded: {problem}", file=str(self._spec.file))
+                raise ConfigError(
+                    f"{self._spec.file}: cannot be loaded: {problem}", file=str(self._spec.file), reason="python_load"
+                )
         return Signature(self._inputs, self._outputs, "python", "custom")
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:

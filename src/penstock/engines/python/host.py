@@ -75,7 +75,7 @@ class Host:
         try:
             return self._handlers[message.kind](message)
         except (EngineFailed, InvalidRequest) as error:
-            return _failed(error.code, error.message)
+            return _failed(error.code, error.message, str(error.reason))
         except (SystemExit, KeyboardInterrupt):
             raise
         except MemoryError as error:
@@ -202,9 +202,10 @@ def _close(answers: Iterator[object]) -> None:
         close()
 
 
-def _failed(code: str, text: str) -> Message:
+def _failed(code: str, text: str, reason: str = "") -> Message:
     # A lone surrogate, as in the name of a file, could not travel on.
-    return Message("failed", {"code": code, "message": shorten(text.encode("utf-8", "backslashreplace").decode())})
+    text = shorten(text.encode("utf-8", "backslashreplace").decode())
+    return Message("failed", {"code": code, "message": text, "reason": reason})
 
 
 def _end_with(parent: int) -> None:

@@ -93,7 +93,7 @@ def answers_of(given: object) -> Iterator[object]:
     try:
         return iter(cast("Iterable[object]", given))
     except TypeError:
-        raise EngineFailed(
+        raise _mismatch(
             f"infer gave a {type(given).__name__}; a decoupled model yields dicts of NumPy arrays by output name"
         ) from None
 
@@ -101,16 +101,16 @@ def answers_of(given: object) -> Iterator[object]:
 def to_tensors(answer: object, specs: Sequence[TensorSpec]) -> list[Tensor]:
     """In the order of the specs. Raises EngineFailed that says what is wrong with the model's answer."""
     if not isinstance(answer, Mapping):
-        raise EngineFailed(f"infer gave a {type(answer).__name__}; it must give a dict of NumPy arrays by output name")
+        raise _mismatch(f"infer gave a {type(answer).__name__}; it must give a dict of NumPy arrays by output name")
     names = [spec.name for spec in specs]
     if unknown := [str(name) for name in answer if name not in names]:
-        raise EngineFailed(f"infer gave an output '{unknown[0]}'; python.outputs has {', '.join(names)}")
+        raise _mismatch(f"infer gave an output '{unknown[0]}'; python.outputs has {', '.join(names)}")
     if missing := [name for name in names if name not in answer]:
-        raise EngineFailed(f"infer gave no output '{missing[0]}'; python.outputs has {', '.join(names)}")
+        raise _mismatch(f"infer gave no output '{missing[0]}'; python.outputs has {', '.join(names)}")
     tensors = [_to_tensor(spec, answer[spec.name]) for spec in specs]
     size = sum(len(tensor.data) for tensor in tensors)
     if size > MAX_ANSWER_BYTES:
-        raise EngineFailed(
+        raise _mismatch(
             f"infer gave {size} bytes; an answer may have {MAX_ANSWER_BYTES}: give it in parts (python.is_decoupled)"
         )
     return tensors
@@ -118,24 +118,20 @@ def to_tensors(answer: object, specs: Sequence[TensorSpec]) -> list[Tensor]:
 
 def _to_tensor(spec: TensorSpec, array: object) -> Tensor:
     if not isinstance(array, np.ndarray):
-        raise EngineFailed(f"output '{spec.name}' is a {type(array).__name__}; it must be a NumPy array")
+        raise _mismatch(f"output '{spec.name}' is a {type(array).__name__}; it must be a NumPy array")
     try:
         tensor = from_array(spec.name, array)
     except InvalidTensor:
-        raise EngineFailed(
-            f"output '{spec.name}' has dtype {array.dtype}; python.outputs says {spec.datatype}"
-        ) from None
+        raise _mismatch(f"output '{spec.name}' has dtype {array.dtype}; python.outputs says {spec.datatype}") from None
     except (AttributeError, TypeError):
-        raise EngineFailed(f"output '{spec.name}' has an element that is neither bytes nor str") from None
+        raise _mismatch(f"output '{spec.name}' has an element that is neither bytes nor str") from None
     if tensor.datatype != spec.datatype:
-        raise EngineFailed(f"output '{spec.name}' is {tensor.datatype}; python.outputs says {spec.datatype}")
+        raise _mismatch(f"output '{spec.name}' is {tensor.datatype}; python.outputs says {spec.datatype}")
     fits = len(tensor.shape) == len(spec.shape) and all(
         want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
     )
     if not fits:
-        raise EngineFailed(
-            f"output '{spec.name}' has shape {list(tensor.shape)}; python.outputs says {list(spec.shape)}"
-        )
+        raise _mismatch(f"output '{spec.name}' has shape {list(tensor.shape)}; python.outputs says {list(spec.shape)}")
     return tensor
 
 
@@ -146,3 +142,7 @@ def describe(error: BaseException, ours: Sequence[str]) -> str:
         at = at.tb_next
     summary = traceback.format_exception_only(error)[-1].strip()[:MAX_SUMMARY_CHARS]
     return f"{summary}\n{tail(''.join(traceback.format_exception(type(error), error, at)))}"
+
+
+def _mismatch(text: str) -> EngineFailed:
+    return EngineFailed(text, reason="output_mismatch")

@@ -104,22 +104,23 @@ class PythonProcess:
         """Its answer. Raises EngineFailed, or what the model raises of the caller's faults."""
         with self._lock:
             if self.end:
-                raise EngineFailed(f"the model's process has ended ({self.end})")
+                raise EngineFailed(f"the model's process has ended ({self.end})", reason="process_ended")
             try:
                 reply = self._exchange(Message(kind, fields, tensors), timeout_s)
             except TimeoutError:
                 words = self._bury(f"it did not answer within {timeout_s:g} s")
                 said = f"the model did not answer within {timeout_s:g} s; its process was ended{words}"
-                raise EngineFailed(shorten(said)) from None
+                raise EngineFailed(shorten(said), reason="process_ended") from None
             except PeerGone as error:
                 words = self._bury(lost=str(error))
                 doing = _DOING.get(kind, "ran this request")
                 said = f"the model's process ended while it {doing}: {self.end}{words}"
-                raise EngineFailed(shorten(said)) from error
+                raise EngineFailed(shorten(said), reason="process_ended") from error
             if reply.fields.get("is_out_of_memory"):
                 self._end_out_of_memory()
         if reply.kind == "failed":
-            raise from_code(reply.fields["code"], reply.fields["message"], {})
+            code, message, reason = (reply.fields[key] for key in ("code", "message", "reason"))
+            raise from_code(code, message, {"reason": reason} if reason else {})
         return reply
 
     def problem(self) -> str:

@@ -23,18 +23,22 @@ _PLACE = re.compile(r"(?:[a-z+]+:|\.{1,2}$|\.{0,2}/|[^\s\[@]*\.(?:whl|zip|tar\.\
 
 def check_requirements(model_file: Path) -> None:
     """Looks beside the model file and beside model.yaml; raises ConfigError with what is missing and what to do."""
-    wrong: list[str] = []
+    wrong: list[tuple[str, str]] = []  # what is missing, and the command that installs it
     for folder in (model_file.parent, model_file.parent.parent):
         file = folder / FILE
         if not file.is_file():
             continue
         if found := [problem for line, source in _lines(file, ()) if (problem := _problem(line, source))]:
-            wrong.append(
-                f"{file}: the model needs packages that are not installed: {'; '.join(dict.fromkeys(found))}. "
-                f"Install them with: {sys.executable} -m pip install -r {file}"
-            )
+            missing = f"{file}: the model needs packages that are not installed: {'; '.join(dict.fromkeys(found))}"
+            wrong.append((missing, f"{sys.executable} -m pip install -r {file}"))
     if wrong:
-        raise ConfigError("\n".join(wrong), file=str(model_file))
+        raise ConfigError(
+            "\n".join(f"{missing}. Install them with: {install}" for missing, install in wrong),
+            file=str(model_file),
+            reason="missing_requirement",
+            missing="\n".join(missing for missing, _ in wrong),
+            install=" && ".join(install for _, install in wrong),
+        )
 
 
 def _lines(file: Path, within: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:

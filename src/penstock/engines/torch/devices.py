@@ -34,13 +34,17 @@ class Target:
 def choose(device: str, precision: str) -> Target:
     """Raises ConfigError where the machine has not what is asked for."""
     if precision != "auto" and precision not in DTYPES:
-        raise ConfigError(f"precision {precision}: engine: torch runs fp32, bf16 and fp16")
+        raise ConfigError(
+            f"precision {precision}: engine: torch runs fp32, bf16 and fp16", reason="unsupported_precision"
+        )
     name = _best() if device == "auto" else device
     kind, _, index = name.partition(":")
     if kind == "cuda":
         _check_cuda(name, int(index or 0))
     elif kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(f"instances.device mps: there is none, there is {_there_is()}; {_MPS}")
+        raise ConfigError(
+            f"instances.device mps: there is none, there is {_there_is()}; {_MPS}", reason="device_missing"
+        )
     _check_precision(kind, precision)
     return Target(name, precision)
 
@@ -53,9 +57,13 @@ def _best() -> str:
 
 def _check_cuda(name: str, index: int) -> None:
     if not torch.cuda.is_available():
-        raise ConfigError(f"instances.device {name}: there is none, there is {_there_is()}; {_CUDA}")
+        raise ConfigError(
+            f"instances.device {name}: there is none, there is {_there_is()}; {_CUDA}", reason="device_missing"
+        )
     if index >= torch.cuda.device_count():
-        raise ConfigError(f"instances.device {name}: there is no such GPU, there is {_there_is()}")
+        raise ConfigError(
+            f"instances.device {name}: there is no such GPU, there is {_there_is()}", reason="device_missing"
+        )
 
 
 def _there_is() -> str:
@@ -65,8 +73,13 @@ def _there_is() -> str:
 
 def _check_precision(kind: str, precision: str) -> None:
     if precision == "fp16" and kind == "cpu":
-        raise ConfigError("precision fp16 needs instances.device cuda or mps; on the CPU use precision: bf16 or fp32")
+        raise ConfigError(
+            "precision fp16 needs instances.device cuda or mps; on the CPU use precision: bf16 or fp32",
+            reason="device_missing",
+        )
     if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise ConfigError("precision bf16: this GPU has none; use precision: fp16")
+        raise ConfigError("precision bf16: this GPU has none; use precision: fp16", reason="unsupported_precision")
     if precision == "bf16" and kind == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
-        raise ConfigError("precision bf16: Metal has it from macOS 14 on; use precision: fp16")
+        raise ConfigError(
+            "precision bf16: Metal has it from macOS 14 on; use precision: fp16", reason="unsupported_precision"
+        )

@@ -60,8 +60,10 @@ def require(package: str) -> None:
     try:
         import_module(package)
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"engine: torch needs the package {error.name}, which is not installed: pip install 'penstock-serve[torch]'"
-        ) from error
+        advice = "pip install 'penstock-serve[torch]'"
+        message = f"engine: torch needs the package {error.name}, which is not installed: {advice}"
+        raise ConfigError(message, reason="package_missing") from error
     except (ImportError, OSError) as error:  # its libraries
-        raise ConfigError(f"engine: torch: the package {package} cannot be imported: {error}") from error
+        raise ConfigError(
+            f"engine: torch: the package {package} cannot be imported: {error}", reason="package_missing"
+        ) from error

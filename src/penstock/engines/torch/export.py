@@ -33,7 +33,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
     inputs, places = _named("inputs", own_inputs, options.inputs)
     outputs, chosen = _named("outputs", _outputs(file, program), options.outputs)
     if len(inputs) < len(own_inputs):
-        raise ConfigError(f"torch.inputs: {file.name} takes {_names(own_inputs)}")
+        raise ConfigError(f"torch.inputs: {file.name} takes {_names(own_inputs)}", reason="torch_inputs")
     precision = main_precision(weights)
     autocast = autocast_of(file, precision, target)
     module = program.module()
@@ -104,7 +104,9 @@ def _named(
     places = list(range(len(given))) if is_renamed else [known.index(name) for name in given]
     is_mixed = is_renamed and any(name in known and known.index(name) != place for place, name in enumerate(given))
     if is_mixed or (is_renamed and len(given) != len(known)):
-        raise ConfigError(f"torch.{which}: the file has {_names(own)}; name all of them, in this order")
+        raise ConfigError(
+            f"torch.{which}: the file has {_names(own)}; name all of them, in this order", reason="torch_inputs"
+        )
     for option, place in zip(options, places, strict=True):
         _check_alike(which, own[place], option)
     return tuple(TensorSpec(each.name, each.datatype, tuple(each.shape)) for each in options), places
@@ -115,7 +117,8 @@ def _check_alike(which: str, own: TensorSpec, option: TensorOption) -> None:
     if not is_alike or any(-1 not in pair and pair[0] != pair[1] for pair in zip(own.shape, option.shape, strict=True)):
         raise ConfigError(
             f"torch.{which}: '{option.name}' is {own.datatype} {list(own.shape)} in the file, "
-            f"not {option.datatype} {list(option.shape)}"
+            f"not {option.datatype} {list(option.shape)}",
+            reason="torch_inputs",
         )
 
 

@@ -28,7 +28,7 @@ def open_file(file: Path, options: TorchOptions, target: Target) -> TorchModel:
 def _open(file: Path, options: TorchOptions, target: Target) -> TorchModel:
     if file.name in FOLDER_PACKAGES:
         if options.inputs or options.outputs:
-            raise ConfigError(f"torch.inputs and torch.outputs: a folder with {file.name} tells them; take them out")
+            raise _wrong(f"torch.inputs and torch.outputs: a folder with {file.name} tells them; take them out")
         from penstock.engines.torch import folders as torch_folders
 
         if file.name == "modules.json":
@@ -62,9 +62,13 @@ def _check_options(options: TorchOptions) -> None:
     for place, tensors in (("torch.inputs", options.inputs), ("torch.outputs", options.outputs)):
         for tensor in tensors:
             if tensor.datatype == BYTES:
-                raise ConfigError(f"{place}: '{tensor.name}' is BYTES, and PyTorch has no tensors of bytes")
+                raise _wrong(f"{place}: '{tensor.name}' is BYTES, and PyTorch has no tensors of bytes")
             if tensor.datatype not in TORCH_TYPES:
                 known = ", ".join(TORCH_TYPES)
-                raise ConfigError(f"{place}: '{tensor.name}' has datatype '{tensor.datatype}'; there are {known}")
+                raise _wrong(f"{place}: '{tensor.name}' has datatype '{tensor.datatype}'; there are {known}")
         if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise ConfigError(f"{place}: two tensors have the same name")
+            raise _wrong(f"{place}: two tensors have the same name")
+
+
+def _wrong(message: str) -> ConfigError:
+    return ConfigError(message, reason="torch_inputs")

@@ -22,7 +22,7 @@ def open_script(file: Path, options: TorchOptions, target: Target) -> TorchModel
     module.eval()
     arguments = module.forward.schema.arguments[1:]  # without the module itself
     if not (options.inputs and options.outputs):
-        raise ConfigError(f"{file.name}: {_missing(arguments, options)}", file=str(file))
+        raise ConfigError(f"{file.name}: {_missing(arguments, options)}", file=str(file), reason="torch_inputs")
     names = _bind(file, arguments, options.inputs)
     precision = main_precision([*module.parameters(), *module.buffers()])
     autocast = autocast_of(file, precision, target)
@@ -81,6 +81,7 @@ def _bind(file: Path, arguments: Sequence[Any], inputs: Sequence[TensorOption]) 
         raise ConfigError(
             f"torch.inputs: {file.name} takes {', '.join(known) or 'nothing'}; given are {', '.join(given)}",
             file=str(file),
+            reason="torch_inputs",
         )
     return bound
 

@@ -215,8 +215,9 @@ def _examine_requirements(file: Path) -> Iterator[Finding]:
     try:
         check_requirements(file)
     except ConfigError as error:
-        message, _, advice = error.message.partition(". Install them with: ")
-        yield Finding("missing_requirement", message, f"Install them: {advice}" if advice else "Correct that line.")
+        install = error.fields.get("install")
+        message = error.fields.get("missing", error.message)
+        yield Finding("missing_requirement", message, f"Install them: {install}" if install else "Correct that line.")
 
 
 def _examine_tokenizer(folder: Path, settings: ModelSettings) -> Iterator[Finding]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core.yaml_file import Fault, examine_yaml, examine_yaml_over
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_file import examine_yaml, examine_yaml_over
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
 from penstock.models.check.findings import Finding, command, has_problem, warning
 from penstock.models.settings import DEFAULT_FILES, MODEL_ONLY, NAME, VERSION_FILE, ModelSettings
@@ -15,18 +16,22 @@ from penstock.models.settings import DEFAULT_FILES, MODEL_ONLY, NAME, VERSION_FI
 SETTINGS_FILE = "model.yaml"
 NOT_SETTINGS = ("model.yml", "Model.yaml", "config.yaml", "config.yml", "config.pbtxt", "model-settings.json")
 NOT_OF_A_VERSION = (SETTINGS_FILE, "requirements.txt", "README.md", "LICENSE", ".gitignore")
-_ADVICE = {
-    "invalid_yaml": "Correct that line; YAML wants 'key: value', and spaces (no tabs) before the keys of a section.",
-    "unknown_key": "Correct the name or take it out; docs/configuration.md lists all keys.",
-    "invalid_value": "docs/configuration.md says what each key may be.",
+# What is wrong with a settings file: an error's reason, the finding's code, and what to do.
+_SETTINGS_ADVICE = {
+    "invalid_yaml": (
+        "invalid_yaml",
+        "Correct that line; YAML wants 'key: value', and spaces (no tabs) before the keys of a section.",
+    ),
+    "unknown_key": ("unknown_key", "Correct the name or take it out; docs/configuration.md lists all keys."),
+    "invalid_value": ("invalid_value", "docs/configuration.md says what each key may be."),
+    "python_tensors": (
+        "invalid_value",
+        "Say what it takes and gives, as in\n"
+        "python:\n"
+        "  inputs: [{name: X, datatype: FP32, shape: [-1]}]\n"
+        "  outputs: [{name: Y, datatype: FP32, shape: [-1]}]",
+    ),
 }
-
-_TENSORS = (
-    "Say what it takes and gives, as in\n"
-    "python:\n"
-    "  inputs: [{name: X, datatype: FP32, shape: [-1]}]\n"
-    "  outputs: [{name: Y, datatype: FP32, shape: [-1]}]"
-)
 
 
 @dataclass(slots=True)
@@ -58,7 +63,7 @@ def _examine(layout: Layout) -> None:
         found.append(_no_settings(path, children))
     else:
         settings, faults = examine_yaml(settings_file, ModelSettings)
-        found += [_of_fault(fault) for fault in _by_line(faults)]
+        found += _explain_faults(faults)
     guessed = _guess(settings_file) if settings is None else settings
     layout.settings = settings
     layout.versions = _examine_versions(layout, guessed, children)
@@ -95,15 +100,16 @@ def _no_settings(path: Path, children: Iterable[Path]) -> Finding:
     return Finding("no_settings", f"{path} has no {SETTINGS_FILE}, so it is not served", advice)
 
 
-def _by_line(faults: Iterable[Fault]) -> list[Fault]:
-    return sorted(faults, key=lambda fault: (fault.error.fields["file"], int(fault.error.fields.get("line", 0))))
+def _explain_faults(faults: Iterable[ConfigError]) -> list[Finding]:
+    by_line = sorted(faults, key=lambda fault: (fault.fields["file"], int(fault.fields.get("line", 0))))
+    return [_explain_fault(fault) for fault in by_line]
 
 
-def _of_fault(fault: Fault) -> Finding:
-    if fault.kind == "unreadable":
-        return _unreadable(Path(fault.error.fields["file"]), fault.error.__cause__)
-    advice = _TENSORS if "python.inputs and python.outputs" in fault.error.message else _ADVICE[fault.kind]
-    return Finding(fault.kind, fault.error.message, advice)
+def _explain_fault(fault: ConfigError) -> Finding:
+    if fault.reason == "unreadable":
+        return _unreadable(Path(fault.fields["file"]), fault.__cause__)
+    code, advice = _SETTINGS_ADVICE[fault.reason]
+    return Finding(code, fault.message, advice)
 
 
 def _guess(file: Path) -> ModelSettings:
@@ -150,11 +156,11 @@ def _choose(settings: ModelSettings, present: list[int]) -> list[int]:
 
 def _version_settings(layout: Layout, settings: ModelSettings, number: int) -> ModelSettings:
     file = layout.path / str(number) / VERSION_FILE
-    is_sound = layout.settings is not None and not any(found.code in _ADVICE for found in layout.findings)
+    is_sound = layout.settings is not None and not any(found.code in _SETTINGS_ADVICE for found in layout.findings)
     if not file.is_file() or not is_sound:
         return settings
     found, faults = examine_yaml_over(file, layout.path / SETTINGS_FILE, ModelSettings, MODEL_ONLY)
-    layout.findings += [replace(_of_fault(fault), version=str(number)) for fault in _by_line(faults)]
+    layout.findings += [replace(found, version=str(number)) for found in _explain_faults(faults)]
     return found or settings
 
 

@@ -6,54 +6,43 @@ from penstock.core.errors import EngineFailed, InvalidRequest, InvalidTensor, Pe
 from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
 
-# In this order: the first that is found in a message explains it.
-_LOADING = (
+LOADING_ADVICE = {
+    "unknown_operator": "The graph has an operator that this engine does not know. Try the other (engine: openvino or "
+    "onnx), or export the model anew with an older opset and without custom operators.",
+    "unknown_opset": "The file is newer than the installed runtime: pip install -U onnxruntime, or export with an "
+    "older opset.",
+    "device_missing": "Say instances: {device: cpu} in model.yaml, or device: auto.",
+    "package_missing": "Install it into the environment that Penstock runs in; for PyTorch: "
+    "pip install 'penstock-serve[torch]'.",
+    "unsupported_precision": "Say another precision in model.yaml, or auto: docs/engines.md.",
+    "no_tensor": "Export it so that all inputs and outputs are tensors; of scikit-learn's models: "
+    "options={'zipmap': False}.",
+    "torch_inputs": "Say what the file takes: docs/torch-models.md.",
+    "invalid_tokenizer": "Copy the tokenizer.json that belongs to the model, or correct its name.",
+    "invalid_labels": "One label a line in classify.labels, as many as the graph's output is wide.",
+    "task_mismatch": "The graph does not fit the task: correct task: in model.yaml (task: tensor serves any graph as "
+    "it is), or export the model with the inputs and outputs that the task wants (docs/tasks.md).",
+    "wrong_format": "Copy or export the file anew.",
+    "plugin_broken": "Reinstall the package that brings it, or correct its entry point: docs/engines.md.",
+    "python_import": "Install the package, and name it in requirements.txt.",
+    "python_load": "Correct the model's code; the end of its traceback is above.",
+    "no_memory": "Free memory, or use fewer instances.",
+    "load_failed": "See docs/models.md, and try the file with the runtime's own tools.",
+}
+# What runtimes and Python itself say, which have no codes. The first that is found explains it.
+_SAID_BY_OTHERS = (
     (
         r"No Op registered for|is not a registered function/op|No conversion rule found|[Uu]nsupported operator",
         "unknown_operator",
-        "The graph has an operator that this engine does not know. Try the other (engine: openvino or onnx), or export "
-        "the model anew with an older opset and without custom operators.",
     ),
-    (
-        r"[Oo]pset \d+ is under development|Unsupported model IR version|opset version",
-        "unknown_opset",
-        "The file is newer than the installed runtime: pip install -U onnxruntime, or export with an older opset.",
-    ),
-    (r"instances\.device", "device_missing", "Say instances: {device: cpu} in model.yaml, or device: auto."),
-    (
-        r"No module named '(torch|openvino|onnxruntime|\w*transformers)|engine: torch(:| needs) the package",
-        "package_missing",
-        "Install it into the environment that Penstock runs in; for PyTorch: pip install 'penstock-serve[torch]'.",
-    ),
-    (r"^precision ", "unsupported_precision", "Say another precision in model.yaml, or auto: docs/engines.md."),
-    (
-        r"only dense tensors are served",
-        "no_tensor",
-        "Export it so that all inputs and outputs are tensors; of scikit-learn's models: options={'zipmap': False}.",
-    ),
-    (r"torch\.(inputs|outputs)", "torch_inputs", "Say what the file takes: docs/torch-models.md."),
-    (r"tokenizer", "invalid_tokenizer", "Copy the tokenizer.json that belongs to the model, or correct its name."),
-    (r"labels?\b", "invalid_labels", "One label a line in classify.labels, as many as the graph's output is wide."),
-    (
-        r"the (embed|score|classify|upscale) task|needs a graph|(embed|score|classify)\.output|the graph has",
-        "task_mismatch",
-        "The graph does not fit the task: correct task: in model.yaml (task: tensor serves any graph as it is), "
-        "or export the model with the inputs and outputs that the task wants (docs/tasks.md).",
-    ),
-    (r"INVALID_PROTOBUF|Protobuf parsing failed", "wrong_format", "Copy or export the file anew."),
-    (
-        r"its package cannot be imported|is no class or function|no installed package brings it",
-        "plugin_broken",
-        "Reinstall the package that brings it, or correct its entry point: docs/engines.md.",
-    ),
-    (r"ModuleNotFoundError|ImportError", "python_import", "Install the package, and name it in requirements.txt."),
-    (r"cannot be loaded: ", "python_load", "Correct the model's code; the end of its traceback is above."),
-    (r"out of memory|bad_alloc|Failed to allocate|MemoryError", "no_memory", "Free memory, or use fewer instances."),
+    (r"[Oo]pset \d+ is under development|Unsupported model IR version|opset version", "unknown_opset"),
+    (r"No module named '(torch|openvino|onnxruntime|\w*transformers)", "package_missing"),
+    (r"INVALID_PROTOBUF|Protobuf parsing failed", "wrong_format"),
+    (r"ModuleNotFoundError|ImportError", "python_import"),
+    (r"out of memory|bad_alloc|Failed to allocate|MemoryError", "no_memory"),
 )
 _NEWER = re.compile(r"Unsupported model IR version: \d+, max supported IR version: \d+|Opset \d+ is under development")
-_OUTPUTS = re.compile(r"infer gave|python\.outputs|output '")
-_ENDED = re.compile(r"process (has )?ended|its process was ended")
-_OWN_FAULTS = re.compile(
+_CODE_FAULTS = re.compile(
     r"(NameError|ImportError|ModuleNotFoundError|AttributeError|SyntaxError|UnboundLocalError|TypeError)\b"
 )
 
@@ -64,35 +53,35 @@ def explain_load_error(error: Exception) -> Finding:
     whole = f"{message}\n{error.__cause__ or ''}"
     if found := _NEWER.search(whole):
         message = (
-            f"{error.fields.get('file') or _file(message)}: {found[0]}"
+            f"{error.fields.get('file') or message.partition(': ')[0]}: {found[0]}"
             if isinstance(error, PenstockError)
             else found[0]
         )
-    for pattern, code, advice in _LOADING:
-        if re.search(pattern, whole):
-            return Finding(code, message, advice)
+    if code := _code(error, whole):
+        return Finding(code, message, LOADING_ADVICE[code])
     if isinstance(error, EngineFailed | InvalidTensor):
         what = f"its first run fails, with zeros and 8 for every size that the file leaves open: {message}"
         advice = (
             "Say is_batched: true where the first dimension is a batch, or warm_up: false where it takes other sizes."
         )
         return Finding("warm_up_failed", what, advice)
-    return Finding("load_failed", message, "See docs/models.md, and try the file with the runtime's own tools.")
+    return Finding("load_failed", message, LOADING_ADVICE["load_failed"])
 
 
 def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
     """What fails on a sample may be the sample's fault, except where the model answers wrongly, or dies."""
     message = _message(error)
+    reason = error.reason if isinstance(error, PenstockError) else ""
     if isinstance(error, InvalidRequest | RequestTooLarge):
         what = f"the model loads, and refuses the sample request: {message}"
         return warning("sample_refused", what, "Nothing to do if it is right to refuse zeros or a short text.")
+    if reason == "process_ended":
+        return Finding("crashed", f"the model's process ended on a request: {message}", "Correct the model's code.")
+    if reason == "output_mismatch":
+        advice = "Correct infer, or python.outputs in model.yaml, so that they agree."
+        return Finding("output_mismatch", message, advice)
     if settings.engine == "python":
-        if _ENDED.search(message):
-            return Finding("crashed", f"the model's process ended on a request: {message}", "Correct the model's code.")
-        if _OUTPUTS.search(message):
-            advice = "Correct infer, or python.outputs in model.yaml, so that they agree."
-            return Finding("output_mismatch", message, advice)
-        if _OWN_FAULTS.search(message):
+        if _CODE_FAULTS.search(message):
             return Finding("trial_failed", message, "Correct the model's code; the end of its traceback is above.")
     elif settings.task != "tensor" or settings.warm_up:
         return Finding("trial_failed", f"a request fails: {message}", "The model loads, but cannot answer.")
@@ -101,8 +90,13 @@ def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
     return warning("trial_failed", what, advice)
 
 
-def _file(message: str) -> str:
-    return message.partition(": ")[0]
+def _code(error: Exception, whole: str) -> str:
+    """A model's own code fails for many reasons, so there what Python says goes first."""
+    reason = error.reason if isinstance(error, PenstockError) else ""
+    if reason not in LOADING_ADVICE or reason == "python_load":
+        said = (code for pattern, code in _SAID_BY_OTHERS if re.search(pattern, whole))
+        return next(said, reason if reason in LOADING_ADVICE else "")
+    return reason
 
 
 def _message(error: Exception) -> str:

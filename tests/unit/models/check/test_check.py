@@ -24,8 +24,8 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.models.check.fit import examine_fit, examine_precision
-from penstock.models.check.layout import _ADVICE, examine_folder
-from penstock.models.check.load_errors import _LOADING, explain_load_error
+from penstock.models.check.layout import _SETTINGS_ADVICE, examine_folder
+from penstock.models.check.load_errors import _SAID_BY_OTHERS, LOADING_ADVICE, explain_load_error
 from penstock.models.check.samples import example_command, sample_inputs
 from penstock.models.check.trial import Trial
 from penstock.models.settings import ModelSettings
@@ -355,23 +355,31 @@ def test_what_does_not_load(tmp_path: Path, settings: str, files: Files, code: s
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
+    ("reason", "message", "code"),
     [
-        ("engine: torch needs the package torch, which is not installed", "package_missing"),
-        ("model.pt: a TorchScript file tells no shapes: model.yaml needs torch.inputs", "torch_inputs"),
-        ("precision fp16 needs instances.device cuda or mps", "device_missing"),
-        ("precision bf16: this GPU has none; use precision: fp16", "unsupported_precision"),
-        ("m/model.py: cannot be loaded: the model failed: RuntimeError: x", "python_load"),
-        ("m/model.py: cannot be loaded: the model failed: ModuleNotFoundError: No module named 'x'", "python_import"),
-        ("engine 'mine': its package cannot be imported (a:b): ImportError: c", "plugin_broken"),
-        ("m/1/model.onnx: 'p' is a seq(map(int64,tensor(float))); only dense tensors are served", "no_tensor"),
-        ("something else", "load_failed"),
+        *((reason, "said in any words: a tokenizer, labels, torch.inputs", reason) for reason in LOADING_ADVICE),
+        ("python_load", "m/model.py: cannot be loaded: the model failed: RuntimeError: x", "python_load"),
+        ("python_load", "m/model.py: cannot be loaded: ModuleNotFoundError: No module named 'x'", "python_import"),
+        ("python_load", "m/model.py: cannot be loaded: No module named 'torch'", "package_missing"),
+        ("plugin_broken", "engine 'mine': its package cannot be imported (a:b): ImportError: c", "plugin_broken"),
+        ("", "labels/tokenizer/model.onnx: INVALID_PROTOBUF", "wrong_format"),
+        ("", "bad_alloc", "no_memory"),
+        ("", "something else about a tokenizer", "load_failed"),
+        ("unheard_of", "something else", "load_failed"),
     ],
 )
-def test_what_engines_say(message: str, code: str) -> None:
-    found = explain_load_error(ConfigError(message))
+def test_what_engines_say(reason: str, message: str, code: str) -> None:
+    found = explain_load_error(ConfigError(message, reason=reason))
     assert (found.code, found.message, found.is_warning) == (code, message, False)
     assert found.advice
+
+
+def test_each_reason_that_is_explained_is_given_by_an_engine_or_a_task() -> None:
+    rooms = (ROOT / "src" / "penstock" / room for room in ("core", "engines", "tasks"))
+    sources = "".join(file.read_text() for room in rooms for file in room.rglob("*.py"))
+    given = set(re.findall(r'reason="([a-z_]+)"', sources))
+    said_by_others = {code for _, code in _SAID_BY_OTHERS}
+    assert LOADING_ADVICE.keys() - {"load_failed"} <= given | said_by_others
 
 
 def test_what_a_sound_model_tells(tmp_path: Path) -> None:
@@ -582,9 +590,10 @@ def test_what_is_no_folder_of_models(tmp_path: Path, given: str, words: str) -> 
 
 
 def test_every_code_is_documented() -> None:
-    sources = "".join(file.read_text() for file in (ROOT / "src" / "penstock" / "cli").glob("model_*.py"))
+    sources = "".join(file.read_text() for file in (ROOT / "src" / "penstock" / "models" / "check").glob("*.py"))
     made = set(re.findall(r'(?:Finding|warning)\(\s*"([a-z_]+)"', sources))
-    made |= {code for _, code, _ in _LOADING} | _ADVICE.keys() | {"version_ignored", "version_name", "truncated_file"}
+    made |= {code for code, _ in _SETTINGS_ADVICE.values()} | LOADING_ADVICE.keys()
+    made |= {"version_ignored", "version_name", "truncated_file"}
     page = (ROOT / "docs" / "models.md").read_text()
     table = page[page.index("| code |") : page.index("## Where to go on")]
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
