@@ -12,7 +12,7 @@ from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.search import FINALS
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
-from penstock.experiments.tuning.space import Candidate
+from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
 from penstock.experiments.tuning.tune import Progress, TuneOptions, Tuner
 from penstock.experiments.variants import Variants
@@ -45,12 +45,12 @@ def tune_figure(
     return [_figure(trials, winners)], _facts(trials, winners)
 
 
-def most_common(winners: Sequence[Candidate]) -> Candidate:
+def most_common(winners: Sequence[Configuration]) -> Configuration:
     """The first of those that came out most often."""
     return Counter(winners).most_common(1)[0][0]
 
 
-def _rounds(model: TuneModel, winners: Sequence[Candidate], load: TuneLoad, folder: Path, count: int) -> Trials:
+def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, folder: Path, count: int) -> Trials:
     """The shipped one and every different winner, in turns."""
     shipped = model.shipped()
     trials = Trials(shipped)
@@ -71,7 +71,7 @@ def _rounds(model: TuneModel, winners: Sequence[Candidate], load: TuneLoad, fold
     return trials
 
 
-def _figure(trials: Trials, winners: Sequence[Candidate]) -> Figure:
+def _figure(trials: Trials, winners: Sequence[Configuration]) -> Figure:
     """Where what is shipped has won, it is as good as itself: a ratio of two windows of it would be noise alone."""
     winner = most_common(winners)
     if winner == trials.shipped:
@@ -80,7 +80,7 @@ def _figure(trials: Trials, winners: Sequence[Candidate]) -> Figure:
     return ratio(KEY, [measure.rate for measure in found], [measure.rate for measure in base], 1.0)
 
 
-def _facts(trials: Trials, winners: Sequence[Candidate]) -> dict[str, float | str]:
+def _facts(trials: Trials, winners: Sequence[Configuration]) -> dict[str, float | str]:
     chosen = most_common(winners)
     others = [each for each in dict.fromkeys(winners) if each != chosen]
     apart = [each for each in others if _is_apart(trials, chosen, each)]
@@ -93,7 +93,7 @@ def _facts(trials: Trials, winners: Sequence[Candidate]) -> dict[str, float | st
     }
 
 
-def _is_apart(trials: Trials, one: Candidate, other: Candidate) -> bool:
+def _is_apart(trials: Trials, one: Configuration, other: Configuration) -> bool:
     return trials.compare(one, other, FINALS).is_better or trials.compare(other, one, FINALS).is_better
 
 

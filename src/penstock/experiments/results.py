@@ -1,15 +1,15 @@
 """The results of an experiment: what is kept in results.json, and the figures of its repeats."""
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.core.errors import ConfigError
 from penstock.experiments.experiment import Case
+from penstock.experiments.kept import Kept, KeptFile
 from penstock.experiments.load.latencies import Latencies, merge
 from penstock.experiments.load.steady import spread
 from penstock.experiments.sampler import Sample
@@ -19,11 +19,7 @@ PREVIOUS = "previous.json"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
-class _Kept(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Accuracy(_Kept):
+class Accuracy(Kept):
     """How near the answers are to those of the model's own file in FP32."""
 
     measure: str  # cosine, or PSNR in dB
@@ -32,7 +28,7 @@ class Accuracy(_Kept):
     samples: int
 
 
-class Repeat(_Kept):
+class Repeat(Kept):
     number: int
     requests_per_s: float
     items_per_s: float
@@ -49,12 +45,12 @@ class Repeat(_Kept):
     samples: list[Sample]  # over the whole run, warm-up included
 
 
-class CaseResult(_Kept):
+class CaseResult(Kept):
     case: Case
     unit: str
     not_run: str = ""  # why
     accuracy: Accuracy | None = None
-    repeats: list[Repeat] = []
+    repeats: list[Repeat] = Field(default_factory=list)
 
     def has(self, number: int) -> bool:
         return any(repeat.number == number for repeat in self.repeats)
@@ -99,7 +95,9 @@ class Figure:
         return spread(self.values) if len(self.values) > 1 else None
 
 
-class Results(_Kept):
+class Results(KeptFile):
+    file_name = FILE
+
     format: Literal[1] = 1
     experiment: str
     description: str = ""
@@ -112,14 +110,6 @@ class Results(_Kept):
 
     def result(self, case_id: str) -> CaseResult:
         return next(result for result in self.cases if result.case.id == case_id)
-
-    def save(self, folder: Path) -> Path:
-        """Whole or not at all: an interruption leaves the file as it was."""
-        file = folder / FILE
-        partial = folder / f".{FILE}.{os.getpid()}.partial"
-        partial.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        partial.replace(file)
-        return file
 
 
 def read_results(path: Path) -> Results:

@@ -12,7 +12,7 @@ import yaml
 from penstock.core.errors import ConfigError
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import Applied
-from penstock.experiments.tuning.space import Candidate
+from penstock.experiments.tuning.space import Configuration
 from penstock.models.settings import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
 from penstock.models.settings_file import edit_settings
 
@@ -38,7 +38,7 @@ def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> lis
     return [place for place in found if place.changes]
 
 
-def apply_winner(model: TuneModel, winner: Candidate, backups: Path) -> Applied:
+def apply_winner(model: TuneModel, winner: Configuration, backups: Path) -> Applied:
     """All of it, or nothing with an error; `backups` gets the files as they were."""
     folder = read_model_folder(model.folder.path)  # as it is now, with all its versions
     shipped = model.shipped()
@@ -87,7 +87,7 @@ def _write(
     return applied
 
 
-def _check(model: TuneModel, version: str, winner: Candidate) -> None:
+def _check(model: TuneModel, version: str, winner: Configuration) -> None:
     """Reads the model as a server will, and finds the winner in it."""
     folder = read_model_folder(model.folder.path)
     if version not in folder.versions:

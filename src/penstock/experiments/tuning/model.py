@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weight_files, weighted_nodes
-from penstock.experiments.tuning.space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
 from penstock.experiments.variants import Variants
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.model import ModelFile
@@ -57,12 +57,14 @@ class TuneModel:
     def is_converted(self) -> bool:
         return read_report(self.folder.path, self.version) is not None
 
-    def shipped(self) -> Candidate:
+    def shipped(self) -> Configuration:
         settings = self.folder.settings
         device = _device(settings)
         batching = settings.batching
-        return Candidate(
-            Variant(settings.engine, self._shipped_precision(), device),
+        return Configuration(
+            settings.engine,
+            self._shipped_precision(),
+            device,
             settings.instances.resolved_count(device),
             settings.instances.threads,
             batching.max_tokens,
@@ -88,7 +90,7 @@ class TuneModel:
             space = Space(shipped, space.variants, (), (), (), space.delays_ms)
         return space, refused
 
-    def write(self, candidate: Candidate, repository: Path) -> Path:
+    def write(self, candidate: Configuration, repository: Path) -> Path:
         """A repository with this candidate alone; files are linked, not copied."""
         own = repository / self.folder.name
         (own / "1").mkdir(parents=True)
@@ -105,10 +107,10 @@ class TuneModel:
 
     def file(self, variant: Variant) -> ModelFile:
         """To be loaded in this process."""
-        settings = ModelSettings.model_validate(self.settings(replace(self.shipped(), variant=variant)))
+        settings = ModelSettings.model_validate(self.settings(self.shipped().with_variant(variant)))
         return ModelFile(self.source(variant).file, self.folder.path / self.version, settings)
 
-    def settings(self, candidate: Candidate) -> dict[str, Any]:
+    def settings(self, candidate: Configuration) -> dict[str, Any]:
         """As the model has them, with what the candidate changes laid over."""
         found: dict[str, Any] = self.folder.settings.model_dump(mode="json", exclude_unset=True)
         for key, value in candidate.changes(self.shipped()).items():

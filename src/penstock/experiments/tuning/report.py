@@ -1,6 +1,7 @@
 """The report of tuning, in plain words: what was tried, what it gave, and why the winner won."""
 
-from penstock.experiments.tuning.record import Configuration, Final, TuneRecord
+from penstock.experiments.tuning.record import Final, TuneRecord
+from penstock.experiments.tuning.space import Configuration
 
 NAMES = {
     "engine": "engine",
@@ -77,7 +78,7 @@ def _reasons(record: TuneRecord) -> str:
             f"- It gave {rates} in {record.rounds} rounds, {winner.over_shipped:.2f} times as much in the same rounds; "
             f"a lead of {winner.noise:.0%} would be noise."
         )
-    if any(each.name == record.shipped.variant and each.left_out for each in record.variants):
+    if any(each.name == str(record.shipped.variant) and each.left_out for each in record.variants):
         said.append("- What is shipped is below the accuracy that was asked for, and no choice.")
     if not record.finals:
         said.append("- There was nothing else to try.")
@@ -107,7 +108,7 @@ def _changes(record: TuneRecord) -> str:
     if record.winner is None or record.is_shipped_best:
         return "Nothing.\n"
     lines = [f"- {NAMES.get(key, key)}: `{key}: {_shown(value)}`" for key, value in record.changes.items()]
-    if record.winner.candidate().variant.is_converted and record.winner.precision != record.shipped.precision:
+    if record.winner.variant.is_converted and record.winner.precision != record.shipped.precision:
         lines.append(f"- the file: converted to {record.winner.precision}, as a new version of the model")
     return "\n".join(lines) + "\n\n" + _applied(record)
 

@@ -9,8 +9,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 
-from penstock.experiments.tuning.space import Candidate, Space, Variant
-from penstock.experiments.tuning.trials import Comparison, Measure, Objective, Trials
+from penstock.experiments.tuning.space import Configuration, Space, Variant
+from penstock.experiments.tuning.trials import Lead, Measure, Objective, Trials
 
 VARIANTS, FINALS = "variants", "finals"
 FINALISTS = 3  # beside the shipped one
@@ -36,7 +36,7 @@ class Round:
     """Windows to take one after another, in this order."""
 
     stage: str
-    contenders: tuple[Candidate, ...]
+    contenders: tuple[Configuration, ...]
     left: int  # rounds of the stage after this one, at most
 
 
@@ -44,26 +44,26 @@ class Round:
 class Told:
     """What came of a round."""
 
-    measures: Mapping[Candidate, Measure]
+    measures: Mapping[Configuration, Measure]
     left_s: float
-    failed: Mapping[Candidate, str] = field(default_factory=dict)
+    failed: Mapping[Configuration, str] = field(default_factory=dict)
     start_s: float | None = None  # of a server, as it was
 
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    candidate: Candidate
+    candidate: Configuration
     rate: float
     p99_ms: float
-    over_shipped: Comparison
-    behind_best: Comparison  # the best one's lead; not beyond its noise: they are equal
+    over_shipped: Lead
+    behind_best: Lead  # the best one's lead; not beyond its noise: they are equal
     is_within: bool  # the bound on p99
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    winner: Candidate
-    best: Candidate  # the fastest; the winner is its equal within noise, and nearer to what is shipped
+    winner: Configuration
+    best: Configuration  # the fastest; the winner is its equal within noise, and nearer to what is shipped
     is_met: bool  # the bound on p99
     finalists: tuple[Finalist, ...]
 
@@ -80,7 +80,7 @@ class TuneSearch:
         self.trials.accuracies.update(accuracies or {})
         if space.shipped.variant not in space.variants:
             self.trials.refused[space.shipped] = "its accuracy is below the objective"
-        self.untried: dict[Candidate, str] = {}
+        self.untried: dict[Configuration, str] = {}
 
     def rounds(self) -> Generator[Round, Told, Decision]:
         yield from self._stage(VARIANTS, self._space.of_variants())
@@ -95,7 +95,7 @@ class TuneSearch:
         yield from self._finals()
         return self._decide()
 
-    def _stage(self, name: str, contenders: Sequence[Candidate]) -> Generator[Round, Told, None]:
+    def _stage(self, name: str, contenders: Sequence[Configuration]) -> Generator[Round, Told, None]:
         shipped = self._space.shipped
         wanted = [each for each in dict.fromkeys(contenders) if each != shipped and each not in self.trials.refused]
         wanted = self._affordable(name, wanted)
@@ -108,7 +108,7 @@ class TuneSearch:
                     break
                 yield from self._round(name, group, number, STAGE_ROUNDS.get(name, 2))
 
-    def _affordable(self, name: str, wanted: list[Candidate]) -> list[Candidate]:
+    def _affordable(self, name: str, wanted: list[Configuration]) -> list[Configuration]:
         """The first of them, as many as there is time for; those measured before are what they are held against."""
         known = [each for each in wanted if self.trials.measures(each)]
         new = [each for each in wanted if each not in known]
@@ -123,7 +123,7 @@ class TuneSearch:
             self.untried[each] = "no time was left"
         return [*known, *new[:count]] if new[:count] else []
 
-    def _is_worth(self, each: Candidate, group: Sequence[Candidate], number: int) -> bool:
+    def _is_worth(self, each: Configuration, group: Sequence[Configuration], number: int) -> bool:
         """Another window."""
         trials = self.trials
         if each == self._space.shipped or not number:
@@ -134,7 +134,7 @@ class TuneSearch:
         may_matter = trials.objective.p99_ms is not None and trials.is_within(each)
         return may_matter or trials.gain(each) > best - HOPELESS[min(number, len(HOPELESS)) - 1]
 
-    def _round(self, stage: str, group: Sequence[Candidate], number: int, of: int) -> Generator[Round, Told, None]:
+    def _round(self, stage: str, group: Sequence[Configuration], number: int, of: int) -> Generator[Round, Told, None]:
         # Every other round backwards: nobody always follows the same neighbour.
         order = tuple(group) if number % 2 == 0 else tuple(reversed(group))
         told = yield Round(stage, order, of - number - 1)
@@ -144,7 +144,7 @@ class TuneSearch:
         self.trials.refused.update(told.failed)
         self.trials.add(stage, {each: found for each, found in told.measures.items() if found.rate > 0})
 
-    def _front(self) -> list[Candidate]:
+    def _front(self) -> list[Configuration]:
         """The best, and the best of another variant where it is near."""
         ranked = self.trials.rank(self.trials.measured())
         if not ranked:
@@ -154,7 +154,7 @@ class TuneSearch:
         near = [each for each in rivals if self.trials.gain(each) > self.trials.gain(best) - RIVAL]
         return [best, *near[:1]]
 
-    def _finalists(self) -> list[Candidate]:
+    def _finalists(self) -> list[Configuration]:
         """The best; those that may equal it with fewer changes; and the next best."""
         trials = self.trials
         ranked = [each for each in trials.rank(trials.measured()) if each != self._space.shipped]
@@ -168,7 +168,7 @@ class TuneSearch:
         first = [best, quickest] if trials.objective.p99_ms is not None else [best]
         return list(dict.fromkeys([*first, *simpler[:1], *ranked]))[:FINALISTS]
 
-    def _burden(self, each: Candidate) -> tuple[int, float]:
+    def _burden(self, each: Configuration) -> tuple[int, float]:
         """What is to be preferred among equals: fewer changes, then more accuracy."""
         return each.differences(self._space.shipped), -self.trials.accuracies.get(each.variant, 0.0)
 
@@ -200,7 +200,7 @@ class TuneSearch:
         ]
         return Decision(min(equals, key=self._burden), best, is_met, finalists)
 
-    def _finalist(self, each: Candidate, best: Candidate, by_p99: bool) -> Finalist:
+    def _finalist(self, each: Configuration, best: Configuration, by_p99: bool) -> Finalist:
         trials = self.trials
         measures = trials.measures(each, FINALS)
         return Finalist(

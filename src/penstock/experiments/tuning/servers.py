@@ -18,7 +18,7 @@ from penstock.experiments.load.payloads import Payload, encode
 from penstock.experiments.load.process import LoadSpec, Outcome, Window
 from penstock.experiments.server import ExperimentServer
 from penstock.experiments.tuning.model import TuneModel
-from penstock.experiments.tuning.space import Candidate
+from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Measure
 
 MEMORY_SHARE = 0.6  # of what is free that servers may take
@@ -76,7 +76,7 @@ class TuneServers:
         self._folder = folder
         self.load = load
         self._flags = flags
-        self._served: dict[Candidate, _Served] = {}
+        self._served: dict[Configuration, _Served] = {}
         self._messages: Path | None = None
         self.starts_s: list[float] = []
 
@@ -92,7 +92,7 @@ class TuneServers:
     def start_s(self) -> float:
         return mean(self.starts_s) if self.starts_s else 4.0
 
-    def start(self, candidate: Candidate) -> ExperimentServer:
+    def start(self, candidate: Configuration) -> ExperimentServer:
         """Raises ServerFailed, or ConfigError where its file cannot be made."""
         if candidate not in self._served:
             began = time.monotonic()
@@ -107,7 +107,7 @@ class TuneServers:
     def load_with(self, payloads: Iterable[Payload]) -> None:
         self._messages = write_messages(self._folder / "requests", encode(payloads, self.load.protocol))
 
-    def window(self, candidate: Candidate) -> Measure:
+    def window(self, candidate: Configuration) -> Measure:
         served = self._served[candidate]
         if served.generator is None:
             served.generator = self._generator(served)
@@ -119,18 +119,18 @@ class TuneServers:
             raise NothingAnswered(_refusals(outcome))
         return Measure(outcome.rps * load.items, outcome.latencies.percentile_ms(99))
 
-    def keep_only(self, candidates: Collection[Candidate]) -> None:
+    def keep_only(self, candidates: Collection[Configuration]) -> None:
         for candidate in [each for each in self._served if each not in candidates]:
             self._served.pop(candidate).stack.close()
 
-    def make_room(self, wanted: Collection[Candidate], most: int) -> None:
+    def make_room(self, wanted: Collection[Configuration], most: int) -> None:
         """For these; those that were started first go first."""
         missing = [each for each in wanted if each not in self._served]
         others = [each for each in self._served if each not in wanted]
         surplus = max(0, len(self._served) + len(missing) - most)
         self.keep_only([*wanted, *others[surplus:]])
 
-    def most(self, candidate: Candidate) -> int:
+    def most(self, candidate: Configuration) -> int:
         """Servers that fit into memory beside each other, by what this candidate's takes."""
         main = psutil.Process(self._served[candidate].server.process.pid)
         taken = sum(process.memory_info().rss for process in (main, *main.children(recursive=True)))

@@ -1,7 +1,7 @@
 """What tuning may choose from: the values of each setting, and what a candidate changes in a model's settings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 CONVERTED = ("int8", "fp16")  # precisions that are a file's own: choosing one makes a new version
@@ -29,15 +29,24 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """One configuration of a model. `auto` is resolved, so that equal ones are equal."""
+class Configuration:
+    """A candidate for a model's settings. `auto` is resolved, so that equal ones are equal."""
 
-    variant: Variant
+    engine: str
+    precision: str
+    device: str
     instances: int
     threads: int
     max_tokens: int | None
     max_rows: int
     max_delay_ms: float
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.engine, self.precision, self.device)
+
+    def with_variant(self, variant: Variant, **changes: Any) -> "Configuration":
+        return replace(self, **asdict(variant), **changes)
 
     def __str__(self) -> str:
         tokens = "no token budget" if self.max_tokens is None else f"{self.max_tokens} tokens"
@@ -45,15 +54,13 @@ class Candidate:
             f"{self.variant}, {self.instances}×{self.threads}, {tokens}, {self.max_rows} rows, {self.max_delay_ms:g} ms"
         )
 
-    def differences(self, other: "Candidate") -> int:
+    def differences(self, other: "Configuration") -> int:
         """How many settings differ; a converted file counts as one more, for it is a version to keep."""
-        settings = [each.name for each in fields(self) if each.name != "variant"]
+        settings = [each.name for each in fields(self)]
         own = sum(bool(getattr(self, name) != getattr(other, name)) for name in settings)
-        parts = [each.name for each in fields(self.variant)]
-        own += sum(bool(getattr(self.variant, name) != getattr(other.variant, name)) for name in parts)
         return own + int(self.variant != other.variant and self.variant.is_converted)
 
-    def changes(self, shipped: "Candidate") -> dict[str, Any]:
+    def changes(self, shipped: "Configuration") -> dict[str, Any]:
         """Dotted keys of a model's settings, and their values where they differ from what is shipped.
 
         What belongs together is written together: beside another value, `auto` would come to something else.
@@ -77,17 +84,17 @@ class Candidate:
 class Space:
     """Every option beside the shipped one's own value; the likeliest first, for time may be short."""
 
-    shipped: Candidate
+    shipped: Configuration
     variants: tuple[Variant, ...]
     layouts: tuple[tuple[int, int], ...]  # instances × threads
     max_tokens: tuple[int | None, ...]
     max_rows: tuple[int, ...]
     delays_ms: tuple[float, ...]
 
-    def of_variants(self) -> list[Candidate]:
-        return [replace(self.shipped, variant=variant) for variant in self.variants]
+    def of_variants(self) -> list[Configuration]:
+        return [self.shipped.with_variant(variant) for variant in self.variants]
 
-    def axes(self, of: Candidate) -> dict[str, list[Candidate]]:
+    def axes(self, of: Configuration) -> dict[str, list[Configuration]]:
         """What to try around a candidate, one setting at a time."""
         found = {
             "instances and threads": [replace(of, instances=count, threads=each) for count, each in self.layouts],

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import median
 
-from penstock.experiments.tuning.space import Candidate, Variant
+from penstock.experiments.tuning.space import Configuration, Variant
 
 ERRORS = 3.0  # standard errors that a difference must exceed
 LEAST = 0.03  # a difference below it never counts
@@ -34,8 +34,8 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of one candidate with another, over the rounds that have both."""
+class Lead:
+    """Of one candidate over another, in the rounds that have both."""
 
     ratio: float  # of their throughput, or of the inverse of their p99
     noise: float  # as a share: what the ratio must differ from 1 by to count
@@ -48,47 +48,47 @@ class Comparison:
 
 @dataclass(slots=True)
 class Trials:
-    shipped: Candidate
+    shipped: Configuration
     objective: Objective = Objective()
-    rounds: list[tuple[str, dict[Candidate, Measure]]] = field(default_factory=list)  # with their stage's name
+    rounds: list[tuple[str, dict[Configuration, Measure]]] = field(default_factory=list)  # with their stage's name
     accuracies: dict[Variant, float] = field(default_factory=dict)
-    refused: dict[Candidate, str] = field(default_factory=dict)  # why it cannot be chosen
+    refused: dict[Configuration, str] = field(default_factory=dict)  # why it cannot be chosen
 
-    def add(self, stage: str, measures: Mapping[Candidate, Measure]) -> None:
+    def add(self, stage: str, measures: Mapping[Configuration, Measure]) -> None:
         self.rounds.append((stage, dict(measures)))
 
-    def measured(self, stage: str = "") -> list[Candidate]:
+    def measured(self, stage: str = "") -> list[Configuration]:
         found = (candidate for measures in self._in(stage) for candidate in measures)
         return [candidate for candidate in dict.fromkeys(found) if candidate not in self.refused]
 
-    def measures(self, candidate: Candidate, stage: str = "") -> list[Measure]:
+    def measures(self, candidate: Configuration, stage: str = "") -> list[Measure]:
         return [measures[candidate] for measures in self._in(stage) if candidate in measures]
 
-    def seen(self) -> list[Candidate]:
+    def seen(self) -> list[Configuration]:
         """Refused ones too, where they were measured."""
         return list(dict.fromkeys(candidate for _, measures in self.rounds for candidate in measures))
 
-    def rate(self, candidate: Candidate) -> float:
+    def rate(self, candidate: Configuration) -> float:
         return median([measure.rate for measure in self.measures(candidate)] or [0.0])
 
-    def ratio(self, candidate: Candidate) -> float:
+    def ratio(self, candidate: Configuration) -> float:
         return exp(self.gain(candidate))
 
-    def gain(self, candidate: Candidate, stage: str = "") -> float:
+    def gain(self, candidate: Configuration, stage: str = "") -> float:
         """The logarithm of its throughput over the shipped one's."""
         return median(self._logs(candidate, self.shipped, stage) or [0.0])
 
-    def p99_ms(self, candidate: Candidate, stage: str = "") -> float:
+    def p99_ms(self, candidate: Configuration, stage: str = "") -> float:
         return median([measure.p99_ms for measure in self.measures(candidate, stage)] or [float("inf")])
 
-    def is_within(self, candidate: Candidate, stage: str = "") -> bool:
+    def is_within(self, candidate: Configuration, stage: str = "") -> bool:
         bound = self.objective.p99_ms
         return bound is None or self.p99_ms(candidate, stage) <= bound
 
-    def rank(self, candidates: Iterable[Candidate], stage: str = "") -> list[Candidate]:
+    def rank(self, candidates: Iterable[Configuration], stage: str = "") -> list[Configuration]:
         """The best first: those within the bound by throughput, then the others by how near they come to it."""
 
-        def key(candidate: Candidate) -> tuple[bool, float]:
+        def key(candidate: Configuration) -> tuple[bool, float]:
             is_within = self.is_within(candidate, stage)
             return (not is_within, -self.gain(candidate, stage) if is_within else self.p99_ms(candidate, stage))
 
@@ -100,19 +100,19 @@ class Trials:
         found = _deviation(groups)
         return NOISE_UNKNOWN if found is None else exp(found) - 1
 
-    def compare(self, one: Candidate, other: Candidate, stage: str, by_p99: bool = False) -> Comparison:
+    def compare(self, one: Configuration, other: Configuration, stage: str, by_p99: bool = False) -> Lead:
         logs = self._logs(one, other, stage, by_p99)
         if not logs:
-            return Comparison(1.0, float("inf"), 0)
+            return Lead(1.0, float("inf"), 0)
         every = [self._logs(each, self.shipped, stage, by_p99) for each in self.measured(stage) if each != self.shipped]
         spread = _deviation([*every, logs])
         error = MEDIAN * (log(1 + NOISE_UNKNOWN) if spread is None else spread) / sqrt(len(logs))
-        return Comparison(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1), len(logs))
+        return Lead(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1), len(logs))
 
-    def _in(self, stage: str) -> list[dict[Candidate, Measure]]:
+    def _in(self, stage: str) -> list[dict[Configuration, Measure]]:
         return [measures for name, measures in self.rounds if not stage or name == stage]
 
-    def _logs(self, one: Candidate, other: Candidate, stage: str = "", by_p99: bool = False) -> list[float]:
+    def _logs(self, one: Configuration, other: Configuration, stage: str = "", by_p99: bool = False) -> list[float]:
         pairs = [(found[one], found[other]) for found in self._in(stage) if one in found and other in found]
         if by_p99:
             return [log(theirs.p99_ms / ours.p99_ms) for ours, theirs in pairs]

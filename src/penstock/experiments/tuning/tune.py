@@ -13,10 +13,10 @@ from penstock.experiments.server import ServerFailed
 from penstock.experiments.tuning.accuracy import Checked, check_variants, floor_of
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel
-from penstock.experiments.tuning.record import Configuration, TuneRecord, VariantRecord, tried, with_decision
+from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried, with_decision
 from penstock.experiments.tuning.search import Decision, Pace, Round, Told, TuneSearch
 from penstock.experiments.tuning.servers import NothingAnswered, TuneLoad, TuneServers
-from penstock.experiments.tuning.space import Candidate, Space, Variant
+from penstock.experiments.tuning.space import Configuration, Space, Variant
 from penstock.experiments.tuning.trials import Measure, Objective, Trials
 from penstock.telemetry.machine import describe_machine
 
@@ -123,8 +123,8 @@ class Tuner:
 
     def _take(self, servers: TuneServers, asked: Round) -> Told:
         servers.make_room(asked.contenders, self._most_servers)
-        failed: dict[Candidate, str] = {}
-        measures: dict[Candidate, Measure] = {}
+        failed: dict[Configuration, str] = {}
+        measures: dict[Configuration, Measure] = {}
         for candidate in asked.contenders:
             try:
                 servers.start(candidate)
@@ -139,7 +139,7 @@ class Tuner:
                     self._fail(candidate, str(error), failed)
         return Told(measures, self._deadline - time.monotonic(), failed, servers.start_s)
 
-    def _fail(self, candidate: Candidate, reason: str, failed: dict[Candidate, str]) -> None:
+    def _fail(self, candidate: Configuration, reason: str, failed: dict[Configuration, str]) -> None:
         """One candidate's fault ends nothing; that of the shipped one, which all are held against, does."""
         if candidate == self._model.shipped():
             raise ConfigError(f"{self._model.folder.name}: as it is shipped it does not serve any more: {reason}")
@@ -149,7 +149,7 @@ class Tuner:
     def _say(self, text: str) -> None:
         self._tell(Progress(text))
 
-    def _show(self, asked: Round, candidate: Candidate, measure: Measure) -> None:
+    def _show(self, asked: Round, candidate: Configuration, measure: Measure) -> None:
         assert self._search is not None
         trials = self._search.trials
         left_s = self._deadline - time.monotonic()
@@ -182,7 +182,7 @@ class Tuner:
             p99_ms=options.p99_ms,
             min_accuracy=floor if any(each.fidelity for each in self._checked) else None,
             accuracy_measure=rule.measure,
-            shipped=Configuration.of(shipped),
+            shipped=shipped,
             variants=self._variants(),
         )
         if self._search is None:

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.core.errors import ConfigError
 from penstock.experiments.tuning.apply import apply_winner, places
 from penstock.experiments.tuning.model import TuneModel
-from penstock.experiments.tuning.space import Candidate, Variant
+from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.variants import Variants
 from penstock.models.settings import ModelSettings, read_model_folder
 from tests.servers import write_model
@@ -85,7 +85,7 @@ def test_other_versions_that_are_served_stay_as_they_are(model: TuneModel, tmp_p
 
 
 def test_a_converted_winner_becomes_a_version_of_its_own(model: TuneModel, tmp_path: Path) -> None:
-    winner = replace(model.shipped(), variant=Variant("onnx", "int8"), max_delay_ms=1.0)
+    winner = model.shipped().with_variant(Variant("onnx", "int8"), max_delay_ms=1.0)
     applied = apply_winner(model, winner, tmp_path / "before")
     assert (applied.version, applied.new_folder) == ("2", str(model.folder.path / "2"))
     newest = tuned(model.folder.path)
@@ -100,7 +100,7 @@ def test_the_original_keeps_its_engine(model: TuneModel, tmp_path: Path) -> None
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "engine: openvino\n")
     other = tuned(model.folder.path)
-    applied = apply_winner(other, replace(other.shipped(), variant=Variant("onnx", "int8")), tmp_path / "before")
+    applied = apply_winner(other, other.shipped().with_variant(Variant("onnx", "int8")), tmp_path / "before")
     assert list(applied.files) == [str(file)]
     assert "+versions:" in applied.diff
     assert "+engine" not in applied.diff
@@ -112,7 +112,7 @@ def test_versions_that_are_listed_get_the_new_one(model: TuneModel, tmp_path: Pa
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "versions: [1]\n")
     pinned = tuned(model.folder.path)
-    apply_winner(pinned, replace(pinned.shipped(), variant=Variant("onnx", "int8"), max_delay_ms=1.0), tmp_path / "b")
+    apply_winner(pinned, pinned.shipped().with_variant(Variant("onnx", "int8"), max_delay_ms=1.0), tmp_path / "b")
     folder = read_model_folder(model.folder.path)
     assert folder.versions == ("1", "2")
     assert folder.settings_of("2").batching.max_delay_ms == 1.0
@@ -122,7 +122,7 @@ def test_versions_that_are_listed_get_the_new_one(model: TuneModel, tmp_path: Pa
 def test_what_fails_leaves_everything_as_it_was(model: TuneModel, tmp_path: Path) -> None:
     file = model.folder.path / "model.yaml"
     before = file.read_bytes()
-    wrong = replace(model.shipped(), variant=Variant("onnx", "int8"), max_rows=0)
+    wrong = model.shipped().with_variant(Variant("onnx", "int8"), max_rows=0)
     with pytest.raises(ConfigError, match="max_rows"):
         apply_winner(model, wrong, tmp_path / "before")
     assert file.read_bytes() == before
@@ -145,7 +145,7 @@ def test_nothing_to_change_is_no_place(model: TuneModel) -> None:
 
 def test_the_space_is_what_this_machine_can_run(model: TuneModel) -> None:
     space, refused = model.space({"x"}, concurrency=8)
-    assert space.shipped == Candidate(Variant("onnx", "fp32"), 1, 1, None, 16, 0.0)
+    assert space.shipped == Configuration("onnx", "fp32", "cpu", 1, 1, None, 16, 0.0)
     assert {Variant("onnx", "fp32"), Variant("onnx", "int8"), Variant("openvino", "fp32")} <= set(space.variants)
     assert "CUDA" in refused[Variant("onnx", "fp32", "cuda")]
     assert space.max_rows == ()  # a request may have 16, and with 8 under way no batch has more
@@ -157,12 +157,12 @@ def test_a_candidate_is_served_from_a_repository_of_its_own(model: TuneModel, tm
     file = model.folder.path / "model.yaml"
     file.write_text(file.read_text() + "cache: {enabled: true}\n")
     cached = tuned(model.folder.path)
-    repository = cached.write(replace(shipped, variant=Variant("openvino", "fp32"), max_tokens=4), tmp_path / "own")
+    repository = cached.write(shipped.with_variant(Variant("openvino", "fp32"), max_tokens=4), tmp_path / "own")
     folder = read_model_folder(repository / "mine")
     assert (folder.settings.engine, folder.settings.precision) == ("openvino", "fp32")
     assert folder.settings.batching.max_tokens == 4
     assert folder.settings.batching.max_rows == 16
     assert not folder.settings.cache.enabled  # requests repeat
     assert folder.file("1").resolve() == model.folder.file("1").resolve()
-    converted = cached.write(replace(shipped, variant=Variant("onnx", "int8")), tmp_path / "converted")
+    converted = cached.write(shipped.with_variant(Variant("onnx", "int8")), tmp_path / "converted")
     assert read_model_folder(converted / "mine").file("1").resolve() != model.folder.file("1").resolve()

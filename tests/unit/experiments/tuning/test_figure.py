@@ -1,19 +1,17 @@
 """The figure of tuning from rounds that are known."""
 
-from dataclasses import replace
-
 import pytest
 
 from benchmarks.suite.tune_figure import _facts, _figure, most_common
 from penstock.experiments.tuning.search import FINALS
-from penstock.experiments.tuning.space import Candidate, Variant
+from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.tuning.trials import Measure, Trials
 
-SHIPPED = Candidate(Variant("openvino", "bf16"), 2, 1, 256, 32, 0.0)
-INT8, ORT8 = (replace(SHIPPED, variant=Variant(engine, "int8")) for engine in ("openvino", "onnx"))
+SHIPPED = Configuration("openvino", "bf16", "cpu", 2, 1, 256, 32, 0.0)
+INT8, ORT8 = (SHIPPED.with_variant(Variant(engine, "int8")) for engine in ("openvino", "onnx"))
 
 
-def rounds(*rates: dict[Candidate, float]) -> Trials:
+def rounds(*rates: dict[Configuration, float]) -> Trials:
     trials = Trials(SHIPPED)
     for each in rates:
         trials.add(FINALS, {candidate: Measure(rate, 10.0) for candidate, rate in each.items()})

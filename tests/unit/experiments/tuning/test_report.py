@@ -1,16 +1,17 @@
 """The report in plain words, from what was recorded."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.experiments.tuning.record import (
     Applied,
-    Configuration,
     Final,
     Tried,
     TuneRecord,
     VariantRecord,
 )
 from penstock.experiments.tuning.report import to_markdown, verdict
+from penstock.experiments.tuning.space import Configuration
 
 SHIPPED = Configuration(
     engine="openvino",
@@ -22,8 +23,8 @@ SHIPPED = Configuration(
     max_rows=32,
     max_delay_ms=0,
 )
-INT8 = SHIPPED.model_copy(update={"precision": "int8"})
-LARGER = INT8.model_copy(update={"max_tokens": 512})
+INT8 = replace(SHIPPED, precision="int8")
+LARGER = replace(INT8, max_tokens=512)
 
 
 def final(configuration: Configuration, rate: float, ratio: float, lead: float, **changes: object) -> Final:
@@ -62,7 +63,7 @@ def record(**changes: object) -> TuneRecord:
             Tried(configuration=INT8, windows=14, rate=310, over_shipped=1.55, p99_ms=10.3),
             Tried(configuration=SHIPPED, windows=20, rate=200, over_shipped=1.0, p99_ms=16),
             Tried(
-                configuration=SHIPPED.model_copy(update={"instances": 9}),
+                configuration=replace(SHIPPED, instances=9),
                 windows=0,
                 rate=0,
                 over_shipped=None,

@@ -9,21 +9,21 @@ from math import exp
 import pytest
 
 from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
-from penstock.experiments.tuning.space import Candidate, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
 from penstock.experiments.tuning.trials import LEAST, Measure, Objective, Trials
 
 BF16, FP32, INT8 = Variant("openvino", "bf16"), Variant("openvino", "fp32"), Variant("openvino", "int8")
 ORT32, ORT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")
 SPEEDS = {BF16: 200.0, FP32: 110.0, INT8: 300.0, ORT32: 90.0, ORT8: 270.0}
 ACCURACIES = {BF16: 0.99997, FP32: 1.0, INT8: 0.991, ORT32: 1.0, ORT8: 0.985}
-SHIPPED = Candidate(BF16, 2, 1, 256, 32, 0.0)
+SHIPPED = Configuration("openvino", "bf16", "cpu", 2, 1, 256, 32, 0.0)
 OTHER = replace(SHIPPED, max_tokens=512)
 SPACE = Space(SHIPPED, tuple(SPEEDS), layouts(2), budgets(256, True, 32), row_counts(32, True, 32), delays(0.0))
 PACE = Pace(budget_s=360, window_s=2.5, start_s=4.0)
-Speed = Callable[[Candidate], float]
+Speed = Callable[[Configuration], float]
 
 
-def speed(candidate: Candidate) -> float:
+def speed(candidate: Configuration) -> float:
     """Two cores: one-thread instances in parallel are best, and a budget of 512 a little better than 256."""
     found = SPEEDS[candidate.variant]
     found *= {(2, 1): 1.0, (1, 2): 0.8, (1, 1): 0.6}[candidate.instances, candidate.threads]
@@ -45,9 +45,9 @@ class Machine:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.drift = 0.0
-        self.running: set[Candidate] = set()
+        self.running: set[Configuration] = set()
 
-    def window(self, candidate: Candidate) -> Measure:
+    def window(self, candidate: Configuration) -> Measure:
         self.drift = 0.9 * self.drift + self.rng.gauss(0, 0.04 if self.noise else 0.0)
         disturbed = 0.75 if self.noise and self.rng.random() < 0.04 else 1.0
         rate = self.speed(candidate) * exp(self.drift + self.rng.gauss(0, self.noise)) * disturbed
@@ -88,7 +88,7 @@ def test_it_finds_the_fastest_or_its_equal_on_nearly_every_day() -> None:
 def test_repeated_runs_give_the_same_answer_or_an_equal() -> None:
     winners = Counter(tune(Machine(seed))[0].winner for seed in range(60))
     (first, most), *_ = winners.most_common()
-    assert first == replace(SHIPPED, variant=INT8)
+    assert first == SHIPPED.with_variant(INT8)
     assert most >= 40, winners
 
 
@@ -98,7 +98,7 @@ def test_on_a_quiet_machine_small_gains_are_found_as_well() -> None:
 
 
 def test_what_is_shipped_stays_where_nothing_is_better() -> None:
-    def flat(candidate: Candidate) -> float:
+    def flat(candidate: Configuration) -> float:
         return 200.0 if candidate == SHIPPED else 195.0
 
     kept = sum(tune(Machine(seed, speed=flat))[0].winner == SHIPPED for seed in range(60))
@@ -116,11 +116,11 @@ def test_a_shipped_configuration_below_the_accuracy_is_replaced_by_a_slower_one(
 
 
 def test_among_equals_fewer_changes_are_preferred_and_then_more_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flat(candidate: Candidate) -> float:
+    def flat(candidate: Configuration) -> float:
         return 300.0 if candidate.variant.is_converted else 100.0
 
     def winners(variants: tuple[Variant, ...]) -> Counter[Variant]:
-        space = Space(replace(SHIPPED, variant=ORT32), (ORT32, *variants), (), (), (), ())
+        space = Space(SHIPPED.with_variant(ORT32), (ORT32, *variants), (), (), (), ())
         return Counter(tune(Machine(seed, speed=flat), space=space)[0].winner.variant for seed in range(40))
 
     assert winners((INT8, ORT8))[ORT8] >= 37
@@ -132,11 +132,11 @@ def test_among_equals_fewer_changes_are_preferred_and_then_more_accuracy(monkeyp
 
 
 def test_the_bound_on_p99_counts_before_throughput() -> None:
-    def slow_tail(candidate: Candidate) -> float:
+    def slow_tail(candidate: Configuration) -> float:
         return speed(candidate) * (1.5 if candidate.max_tokens == 512 else 1.0)
 
     class Tailed(Machine):
-        def window(self, candidate: Candidate) -> Measure:
+        def window(self, candidate: Configuration) -> Measure:
             found = super().window(candidate)
             return replace(found, p99_ms=900.0 if candidate.max_tokens == 512 else found.p99_ms)
 
@@ -149,7 +149,7 @@ def test_the_bound_on_p99_counts_before_throughput() -> None:
 
 def test_what_is_shipped_gives_way_to_its_equal_where_it_alone_is_over_the_bound() -> None:
     class Late(Machine):
-        def window(self, candidate: Candidate) -> Measure:
+        def window(self, candidate: Configuration) -> Measure:
             return replace(super().window(candidate), p99_ms=900.0 if candidate == SHIPPED else 100.0)
 
     for seed in range(20):
@@ -198,7 +198,7 @@ def test_a_candidate_that_fails_is_left_out() -> None:
 
     decision, search = tune(Broken(0))
     assert decision.winner.variant == ORT8
-    assert search.trials.refused[replace(SHIPPED, variant=INT8)] == "does not load"
+    assert search.trials.refused[SHIPPED.with_variant(INT8)] == "does not load"
 
 
 def test_with_a_single_variant_the_rest_is_tuned() -> None:
@@ -247,7 +247,7 @@ def test_a_spoiled_window_changes_no_verdict() -> None:
 
 def test_changes_are_the_keys_that_differ_and_those_that_belong_with_them() -> None:
     assert SHIPPED.changes(SHIPPED) == {}
-    assert Candidate(FP32, 1, 1, None, 32, 1.0).changes(SHIPPED) == {
+    assert Configuration("openvino", "fp32", "cpu", 1, 1, None, 32, 1.0).changes(SHIPPED) == {
         "engine": "openvino",
         "precision": "fp32",
         "instances.count": 1,
@@ -255,8 +255,8 @@ def test_changes_are_the_keys_that_differ_and_those_that_belong_with_them() -> N
         "batching.max_tokens": None,
         "batching.max_delay_ms": 1.0,
     }
-    assert replace(SHIPPED, variant=ORT8).changes(SHIPPED) == {"engine": "onnx"}
-    on_gpu = replace(SHIPPED, variant=Variant("onnx", "fp32", "cuda"))
+    assert SHIPPED.with_variant(ORT8).changes(SHIPPED) == {"engine": "onnx"}
+    on_gpu = SHIPPED.with_variant(Variant("onnx", "fp32", "cuda"))
     assert on_gpu.changes(SHIPPED)["instances.device"] == "cuda"
 
 
