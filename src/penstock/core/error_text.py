@@ -5,6 +5,8 @@ from itertools import accumulate, takewhile
 TEXT_COST = 6000  # as gRPC's metadata carries it
 EDGE_COST = 7000  # of what parts have made of it; beyond 8 KiB the caller would get another error
 MOST_COST = 12  # of one character
+TAIL_LINES = 24
+TAIL_CHARS = 2000
 
 
 def shorten(text: str, most: int = TEXT_COST) -> str:
@@ -16,6 +18,12 @@ def shorten(text: str, most: int = TEXT_COST) -> str:
     head = _within(text[:most], most // 4)
     end = _within(text[-most:][::-1], most - most // 4)[::-1]
     return f"{head}\n…\n{end}"
+
+
+def tail(text: str) -> str:
+    """The last lines, which say most of a traceback, within what an error message may hold."""
+    kept = "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
+    return kept if len(kept) <= TAIL_CHARS else f"…{kept[1 - TAIL_CHARS :]}"
 
 
 def _within(text: str, budget: int) -> str:

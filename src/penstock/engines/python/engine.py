@@ -16,10 +16,10 @@ from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec,
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.instance import PythonInstance
 from penstock.engines.python.limit import limit_bytes
-from penstock.engines.python.messages import Message
 from penstock.engines.python.process import Program, PythonProcess
 from penstock.engines.python.requirements import check_requirements
 from penstock.models.settings import PythonOptions, TensorOption
+from penstock.wire.ipc.messages import Message
 
 NO_CONTEXT = CallContext()
 LAST_WORDS_S = 5.0  # one that hangs as it is loaded is ended, and heard where it was

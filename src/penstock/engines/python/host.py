@@ -23,15 +23,16 @@ from penstock.core.errors import EngineFailed, InvalidRequest
 from penstock.core.tensors import TensorSpec, to_array
 from penstock.engines.python import model as python_model
 from penstock.engines.python.limit import MIB, is_out_of_memory, set_limit, widen_limit
-from penstock.engines.python.memory import Arena
-from penstock.engines.python.messages import Channel, Message, PeerGone
 from penstock.engines.python.model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
+from penstock.wire.ipc.arena import Arena
+from penstock.wire.ipc.channel import Channel, PeerGone
+from penstock.wire.ipc.messages import Message
 
 PR_SET_PDEATHSIG = 1
 _OURS = (__file__, python_model.__file__)
 
 
-class Host:
+class ModelHost:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._pid = os.getpid()
@@ -93,7 +94,7 @@ class Host:
         return reply
 
     def _make_room(self) -> None:
-        """To tell of it."""
+        """So that the answer, or the last words, can be written."""
         if self._wide_limit:
             widen_limit(self._wide_limit)
 
@@ -227,7 +228,7 @@ def main() -> None:
     assert isinstance(sys.stdout, io.TextIOWrapper)
     sys.stdout.reconfigure(line_buffering=True)
     with socket.socket(fileno=connection) as to_engine:  # closed even if threads of the model's keep the process
-        Host(Channel(to_engine, Arena(outgoing), Arena(incoming))).run()
+        ModelHost(Channel(to_engine, (Arena(outgoing),), (Arena(incoming),))).run()
 
 
 if __name__ == "__main__":

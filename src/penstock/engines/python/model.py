@@ -12,10 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from penstock.core.error_text import tail
 from penstock.core.errors import EngineFailed, InvalidTensor
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Tensor, TensorSpec, from_array
-from penstock.engines.python.messages import tail
 
 MAX_SUMMARY_CHARS = 300
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # a larger one would keep a gateway from all else for too long

@@ -10,7 +10,7 @@ from typing import IO
 
 import structlog
 
-from penstock.engines.python.messages import tail
+from penstock.core.error_text import tail
 
 LINES_PER_S = 50.0
 BURST_LINES = 200

@@ -20,10 +20,11 @@ from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, from_code
 from penstock.core.tensors import Tensor, TensorSpec
 from penstock.engines.python.limit import MIB, says_no_memory
-from penstock.engines.python.memory import Arena
-from penstock.engines.python.messages import Channel, Message, PeerGone
 from penstock.engines.python.output import ModelOutput
 from penstock.engines.python.usage import used_bytes
+from penstock.wire.ipc.arena import Arena
+from penstock.wire.ipc.channel import Channel, PeerGone
+from penstock.wire.ipc.messages import Message
 
 PING_S = 2.0
 WATCH_S = 1.0  # between two looks at its memory
@@ -97,7 +98,7 @@ class PythonProcess:
             self._output = ModelOutput(
                 program.model, program.instance, self._popen.stdout, self._popen.stderr, self._pidfd
             )
-            self._channel = Channel(ours, to_model, from_model, self._pidfd)
+            self._channel = Channel(ours, (to_model,), (from_model,), self._pidfd)
             self._open = stack.pop_all()
 
     def call(self, kind: str, fields: dict[str, Any], timeout_s: float, tensors: Sequence[Tensor] = ()) -> Message:

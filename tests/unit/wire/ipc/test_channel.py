@@ -1,4 +1,4 @@
-"""Messages between an engine and a model's process, small and large, and a peer that breaks off."""
+"""Messages between two processes, small and large, and a peer that breaks off."""
 
 import math
 import os
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.core.tensors import Tensor, from_array, to_array
-from penstock.engines.python import memory as python_memory
-from penstock.engines.python.memory import Arena
-from penstock.engines.python.messages import INLINE_BYTES, TAIL_CHARS, Channel, Message, PeerGone, tail
+from penstock.wire.ipc.arena import Arena
+from penstock.wire.ipc.channel import Channel, PeerGone
+from penstock.wire.ipc.messages import INLINE_BYTES, Inbox, Message
 
 Ends = tuple[Channel, Channel, socket.socket, Arena]
 
@@ -24,7 +24,7 @@ def ends() -> Iterator[Ends]:
     left, right = socket.socketpair()
     forth, back = Arena.create(), Arena.create()
     theirs = [Arena(os.dup(arena.fd)) for arena in (forth, back)]
-    yield Channel(left, forth, back), Channel(right, theirs[1], theirs[0]), right, forth
+    yield Channel(left, [forth], [back]), Channel(right, [theirs[1]], [theirs[0]]), right, forth
     left.close()
     right.close()
     for arena in (forth, back, *theirs):
@@ -59,28 +59,6 @@ def test_tensors_of_any_size(ends: Ends, size: int) -> None:
     assert (os.fstat(memory.fd).st_size > 0) == (2 * size > INLINE_BYTES)
 
 
-def test_memory_of_a_rare_large_message_is_given_back(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there, _, memory = ends
-    monkeypatch.setattr(python_memory, "KEEP_BYTES", 1024 * 1024)
-    here.send(Message("m", tensors=[from_array("t", np.ones(8 * 1024 * 1024, np.uint8))]))
-    assert os.fstat(memory.fd).st_blocks * 512 >= 8 * 1024 * 1024
-    there.receive()
-    assert os.fstat(memory.fd).st_blocks * 512 <= 1024 * 1024
-
-
-def test_neither_side_can_take_memory_from_under_the_other(ends: Ends) -> None:
-    *_, memory = ends
-    memory.write([b"x" * 5_000_000])
-    with pytest.raises(PermissionError):
-        os.ftruncate(memory.fd, 0)
-
-
-def test_memory_that_was_announced_but_is_not_there(ends: Ends) -> None:
-    *_, memory = ends
-    with pytest.raises(ValueError, match="were announced"):
-        memory.read([1])
-
-
 def test_silence_is_a_timeout_and_the_next_message_comes(ends: Ends) -> None:
     here, there, _, _ = ends
     with pytest.raises(TimeoutError):
@@ -102,7 +80,15 @@ def test_a_peer_that_stops_reading(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}", b"\x02\0\0\0\0\0\0\0[]", b"\x01\0\0\0\0\0\0\0x"]
+    "sent",
+    [
+        b"\xff" * 64,
+        b"\x02\0\0\0\0\0\0\0{}",
+        b"\x02\0\0\0\0\0\0\0[]",
+        b"\x01\0\0\0\0\0\0\0x",
+        Message("no such slot", slot=7).pack(Arena.create()),
+        Message("not in its arena", tensors=[Tensor("t", "UINT8", (70_000,), bytes(70_000))]).pack(Arena.create()),
+    ],
 )
 def test_what_is_no_message(ends: Ends, sent: bytes) -> None:
     here, _, raw, _ = ends
@@ -121,9 +107,12 @@ def test_a_peer_that_closes(ends: Ends) -> None:
         here.send(Message("m"))
 
 
-def test_the_end_of_a_long_text_is_kept() -> None:
-    assert tail("a\nb\n\n") == "a\nb"
-    long = tail("\n".join(f"line {number} {'x' * 200}" for number in range(1000)))
-    assert len(long) == TAIL_CHARS
-    assert long.startswith("…")
-    assert long.endswith(f"line 999 {'x' * 200}")
+def test_messages_in_any_parts() -> None:
+    arena = Arena.create()
+    fields = [{"n": 1}, {"text": "zażółć"}, {"many": list(range(1000))}]
+    stream = b"".join(Message("m", each, [Tensor("t", "UINT8", (3,), b"abc")]).pack(arena) for each in fields)
+    for step in (1, 3, 7, len(stream)):
+        inbox = Inbox()
+        found = [envelope for at in range(0, len(stream), step) for envelope in inbox.feed(stream[at : at + step])]
+        assert [envelope.fields for envelope in found] == fields
+        assert [bytes(tensor.data) for each in found for tensor in each.open(arena).tensors] == [b"abc"] * 3

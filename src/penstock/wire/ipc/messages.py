@@ -1,0 +1,112 @@
+"""What two processes of one machine say to each other: a JSON header, then tensors' bytes, unless an arena has them."""
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.errors import WireError
+from penstock.core.tensors import Buffer, Tensor
+from penstock.wire.ipc.arena import Arena
+
+INLINE_BYTES = 64 * 1024  # of one message's tensors; more is faster through shared memory
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+_PREFIX = struct.Struct("<II")  # bytes of the header, bytes of tensors that follow it
+
+
+@dataclass(slots=True)
+class Message:
+    kind: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    tensors: Sequence[Tensor] = ()
+    slot: int = 0  # which of the connection's arenas has large tensors
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(tensor.data) for tensor in self.tensors)
+
+    def pack(self, outgoing: Arena | None = None) -> bytes:
+        """For the socket. Large tensors go into the arena; a message without any needs none."""
+        data = [tensor.data for tensor in self.tensors]
+        described = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in self.tensors]
+        size = sum(len(part) for part in data)
+        if size > INLINE_BYTES:
+            assert outgoing is not None
+            outgoing.write(data)
+            data, size = [], 0
+        header = json.dumps((self.kind, self.fields, self.slot, described)).encode()
+        return b"".join((_PREFIX.pack(len(header), size), header, *data))
+
+
+@dataclass(slots=True)
+class Envelope:
+    """A message as it came, whose tensors may lie in an arena still."""
+
+    kind: str
+    fields: dict[str, Any]
+    slot: int
+    described: list[tuple[str, str, list[int], int]]
+    body: bytearray
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for *_, size in self.described)
+
+    def open(self, incoming: Arena) -> Message:
+        """Copies: the writer may use the arena anew when it has its answer."""
+        try:
+            sizes = [size for _, _, _, size in self.described]
+            data: Sequence[Buffer] = incoming.read(sizes) if sum(sizes) > INLINE_BYTES else _cut(self.body, sizes)
+            tensors = [
+                Tensor(name, datatype, tuple(shape), part)
+                for (name, datatype, shape, _), part in zip(self.described, data, strict=True)
+            ]
+        except (ValueError, TypeError) as error:
+            raise WireError("it sent what is no message") from error
+        return Message(self.kind, self.fields, tensors, self.slot)
+
+
+class Inbox:
+    """Envelopes out of a stream of bytes."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> list[Envelope]:
+        received = self._received
+        received += data
+        found: list[Envelope] = []
+        start = 0
+        while len(received) - start >= _PREFIX.size:
+            header_size, body_size = _PREFIX.unpack_from(received, start)
+            if header_size > MAX_HEADER_BYTES or body_size > INLINE_BYTES:
+                raise WireError("it sent what is no message")
+            body_at = start + _PREFIX.size + header_size
+            end = body_at + body_size
+            if end > len(received):
+                break
+            found.append(_parse(received[start + _PREFIX.size : body_at], received[body_at:end]))
+            start = end
+        del received[:start]
+        return found
+
+
+def _parse(header: bytearray, body: bytearray) -> Envelope:
+    try:
+        kind, fields, slot, described = json.loads(header)
+        return Envelope(kind, dict(fields), slot, described, body)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise WireError("it sent what is no message") from error
+
+
+def _cut(body: bytearray, sizes: Sequence[int]) -> list[memoryview]:
+    """Each in memory of its own: aligned, and kept only as long as it is used."""
+    if sum(sizes) != len(body):
+        raise ValueError(f"{sum(sizes)} bytes were announced, {len(body)} are there")
+    found = []
+    at = 0
+    for size in sizes:
+        found.append(memoryview(body[at : at + size]))
+        at += size
+    return found
