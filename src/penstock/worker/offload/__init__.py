@@ -1,1 +1,5 @@
-"""Tasks in processes of their own, away from a worker's interpreter."""
+"""Tasks off the worker's interpreter: in processes of its own, or in task workers that it shares with others.
+
+A request goes `preparation` (the runner's way in) → `pool` (which process, and again elsewhere when one dies) →
+`process` (one of them, as the worker sees it; `peer` is what is at its other end) → `host` (the process's own side).
+"""

@@ -1,6 +1,6 @@
 """A task process: prepares and finishes requests for a worker, away from its interpreter lock.
 
-`python -m penstock.worker.offload.host SOCKET BLOCK…` with inherited descriptors; it ends when the worker closes the
+`python -m penstock.worker.offload.host SOCKET ARENA…` with inherited descriptors; it ends when the worker closes the
 socket.
 """
 
@@ -9,6 +9,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pydantic import TypeAdapter
@@ -17,10 +18,12 @@ from penstock.core.errors import PenstockError, WireError
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec, build_task
-from penstock.worker.offload.handoff import Block, Frames, Header, describe_prepared, frame, read_results
+from penstock.wire.ipc.arena import Arena
+from penstock.wire.ipc.channel import Channel, PeerGone
+from penstock.wire.ipc.messages import Message
+from penstock.worker.offload.contents import describe_prepared, read_results
 
-READ_BYTES = 256 * 1024
-MAX_HELD = 4096  # the worker drops what it does not need; this bounds what it forgets to drop
+MAX_UNFINISHED = 4096  # the worker drops what it does not need; this bounds what it forgets to drop
 SPEC = TypeAdapter(TaskSpec)
 DOING = {
     "build": "building the task",
@@ -31,7 +34,7 @@ DOING = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Unfinished:
     """What stays here between `prepare` and `finish`: no tensors, but the task's own context."""
 
     task: Task
@@ -39,72 +42,65 @@ class _Held:
     prepared: Prepared
 
 
-class Host:
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        """A call's slot has two blocks, one for each direction."""
-        self._slots = list(zip(blocks[::2], blocks[1::2], strict=True))
+class TaskHost:
+    def __init__(self) -> None:
         self._tasks: dict[int, Task] = {}
-        self._held: dict[int, _Held] = {}
+        self._unfinished: dict[int, _Unfinished] = {}
 
-    def answer(self, header: Header) -> Header | None:
-        if header["do"] == "forget":
-            self._held.pop(header["held"], None)
+    def answer(self, message: Message) -> Message | None:
+        fields = message.fields
+        if message.kind == "forget":
+            self._unfinished.pop(fields["held"], None)
             return None
-        answer: Header = {"call": header["call"]}
         try:
-            answer.update(self._do(header))
+            answer = self._do(message)
         except PenstockError as error:
-            answer["error"] = (error.code, error.message, error.fields)
+            answer = Message("failed", {"error": (error.code, error.message, error.fields)})
         except Exception as error:  # noqa: BLE001 - whatever a task does, the next request finds it alive
-            answer["error"] = ("internal", f"{DOING[header['do']]} failed: {type(error).__name__}", {})
-            answer["traceback"] = traceback.format_exc()
+            text = f"{DOING[message.kind]} failed: {type(error).__name__}"
+            answer = Message("failed", {"error": ("internal", text, {}), "traceback": traceback.format_exc()})
+        answer.fields["call"], answer.slot = fields["call"], message.slot
         return answer
 
-    def _do(self, header: Header) -> Header:
+    def _do(self, message: Message) -> Message:
         # No table of bound methods: it would keep the host, and its memory, until the collector comes by.
-        match header["do"]:
+        fields = message.fields
+        match message.kind:
             case "build":
-                return self._build(header)
+                self._tasks[fields["task"]] = build_task(SPEC.validate_python(fields["spec"]))
+                return Message("built")
             case "drop":
-                return self._drop(header)
+                self._tasks.pop(fields["task"], None)
+                return Message("dropped")
             case "prepare":
-                return self._prepare(header)
+                return self._prepare(message)
             case "finish":
-                return self._finish(header)
+                return self._finish(message)
             case other:
                 raise WireError(f"a task process cannot do {other!r}")
 
-    def _build(self, header: Header) -> Header:
-        self._tasks[header["task"]] = build_task(SPEC.validate_python(header["spec"]))
-        return {}
-
-    def _drop(self, header: Header) -> Header:
-        self._tasks.pop(header["task"], None)
-        return {}
-
-    def _prepare(self, header: Header) -> Header:
-        there, back = self._slots[header["slot"]]
-        task = self._tasks[header["task"]]
-        request = TaskRequest(there.read(header["there"]), header["outputs"], header["parameters"])
+    def _prepare(self, message: Message) -> Message:
+        fields = message.fields
+        task = self._tasks[fields["task"]]
+        request = TaskRequest(list(message.tensors), fields["outputs"], fields["parameters"])
         prepared = task.prepare(request)
         described, tensors = describe_prepared(prepared)
         has_to_stay = prepared.context is not None or not task.is_finish_cheap
         if has_to_stay:
-            self._hold(header["call"], _Held(task, _without_data(request), _without_arrays(prepared)))
-        return {"prepared": described, "is_held": has_to_stay, "back": back.write(tensors)}
+            self._keep(fields["call"], _Unfinished(task, _without_data(request), _without_arrays(prepared)))
+        return Message("prepared", {"prepared": described, "is_held": has_to_stay}, tensors)
 
-    def _finish(self, header: Header) -> Header:
-        there, back = self._slots[header["slot"]]
-        held = self._held.pop(header["held"], None)
-        if held is None:
-            return {"is_gone": True}
-        results = read_results(header["counts"], there.read(header["there"]))
-        return {"back": back.write(held.task.finish(held.request, held.prepared, results))}
+    def _finish(self, message: Message) -> Message:
+        kept = self._unfinished.pop(message.fields["held"], None)
+        if kept is None:
+            return Message("gone")
+        results = read_results(message.fields["counts"], message.tensors)
+        return Message("finished", tensors=kept.task.finish(kept.request, kept.prepared, results))
 
-    def _hold(self, number: int, held: _Held) -> None:
-        self._held[number] = held
-        if len(self._held) > MAX_HELD:
-            del self._held[next(iter(self._held))]
+    def _keep(self, number: int, unfinished: _Unfinished) -> None:
+        self._unfinished[number] = unfinished
+        if len(self._unfinished) > MAX_UNFINISHED:
+            del self._unfinished[next(iter(self._unfinished))]
 
 
 def _without_data(request: TaskRequest) -> TaskRequest:
@@ -115,23 +111,19 @@ def _without_arrays(prepared: Prepared) -> Prepared:
     return replace(prepared, pieces=[replace(piece, arrays={}) for piece in prepared.pieces])
 
 
-def serve(channel: socket.socket, answer: Callable[[Header], Header | None]) -> None:
-    """Until the worker leaves or dies."""
-    frames = Frames()
-    try:
-        while data := channel.recv(READ_BYTES):
-            for header in frames.feed(data):
-                if (answered := answer(header)) is not None:
-                    channel.sendall(frame(answered))
-    except ConnectionError:  # the worker is gone
-        return
+def serve(connection: socket.socket, arenas: Sequence[Arena], answer: Callable[[Message], Message | None]) -> None:
+    """Raises PeerGone when the worker leaves or dies. A slot has two arenas: to the process, and back."""
+    channel = Channel(connection, arenas[1::2], arenas[::2])
+    while True:
+        if (answered := answer(channel.receive())) is not None:
+            channel.send(answered)
 
 
 def main(arguments: Iterable[str]) -> None:
-    descriptor, *blocks = map(int, arguments)
+    descriptor, *arenas = map(int, arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which lets its requests end
-    with socket.socket(fileno=descriptor) as channel:
-        serve(channel, Host([Block(block) for block in blocks]).answer)
+    with socket.socket(fileno=descriptor) as connection, suppress(PeerGone):
+        serve(connection, [Arena(arena) for arena in arenas], TaskHost().answer)
 
 
 if __name__ == "__main__":

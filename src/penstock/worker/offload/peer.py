@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from penstock.worker.offload.handoff import send_blocks
+from penstock.wire.ipc.arena import Arena, send_arenas
 
 CONNECT_S = 1.0  # on one machine: at once, or not at all
 END_S = 2.0  # what a process gets to leave
@@ -64,30 +64,30 @@ class SharedWorker:
         pass
 
 
-def start_process(blocks: Sequence[int]) -> tuple[Peer, socket.socket]:
-    """`blocks` are the descriptors of the memory that both will have mapped."""
+def start_process(arenas: Sequence[Arena]) -> tuple[Peer, socket.socket]:
+    """`arenas` are what both will have mapped."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            process = _spawn([theirs.fileno(), *blocks])
+            process = _spawn([theirs.fileno(), *(arena.fd for arena in arenas)])
     except OSError:
         ours.close()
         raise
     return OwnProcess(process), ours
 
 
-def connect_worker(path: Path, blocks: Sequence[int]) -> tuple[Peer, socket.socket]:
+def connect_worker(path: Path, arenas: Sequence[Arena]) -> tuple[Peer, socket.socket]:
     """Raises OSError where the task worker is away."""
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        channel.settimeout(CONNECT_S)
-        channel.connect(str(path))
-        send_blocks(channel, blocks)
-        credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        connection.settimeout(CONNECT_S)
+        connection.connect(str(path))
+        send_arenas(connection, arenas)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     except OSError:
-        channel.close()
+        connection.close()
         raise
-    return SharedWorker(CREDENTIALS.unpack(credentials)[0]), channel
+    return SharedWorker(CREDENTIALS.unpack(credentials)[0]), connection
 
 
 def _spawn(inherited: Sequence[int]) -> "subprocess.Popen[bytes]":

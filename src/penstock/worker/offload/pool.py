@@ -12,7 +12,7 @@ from penstock.core.errors import Draining, InternalError, PenstockError, Unavail
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.building import TaskSpec
-from penstock.worker.offload.process import ContextLost, Held, ProcessLost, TaskProcess
+from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteContext, TaskProcess
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class TaskProcesses:
         raise Unavailable("the processes that prepared the request died over it; try again later")
 
     async def finish(
-        self, number: int, request: TaskRequest, held: Held, results: Sequence[Sequence[Array]]
+        self, number: int, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -172,7 +172,7 @@ class TaskPool:
 
     def holds(self, prepared: Prepared) -> bool:
         """Whether only `finish` can finish the request; else the worker's own task can, too."""
-        return isinstance(prepared.context, Held)
+        return isinstance(prepared.context, RemoteContext)
 
     async def finish(
         self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]

@@ -18,15 +18,9 @@ from penstock.core.errors import PenstockError, from_code
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.building import TaskSpec
-from penstock.worker.offload.handoff import (
-    Block,
-    Frames,
-    Header,
-    describe_request,
-    describe_results,
-    frame,
-    read_prepared,
-)
+from penstock.wire.ipc.arena import Arena
+from penstock.wire.ipc.messages import Envelope, Inbox, Message
+from penstock.worker.offload.contents import describe_results, read_prepared
 from penstock.worker.offload.peer import Peer, connect_worker, start_process
 
 log = structlog.get_logger()
@@ -35,7 +29,6 @@ SLOTS = 2  # one is worked on while the next is filled
 CALL_S = 60.0  # a process that takes longer hangs
 IN_THREAD_BYTES = 1024 * 1024  # copying more would hold up the loop
 SPEC = TypeAdapter(TaskSpec)
-LOST: Header = {}  # in place of an answer
 
 
 class ProcessLost(Exception):
@@ -46,7 +39,7 @@ class ContextLost(Exception):
     """It does not have what it kept of the request any more."""
 
 
-class Held:
+class RemoteContext:
     """Stands for a context that stayed in its process; dropped there when it is dropped here."""
 
     __slots__ = ("number", "process")
@@ -66,23 +59,25 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
+class _CallSlot:
     number: int
-    there: Block
-    back: Block
+    outgoing: Arena
+    incoming: Arena
 
 
 class TaskProcess(asyncio.Protocol):
-    def __init__(self, peer: Peer, slots: Sequence[_Slot]) -> None:
+    def __init__(self, peer: Peer, slots: Sequence[_CallSlot]) -> None:
         self.ended = asyncio.Event()
         self.built: dict[int, PenstockError | None] = {}  # task to why it could not be built
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._free = list(slots)
-        self._queue: deque[asyncio.Future[_Slot]] = deque()  # calls that wait for a slot; a worker's jobs bound them
-        self._waiting: dict[int, asyncio.Future[Header]] = {}
+        self._queue: deque[asyncio.Future[_CallSlot]] = (
+            deque()
+        )  # calls that wait for a slot; a worker's jobs bound them
+        self._waiting: dict[int, asyncio.Future[Envelope | None]] = {}  # None: the process is lost
         self._numbers = itertools.count(1)
-        self._frames = Frames()
+        self._inbox = Inbox()
         self._transport: asyncio.WriteTransport | None = None
 
     @classmethod
@@ -96,15 +91,15 @@ class TaskProcess(asyncio.Protocol):
         return await cls._open(partial(connect_worker, path))
 
     @classmethod
-    async def _open(cls, reach: Callable[[Sequence[int]], tuple[Peer, socket.socket]]) -> "TaskProcess":
-        slots = [_Slot(number, Block.create(), Block.create()) for number in range(SLOTS)]
-        peer, channel = reach([block.descriptor for slot in slots for block in (slot.there, slot.back)])
+    async def _open(cls, reach: Callable[[Sequence[Arena]], tuple[Peer, socket.socket]]) -> "TaskProcess":
+        slots = [_CallSlot(number, Arena.create(), Arena.create()) for number in range(SLOTS)]
+        peer, connection = reach([arena for slot in slots for arena in (slot.outgoing, slot.incoming)])
         try:
             opened = cls(peer, slots)
-            channel.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=channel)
+            connection.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=connection)
         except BaseException:
-            channel.close()
+            connection.close()
             peer.kill()
             raise
         return opened
@@ -121,31 +116,31 @@ class TaskProcess(asyncio.Protocol):
     async def build(self, task: int, spec: TaskSpec) -> None:
         """Its failure is kept in `built`: it fails the calls for this task, and nothing else."""
         try:
-            await self._call({"do": "build", "task": task, "spec": SPEC.dump_python(spec, mode="json")})
+            await self._call("build", {"task": task, "spec": SPEC.dump_python(spec, mode="json")})
             self.built[task] = None
         except PenstockError as error:
             self.built[task] = error
 
     async def drop(self, task: int) -> None:
         self.built.pop(task, None)
-        await self._call({"do": "drop", "task": task})
+        await self._call("drop", {"task": task})
 
     async def prepare(self, task: int, request: TaskRequest) -> Prepared:
         if (failure := self.built[task]) is not None:
             raise from_code(failure.code, failure.message, failure.fields)
-        header = {"do": "prepare", "task": task, **describe_request(request)}
-        answer, tensors = await self._call(header, request.inputs)
-        prepared = read_prepared(answer["prepared"], tensors)
-        if answer["is_held"]:
-            prepared.context = Held(self, answer["call"])
+        fields = {"task": task, "outputs": request.outputs, "parameters": dict(request.parameters)}
+        answer = await self._call("prepare", fields, request.inputs)
+        prepared = read_prepared(answer.fields["prepared"], answer.tensors)
+        if answer.fields["is_held"]:
+            prepared.context = RemoteContext(self, answer.fields["call"])
         return prepared
 
-    async def finish(self, held: Held, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+    async def finish(self, held: RemoteContext, results: Sequence[Sequence[Array]]) -> list[Tensor]:
         counts, tensors = describe_results(results)
-        answer, outputs = await self._call({"do": "finish", "held": held.take(), "counts": counts}, tensors)
-        if "is_gone" in answer:
+        answer = await self._call("finish", {"held": held.take(), "counts": counts}, tensors)
+        if answer.kind == "gone":
             raise ContextLost
-        return outputs
+        return list(answer.tensors)
 
     def forget(self, number: int) -> None:
         """In any thread: nobody will finish that request."""
@@ -154,7 +149,7 @@ class TaskProcess(asyncio.Protocol):
 
     def _tell_forgotten(self, number: int) -> None:
         with suppress(ProcessLost):
-            self._send({"do": "forget", "held": number})
+            self._send(Message("forget", {"held": number}).pack())
 
     def kill(self) -> None:
         """Its calls are lost, at once."""
@@ -177,8 +172,8 @@ class TaskProcess(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
-        for answer in self._frames.feed(data):
-            future = self._waiting.get(answer["call"])
+        for answer in self._inbox.feed(data):
+            future = self._waiting.get(answer.fields["call"])
             if future is not None and not future.done():
                 future.set_result(answer)
 
@@ -189,29 +184,26 @@ class TaskProcess(asyncio.Protocol):
         self._free.clear()  # the memory goes now, and not when the collector comes by
         for future in self._waiting.values():
             if not future.done():
-                future.set_result(LOST)
+                future.set_result(None)
         while self._queue:
             self._queue.popleft().set_exception(ProcessLost())
 
     # --- calls
 
-    async def _call(self, header: Header, tensors: Sequence[Tensor] = ()) -> tuple[Header, list[Tensor]]:
+    async def _call(self, kind: str, fields: dict[str, Any], tensors: Sequence[Tensor] = ()) -> Message:
         """Must not be cancelled: until the answer is there, the process may read and write the call's slot."""
         slot = await self._take_slot()
         number = next(self._numbers)
-        answered = self._waiting[number] = self._loop.create_future()
+        answered: asyncio.Future[Envelope | None] = self._loop.create_future()
+        self._waiting[number] = answered
         try:
-            written = await _copy(sum(len(tensor.data) for tensor in tensors), slot.there.write, tensors)
-            self._send({"call": number, "slot": slot.number, "there": written, **header})
+            message = Message(kind, {"call": number, **fields}, tensors, slot.number)
+            self._send(await _copy(message.size_bytes, message.pack, slot.outgoing))
             async with asyncio.timeout(CALL_S):
-                answer = await answered
-            if answer is LOST:
+                envelope = await answered
+            if envelope is None:
                 raise ProcessLost
-            if "error" in answer:
-                raise _as_error(answer)
-            if "back" not in answer:
-                return answer, []
-            return answer, await _copy(_size(answer["back"]), slot.back.read, answer["back"])
+            answer = await _copy(envelope.size_bytes, envelope.open, slot.incoming)
         except TimeoutError as error:
             log.error("task_process_hangs", pid=self.pid)
             self.kill()
@@ -219,37 +211,36 @@ class TaskProcess(asyncio.Protocol):
         finally:
             del self._waiting[number]
             self._give_slot(slot)
+        if answer.kind == "failed":
+            raise _as_error(answer)
+        return answer
 
-    def _send(self, header: Header) -> None:
+    def _send(self, packed: bytes) -> None:
         if self.ended.is_set() or self._transport is None:
             raise ProcessLost
-        self._transport.write(frame(header))
+        self._transport.write(packed)
 
-    async def _take_slot(self) -> _Slot:
+    async def _take_slot(self) -> _CallSlot:
         if self.ended.is_set():
             raise ProcessLost
         if self._free:
             return self._free.pop()
-        waiter: asyncio.Future[_Slot] = self._loop.create_future()
+        waiter: asyncio.Future[_CallSlot] = self._loop.create_future()
         self._queue.append(waiter)
         return await waiter
 
-    def _give_slot(self, slot: _Slot) -> None:
+    def _give_slot(self, slot: _CallSlot) -> None:
         if self._queue:
             self._queue.popleft().set_result(slot)
         elif not self.ended.is_set():
             self._free.append(slot)
 
 
-async def _copy(size_bytes: int, copy: Callable[[Any], T], what: Any) -> T:
-    return copy(what) if size_bytes < IN_THREAD_BYTES else await asyncio.to_thread(copy, what)
+async def _copy(size_bytes: int, copy: Callable[[Arena], T], arena: Arena) -> T:
+    return copy(arena) if size_bytes < IN_THREAD_BYTES else await asyncio.to_thread(copy, arena)
 
 
-def _size(written: Header) -> int:
-    return sum(size for *_, size in written["tensors"])
-
-
-def _as_error(answer: Header) -> PenstockError:
-    if "traceback" in answer:
-        log.error("task_failed", traceback=answer["traceback"])
-    return from_code(*answer["error"])
+def _as_error(answer: Message) -> PenstockError:
+    if "traceback" in answer.fields:
+        log.error("task_failed", traceback=answer.fields["traceback"])
+    return from_code(*answer.fields["error"])

@@ -11,23 +11,25 @@ from pathlib import Path
 import structlog
 
 from penstock.core.errors import WireError
-from penstock.worker.offload.handoff import Header, receive_blocks
-from penstock.worker.offload.host import Host, serve
+from penstock.wire.ipc.arena import receive_arenas
+from penstock.wire.ipc.channel import PeerGone
+from penstock.wire.ipc.messages import Message
+from penstock.worker.offload.host import TaskHost, serve
 
 log = structlog.get_logger()
 MAX_CONNECTIONS = 256
-GREETING_S = 10.0  # what a worker gets to pass its blocks
+GREETING_S = 10.0  # what a worker gets to pass its arenas
 HANG_S = 120.0  # a call that takes longer never ends; its worker has given it up before
 WATCH_S = 1.0
 RETRY_S = 0.1
 
 
-class _Connection(threading.Thread):
+class _WorkerConnection(threading.Thread):
     """One worker's. In a thread of its own: the libraries of tasks give up the interpreter's lock."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         super().__init__(name="task-connection", daemon=True)  # one that hangs must not keep the process
-        self._channel = channel
+        self._connection = connection
         self._busy_since: float | None = None
 
     @property
@@ -37,8 +39,10 @@ class _Connection(threading.Thread):
 
     def run(self) -> None:
         try:
-            with self._channel:
+            with self._connection:
                 self._serve()
+        except PeerGone as error:
+            log.debug("task_connection_ended", reason=str(error))
         except (WireError, OSError) as error:
             log.warning("task_connection_refused", error=str(error))
         except Exception:
@@ -46,24 +50,26 @@ class _Connection(threading.Thread):
 
     def _serve(self) -> None:
         """What the worker built and left here goes with the host."""
-        self._channel.settimeout(GREETING_S)
-        host = Host(receive_blocks(self._channel))
-        self._channel.settimeout(None)
+        self._connection.settimeout(GREETING_S)
+        arenas = receive_arenas(self._connection)
+        if not arenas or len(arenas) % 2:
+            raise WireError(f"a worker's connection began with {len(arenas)} arenas; a call's slot has two")
+        host = TaskHost()
 
-        def answer(header: Header) -> Header | None:
+        def answer(message: Message) -> Message | None:
             self._busy_since = time.monotonic()
             try:
-                return host.answer(header)
+                return host.answer(message)
             finally:
                 self._busy_since = None
 
-        serve(self._channel, answer)
+        serve(self._connection, arenas, answer)
 
 
 class TaskWorker:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._connections: list[_Connection] = []
+        self._connections: list[_WorkerConnection] = []
 
     async def run(self, stop: asyncio.Event, drain_s: float) -> None:
         """Until `stop`, and then until the workers have left, which may still need it, but no longer than `drain_s`."""
@@ -82,23 +88,23 @@ class TaskWorker:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                channel, _ = await loop.sock_accept(listener)
+                connection, _ = await loop.sock_accept(listener)
             except OSError as error:  # no descriptor is free: perhaps later
                 log.error("accept_failed", error=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._take(channel)
+            self._take(connection)
 
-    def _take(self, channel: socket.socket) -> None:
+    def _take(self, connection: socket.socket) -> None:
         if len(self._living()) >= MAX_CONNECTIONS:
             log.error("too_many_connections", limit=MAX_CONNECTIONS)
-            channel.close()
+            connection.close()
             return
-        connection = _Connection(channel)
-        self._connections.append(connection)
-        connection.start()
+        serving = _WorkerConnection(connection)
+        self._connections.append(serving)
+        serving.start()
 
-    def _living(self) -> list[_Connection]:
+    def _living(self) -> list[_WorkerConnection]:
         self._connections = [connection for connection in self._connections if connection.is_alive()]
         return self._connections
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.wire.ipc.arena import Arena, send_arenas
+from penstock.wire.ipc.messages import Inbox, Message
 from penstock.worker.offload import task_worker
-from penstock.worker.offload.handoff import Block, Frames, frame, send_blocks
 from penstock.worker.offload.task_worker import TaskWorker
 
 
@@ -35,26 +36,26 @@ def connect(path: Path) -> socket.socket:
 
 
 def ask(path: Path) -> dict[str, object]:
-    blocks = [Block.create() for _ in range(4)]
+    arenas = [Arena.create() for _ in range(4)]
     with connect(path) as channel:
-        send_blocks(channel, [block.descriptor for block in blocks])
-        channel.sendall(frame({"call": 1, "do": "drop", "task": 7}))
-        (answer,) = Frames().feed(channel.recv(1000))
-    return answer
+        send_arenas(channel, arenas)
+        channel.sendall(Message("drop", {"call": 1, "task": 7}).pack())
+        (answer,) = Inbox().feed(channel.recv(1000))
+    return answer.fields
 
 
-async def test_a_worker_passes_its_blocks_first(path):
+async def test_a_worker_passes_its_arenas_first(path):
     assert await asyncio.to_thread(ask, path) == {"call": 1}
 
 
 @pytest.mark.parametrize("count", [0, 3])
 async def test_one_that_brings_no_slots_is_sent_away(path, count):
-    blocks = [Block.create() for _ in range(count)]
+    arenas = [Arena.create() for _ in range(count)]
 
     def greet() -> bytes:
         with connect(path) as channel:
             if count:
-                send_blocks(channel, [block.descriptor for block in blocks])
+                send_arenas(channel, arenas)
             else:
                 channel.sendall(b"x")
             return channel.recv(1)
@@ -65,10 +66,10 @@ async def test_one_that_brings_no_slots_is_sent_away(path, count):
 
 async def test_headers_that_are_none_end_their_connection_alone(path):
     def garble() -> bytes:
-        blocks = [Block.create() for _ in range(2)]
+        arenas = [Arena.create() for _ in range(2)]
         with connect(path) as channel:
-            send_blocks(channel, [block.descriptor for block in blocks])
-            channel.sendall(b"\x02\x00\x00\x00no")
+            send_arenas(channel, arenas)
+            channel.sendall(b"\x02\x00\x00\x00\x00\x00\x00\x00no")
             return channel.recv(1)
 
     assert await asyncio.to_thread(garble) == b""
@@ -77,11 +78,11 @@ async def test_headers_that_are_none_end_their_connection_alone(path):
 
 async def test_connections_have_a_bound(path, monkeypatch):
     monkeypatch.setattr(task_worker, "MAX_CONNECTIONS", 1)
-    blocks = [Block.create() for _ in range(2)]
+    arenas = [Arena.create() for _ in range(2)]
 
     def one_too_many() -> bytes:
         with connect(path) as first, connect(path) as second:
-            send_blocks(first, [block.descriptor for block in blocks])
+            send_arenas(first, arenas)
             return second.recv(1)
 
     assert await asyncio.to_thread(one_too_many) == b""
@@ -95,14 +96,27 @@ async def test_one_in_which_a_call_hangs_ends_itself(path, monkeypatch):
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    class Slow(task_worker.Host):
-        def answer(self, header):
+    class Slow(task_worker.TaskHost):
+        def answer(self, message):
             asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
-            return super().answer(header)
+            return super().answer(message)
 
-    monkeypatch.setattr(task_worker, "Host", Slow)
+    monkeypatch.setattr(task_worker, "TaskHost", Slow)
     asking = asyncio.create_task(asyncio.to_thread(ask, path))
     async with asyncio.timeout(20):
         await killed.wait()
     release.set()
     assert await asking == {"call": 1}
+
+
+async def test_memory_that_could_be_truncated_is_not_taken(path):
+    def greet() -> bytes:
+        unsealed = [os.memfd_create("open", os.MFD_ALLOW_SEALING) for _ in range(2)]
+        with connect(path) as channel:
+            socket.send_fds(channel, [b"x"], unsealed)
+            for fd in unsealed:
+                os.close(fd)
+            return channel.recv(1)
+
+    assert await asyncio.to_thread(greet) == b""
+    assert await asyncio.to_thread(ask, path) == {"call": 1}

@@ -78,11 +78,11 @@ async def serve(pool: TaskPool, request: TaskRequest) -> list[Tensor]:
 
 
 def files(pid: int) -> int:
-    """Sockets, and blocks of memory."""
+    """Sockets, and arenas."""
     count = 0
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # closed meanwhile
-            count += str(link.readlink()).startswith(("socket:", "/memfd:penstock-task"))
+            count += str(link.readlink()).startswith(("socket:", "/memfd:penstock-arena"))
     return count
 
 
