@@ -12,7 +12,7 @@ from statistics import median
 from typing import get_args
 
 from penstock.core.requests import InferRequest
-from penstock.models.settings import Policy, Routing
+from penstock.core.settings import Policy, Routing
 from penstock.router.jobs import BlockRules, Job, JobTable, Offer, Send
 
 FEW, MANY = 10, 1000

@@ -16,8 +16,9 @@ from penstock.core.errors import EngineFailed, PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext
+from penstock.engines.options import PythonOptions, TensorOption
 from penstock.models.loading import LoadedBlock
-from penstock.models.settings import ModelSettings, PythonOptions, TensorOption
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
@@ -134,11 +135,11 @@ class Bed:
     ) -> None:
         self.engine = engine or Doubler()
         description = BlockDescription(
-            "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings
+            "blk", "m", "1", "onnxruntime_onnx", "fp32", MODEL.inputs, MODEL.outputs, 8, instances, settings.for_block()
         )
         self.registry = CollectorRegistry()
         loaded = LoadedBlock(
-            description, task(MODEL, settings.batching.max_rows, None), self.engine, has_steady_cost=is_steady
+            description, settings, task(MODEL, settings.batching.max_rows, None), self.engine, has_steady_cost=is_steady
         )
         self.runner = BlockRunner(
             loaded, ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test")

@@ -13,8 +13,8 @@ from benchmarks.chaos.infer_messages import DATATYPES, SIZES, TEXT
 from benchmarks.chaos.mutation import endless, examples
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import WireError
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Buffer
-from penstock.models.settings import ModelSettings
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
 from penstock.wire.descriptions import decode_description, encode_description
@@ -25,7 +25,7 @@ BATCH = 50
 NUMBERS = st.integers(0, 2**64 - 1)
 # A host of another name, so that nobody looks for the process; a block that nobody asks for.
 HOST = "elsewhere"
-BLOCK = BlockDescription("blk-chaos", "chaos", "1", "none", "fp32", (), (), 0, 1, ModelSettings())
+BLOCK = BlockDescription("blk-chaos", "chaos", "1", "none", "fp32", (), (), 0, 1, BlockSettings())
 
 HELLO = frames.encode(pb.Frame(hello=pb.Hello(protocol=frames.PROTOCOL, worker_id="chaos", host=HOST)))
 

@@ -10,7 +10,7 @@ from penstock.core.config import Limits
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.engines.base import EngineSpec
 from penstock.engines.onnx.engine import OnnxEngine
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 from penstock.tasks.base import Piece, TaskRequest
 from penstock.tasks.embed import EmbedTask
 

@@ -7,8 +7,8 @@ import yaml
 from penstock.core.errors import ConfigError
 from penstock.models.convert.quantize import quantize
 from penstock.models.convert.report import Order
+from penstock.models.folder import read_model_folder
 from penstock.models.samples.noop import NOOP, write_noop
-from penstock.models.settings import read_model_folder
 
 CACHED = "identity-cached"  # as NOOP, with the response cache
 SHIPPED = "minilm"

@@ -16,7 +16,7 @@ from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
 from penstock.experiments.tuning.tune import Progress, TuneOptions, Tuner
 from penstock.experiments.variants import Variants
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 
 KEY = "tune_over_shipped"
 RUNS = 3

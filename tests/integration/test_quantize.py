@@ -19,9 +19,9 @@ from tokenizers import Tokenizer
 from penstock.client import Client
 from penstock.core.tensors import TensorSpec, unpack_bytes
 from penstock.models.convert.samples import collect
+from penstock.models.folder import read_model_folder
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
-from penstock.models.settings import read_model_folder
 from penstock.tasks.base import TaskSignature
 from tests.servers import ROOT, ServerProcess
 

@@ -16,6 +16,7 @@ from penstock.app.process import run_child, spare_collector
 from penstock.core.cluster import BlockView, Control
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
+from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
@@ -25,7 +26,6 @@ from penstock.gateway.http.live import standing
 from penstock.gateway.http.live_streams import LiveStreams
 from penstock.gateway.http.server import http_server, open_http_socket
 from penstock.gateway.shared_memory.regions import SharedMemory
-from penstock.models.settings import Routing
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache

@@ -144,7 +144,7 @@ def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
     from penstock.core.config import load_config
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.variants import Variants
-    from penstock.models.settings import list_model_folders, read_model_folder
+    from penstock.models.folder import list_model_folders, read_model_folder
 
     path = Path(model)
     if not (path / "model.yaml").is_file():

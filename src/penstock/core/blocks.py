@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
-from penstock.models.settings import ModelSettings
 
 
 class BlockState(StrEnum):
@@ -28,7 +28,7 @@ class BlockDescription:
     outputs: tuple[TensorSpec, ...]
     max_batch_size: int  # 0: the first dimension is no batch
     instances: int
-    settings: ModelSettings
+    settings: BlockSettings
     device: str = "cpu"  # what `auto` became
     fingerprint: str = ""  # of the model's files: answers of other files are not this block's
     is_described: bool = True  # False: never loaded yet, so its inputs and outputs are not known

@@ -14,7 +14,7 @@ class BlockView:
     version: str
     state: BlockState
     reason: str
-    routing: str = ""  # JSON of core.models.Routing that stands before the model's own; empty: none
+    routing: str = ""  # JSON of core.settings.Routing that stands before the model's own; empty: none
 
 
 Listener = Callable[[Sequence[BlockView]], None]

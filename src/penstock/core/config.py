@@ -8,13 +8,13 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.core.errors import ConfigError
+from penstock.core.settings import Section
 from penstock.core.yaml_file import read_yaml
-from penstock.models.settings import _Section
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
-class Limits(_Section):
+class Limits(Section):
     max_message_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     max_rows: Annotated[int, Field(ge=1)] = 4096  # of one request
     max_tokens: Annotated[int, Field(ge=1)] = 262_144  # of one request
@@ -22,7 +22,7 @@ class Limits(_Section):
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
 
 
-class DataPlane(_Section):
+class DataPlane(Section):
     beat_s: Annotated[float, Field(gt=0, le=60)] = 0.5  # heartbeats, both ways
     silence_s: Annotated[float, Field(gt=0, le=600)] = 5.0  # a peer that says nothing for so long is dead
     max_attempts: Annotated[int, Field(ge=1, le=100)] = 3  # runs of one request over workers' deaths
@@ -31,7 +31,7 @@ class DataPlane(_Section):
     restart_backoff_max_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
 
 
-class CacheSettings(_Section):
+class CacheSettings(Section):
     """The response cache; a model takes part where its model.yaml says so."""
 
     url: str = "memory://"  # or sqlite:///file, redis://host:port/0
@@ -40,7 +40,7 @@ class CacheSettings(_Section):
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # what a shared cache gets to answer
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
     zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
     weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}  # noqa: RUF012 - by worker id; else 1
@@ -49,14 +49,14 @@ class WorkerSettings(_Section):
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
 
 
-class Telemetry(_Section):
+class Telemetry(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
     otlp_endpoint: str = ""  # empty: no spans leave the process
     trace_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
-class Config(_Section):
+class Config(Section):
     models: Path = Path("models")
     data_dir: Path = Path("penstock-data")
     host: str = "127.0.0.1"
@@ -103,7 +103,7 @@ def every_setting() -> dict[str, FieldInfo]:
     found: dict[str, FieldInfo] = {}
     for name, field in Config.model_fields.items():
         section = field.annotation
-        if isinstance(section, type) and issubclass(section, _Section):
+        if isinstance(section, type) and issubclass(section, Section):
             found.update({f"{name}.{key}": value for key, value in section.model_fields.items()})
         else:
             found[name] = field

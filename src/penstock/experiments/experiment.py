@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from penstock.core.config import DataPlane, Limits, Port
 from penstock.core.errors import ConfigError
-from penstock.models.settings import Batching, _Section
+from penstock.core.settings import Batching, Section
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]
@@ -36,7 +36,7 @@ def _engine(given: Any) -> Any:
     return "torch" if given == "pytorch" else given
 
 
-class ModelPart(_Section):
+class ModelPart(Section):
     """What is left out is as the model's own model.yaml has it, but for `precision`: that is FP32."""
 
     name: str = "minilm"
@@ -54,7 +54,7 @@ class ModelPart(_Section):
         return self
 
 
-class ServerPart(_Section):
+class ServerPart(Section):
     host: str = "127.0.0.1"
     grpc_port: Annotated[Port, Field(validation_alias=AliasChoices("grpc_port", "port"))] = 0  # 0: a free one
     http_port: Port = 0
@@ -68,7 +68,7 @@ class BatchingPart(Batching):
     max_rows: Annotated[int, Field(ge=1, le=65536, validation_alias=AliasChoices("max_rows", "max_batch_size"))] = 32
 
 
-class ExperimentPart(_Section):
+class ExperimentPart(Section):
     batch_sizes: Axis[Count] = (1,)  # items in a request
     concurrency_levels: Axis[Count] = (1, 8, 32)
     benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: until three windows agree
@@ -81,7 +81,7 @@ class ExperimentPart(_Section):
     generators: Annotated[int, Field(ge=1, le=64)] = 1  # processes of the load generator
 
 
-class MatrixPart(_Section):
+class MatrixPart(Section):
     """Every combination of the values is a case, but for those that an entry of `exclude` matches in all its keys."""
 
     model: Axis[str] | None = None
@@ -125,7 +125,7 @@ class MatrixPart(_Section):
         return any(matches(entry) for entry in self.exclude if entry)
 
 
-class Experiment(_Section):
+class Experiment(Section):
     name: str = ""
     description: str = ""
     extends: str | None = None
@@ -143,7 +143,7 @@ class Experiment(_Section):
         return found
 
 
-class Case(_Section):
+class Case(Section):
     """One load on one server; what is None is as the model's own model.yaml has it."""
 
     id: str

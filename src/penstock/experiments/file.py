@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.experiments.experiment import Experiment
-from penstock.models.settings import NAME
+from penstock.models.folder import NAME
 
 BASE = "base_config.yaml"
 

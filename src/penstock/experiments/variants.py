@@ -19,8 +19,9 @@ from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.convert.samples import collect
+from penstock.models.folder import ModelFolder, read_model_folder
 from penstock.models.samples.noop import NOOP, write_noop
-from penstock.models.settings import ModelFolder, ModelSettings, read_model_folder
+from penstock.models.settings import ModelSettings
 
 RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
 FITTING_DATA = {"embed": "pairs", "upscale": "photos"}

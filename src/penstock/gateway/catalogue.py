@@ -8,8 +8,8 @@ from importlib.metadata import version
 from penstock.core.blocks import BlockDescription
 from penstock.core.cluster import BlockView, Control
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
-from penstock.models.settings import Routing
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.slots import SlotStanding
 from penstock.serving.admission import Admission

@@ -5,9 +5,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.settings import BlockSettings, QueuePolicy
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec
-from penstock.models.settings import ModelSettings, QueuePolicy
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
 
@@ -51,7 +51,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
         config.sequence_batching.max_sequence_idle_microseconds = int(settings.sessions.idle_s * 1e6)
     elif block.max_batch_size:
         _put_batching(config.dynamic_batching, settings)
-    config.model_transaction_policy.decoupled = settings.python.is_decoupled
+    config.model_transaction_policy.decoupled = settings.is_decoupled
     config.response_cache.enable = settings.cache.enabled
     for name, value in {
         "block_id": block.block_id,
@@ -64,7 +64,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
     return config
 
 
-def _put_batching(batching: config_pb.ModelDynamicBatching, settings: ModelSettings) -> None:
+def _put_batching(batching: config_pb.ModelDynamicBatching, settings: BlockSettings) -> None:
     batching.preferred_batch_size.append(settings.batching.max_rows)
     batching.max_queue_delay_microseconds = int(settings.batching.max_delay_ms * 1000)
     priorities = settings.priorities

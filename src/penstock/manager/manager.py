@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from penstock.core.blocks import BlockState
 from penstock.core.cluster import BlockView, Listener
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.settings import Routing
 from penstock.manager.registry import Block, Registry
-from penstock.models.settings import NAME, ModelFolder, Routing, list_model_folders, read_model_folder
+from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder
 from penstock.storage.metadata_sqlite import Metadata
 
 log = structlog.get_logger()

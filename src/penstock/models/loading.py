@@ -5,13 +5,13 @@ from pathlib import Path
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
+from penstock.core.settings import BlockSettings
 from penstock.engines.base import Engine
-from penstock.engines.building import build_engine
+from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.memory import family_bytes, trim
 from penstock.models.settings import ModelSettings
 from penstock.models.survey import fingerprint_of, instance_count, model_files, read_version, size_bytes
 from penstock.tasks.base import Task
-from penstock.tasks.building import TaskSpec, build_task
 
 STEADY_ENGINES = ("onnx", "openvino")
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
@@ -20,6 +20,7 @@ STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be 
 @dataclass(frozen=True, slots=True)
 class LoadedBlock:
     description: BlockDescription
+    settings: ModelSettings
     task: Task
     engine: Engine
     has_steady_cost: bool
@@ -58,12 +59,12 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         outputs=task.signature.outputs,
         max_batch_size=task.signature.max_batch_size,
         instances=instance_count(settings, signature.device),
-        settings=settings,
+        settings=settings.for_block(),
         device=signature.device,
         fingerprint=fingerprint,
     )
     is_steady = _is_steady(settings, signature.device, model.file(version))
-    return LoadedBlock(description, task, engine, is_steady, max(added_bytes, size_bytes(files)), task_spec)
+    return LoadedBlock(description, settings, task, engine, is_steady, max(added_bytes, size_bytes(files)), task_spec)
 
 
 def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
@@ -82,6 +83,6 @@ def has_steady_cost(file: Path) -> bool:
     return not any(b"\x22" + bytes([len(name)]) + name in data for name in (b"Loop", b"If", b"Scan"))
 
 
-def credits(settings: ModelSettings, instances: int) -> int:
+def credits(settings: BlockSettings, instances: int) -> int:
     """Twice what the instances can hold: enough for like lengths to meet, the rest waits where it can go elsewhere."""
     return 2 * instances * settings.batching.max_rows

@@ -17,7 +17,8 @@ from ruamel.yaml.util import load_yaml_guess_indent
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml, read_yaml_over
-from penstock.models.settings import MODEL_ONLY, VERSION_FILE, ModelSettings
+from penstock.models.folder import MODEL_ONLY, VERSION_FILE
+from penstock.models.settings import ModelSettings
 
 REMOVED: Any = object()  # as a value: the key goes, and what the settings say by default holds
 WAS = re.compile(r"^# was (?P<value>[^:]*): (?P<reason>.*)$")

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.models.settings import ModelFolder, ModelSettings, read_model_folder
+from penstock.models.folder import ModelFolder, read_model_folder
+from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned, Outlook
+
+INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ def undescribed(block: Assigned, settings: ModelSettings) -> BlockDescription:
         outputs=(),
         max_batch_size=0,
         instances=instance_count(settings),
-        settings=settings,
+        settings=settings.for_block(),
         device=settings.instances.device,
         is_described=False,
     )
@@ -90,10 +93,15 @@ def fingerprint_of(root: Path, files: Sequence[Path]) -> str:
 
 
 def instance_count(settings: ModelSettings, device: str = "cpu") -> int:
-    """A model with state has one: the requests of a session must not overtake each other."""
-    if settings.sessions.is_stateful and settings.instances.count == "auto":
-        return 1
-    return settings.instances.resolved_count(device)
+    """`device` is the one that runs the model: what `auto` became."""
+    instances = settings.instances
+    if instances.count != "auto":
+        return instances.count
+    if settings.sessions.is_stateful:
+        return 1  # the requests of a session must not overtake each other
+    if device != "cpu":
+        return INSTANCES_ON_A_GPU
+    return max(1, len(os.sched_getaffinity(0)) // instances.threads)
 
 
 def reason(error: Exception) -> str:

@@ -11,9 +11,9 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import PLAIN, InferRequest, InferResponse
+from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Buffer
-from penstock.models.settings import Routing
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.answers import Answers, response_to
 from penstock.router.jobs import (

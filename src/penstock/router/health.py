@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, WireError
-from penstock.models.settings import Health
+from penstock.core.settings import Health
 
 FAULTS = frozenset({EngineFailed.code, InternalError.code, WireError.code})  # of the model or its worker
 TIMEOUT = DeadlineExceeded.code

@@ -7,7 +7,7 @@ from operator import attrgetter
 from random import Random
 
 from penstock.core.errors import InvalidRequest, QueueFull
-from penstock.models.settings import Health, ModelSettings, Priorities, Routing
+from penstock.core.settings import BlockSettings, Health, Priorities, Routing
 from penstock.router.actions import Action, Send
 from penstock.router.policies.hashing import Places
 from penstock.router.policies.policy import make_policy
@@ -22,7 +22,7 @@ class BlockRules:
     priorities: Priorities = field(default_factory=Priorities)
 
     @classmethod
-    def of(cls, settings: ModelSettings, routing: Routing | None = None) -> "BlockRules":
+    def of(cls, settings: BlockSettings, routing: Routing | None = None) -> "BlockRules":
         """`routing` stands before the model's own."""
         return cls(settings.batching.max_queue, routing or settings.routing, settings.health, settings.priorities)
 

@@ -6,7 +6,7 @@ from math import exp, inf
 from typing import Literal, NamedTuple
 
 from penstock.core.requests import Controls, InferRequest
-from penstock.models.settings import ModelSettings
+from penstock.core.settings import BlockSettings
 from penstock.router.health import Condition
 
 BEHIND = 1000  # the lowest level there is: what is delayed ranks below it
@@ -35,7 +35,7 @@ class Job:
     submitted: float = 0.0
     sent: float = 0.0
 
-    def heed(self, controls: Controls, settings: ModelSettings, now: float) -> None:
+    def heed(self, controls: Controls, settings: BlockSettings, now: float) -> None:
         """Takes from the request what it asks of the router."""
         self.priority = controls.priority
         self.key = controls.shard_key

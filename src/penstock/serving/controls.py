@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.requests import PLAIN, CacheMode, Controls, Parameter, SessionStep
-from penstock.models.settings import Priorities, Routing
+from penstock.core.settings import Priorities, Routing
 
 PRIORITY, TIMEOUT, CACHE = "priority", "timeout", "cache"
 SEQUENCE_ID, SESSION_ID, SEQ_NO = "sequence_id", "session_id", "seq_no"

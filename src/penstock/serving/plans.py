@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferResponse
-from penstock.models.settings import Routing
+from penstock.core.settings import Routing
 from penstock.serving.controls import ControlReader
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
@@ -41,7 +41,7 @@ class Plan:
         self.controls = ControlReader(settings.priorities, routing)
         self.request_s = settings.timeouts.request_s
         self.is_cached = settings.cache.enabled
-        self.is_decoupled = settings.python.is_decoupled
+        self.is_decoupled = settings.is_decoupled
         self.is_plain = not (self.is_cached or self.is_decoupled)
         self.answered = metrics.answered
 

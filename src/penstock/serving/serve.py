@@ -135,7 +135,7 @@ class Serving:
 
     def _is_decoupled(self, request: InferRequest) -> bool:
         try:
-            return self.resolver.resolve(request.model, request.version).settings.python.is_decoupled
+            return self.resolver.resolve(request.model, request.version).settings.is_decoupled
         except PenstockError:
             return False  # `serve` says what is wrong, and counts it
 

@@ -1,6 +1,7 @@
 """The classify task: images, texts or tensors in, labels and their scores out, best first."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -9,16 +10,25 @@ import numpy as np
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.models.settings import ClassifyOptions, ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
+from penstock.tasks.options import ClassifyOptions
 from penstock.tasks.tensor import TensorTask
 
 LABEL, SCORE = "label", "score"
 LOGITS = "logits"  # which of several outputs it is where classify.output does not say
 TOP_K = "top_k"
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimits:
+    """How requests may be joined, and how long one may be."""
+
+    max_rows: int
+    is_batched: bool | None = None  # None: as the file says
+    max_tokens: int = 262_144  # of one request
 
 
 class ClassifyInput(Protocol):
@@ -38,10 +48,9 @@ class ClassifyInput(Protocol):
 class ClassifyTask:
     is_finish_cheap = True
 
-    def __init__(self, folder: Path, settings: ModelSettings, engine: Signature, max_tokens_per_request: int) -> None:
-        options = settings.classify
+    def __init__(self, folder: Path, options: ClassifyOptions, limits: RowLimits, engine: Signature) -> None:
         output = _find_output(options, engine)
-        self._input = _build_input(folder, settings, engine, output, max_tokens_per_request)
+        self._input = _build_input(folder, options, limits, engine, output)
         self._labels = _read_labels(folder / options.labels)
         _check_labels(options, output, len(self._labels))
         self._packed = np.array([label.encode() for label in self._labels], dtype=object)
@@ -132,21 +141,22 @@ class _TensorInput:
 
 
 def _build_input(
-    folder: Path, settings: ModelSettings, engine: Signature, output: TensorSpec, max_tokens: int
+    folder: Path, options: ClassifyOptions, limits: RowLimits, engine: Signature, output: TensorSpec
 ) -> ClassifyInput:
     """Each imports its libraries only when a model asks for it."""
-    options, max_rows = settings.classify, settings.batching.max_rows
     kind = _kind(options, engine)
     if kind == "text":
         from penstock.tasks.text import TextGraph, TextInput
 
         tokenizer = folder / options.tokenizer
-        return TextInput(TextGraph("classify", engine, tokenizer, options.max_length, max_tokens), max_rows)
+        return TextInput(
+            TextGraph("classify", engine, tokenizer, options.max_length, limits.max_tokens), limits.max_rows
+        )
     if kind == "image":
         from penstock.tasks.image_input import ImageInput
 
-        return ImageInput(options, engine, max_rows, is_batched=settings.is_batched is not False)
-    return _TensorInput(engine, output, max_rows, None if settings.is_batched == "auto" else settings.is_batched)
+        return ImageInput(options, engine, limits.max_rows, is_batched=limits.is_batched is not False)
+    return _TensorInput(engine, output, limits.max_rows, limits.is_batched)
 
 
 def _kind(options: ClassifyOptions, engine: Signature) -> str:

@@ -7,10 +7,10 @@ import numpy as np
 
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
-from penstock.models.settings import EmbedOptions
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output
+from penstock.tasks.options import EmbedOptions
 from penstock.tasks.text import TextGraph, TextInput
 
 OUTPUT = "embedding"

@@ -9,10 +9,10 @@ from PIL import Image
 from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
-from penstock.models.settings import ClassifyOptions
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
 from penstock.tasks.network import CHANNELS, PIXELS
+from penstock.tasks.options import ClassifyOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ import numpy as np
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array
-from penstock.models.settings import ScoreOptions
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs, take_inputs
 from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
+from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import TextGraph, read_texts
 

@@ -15,11 +15,11 @@ from PIL import Image
 from penstock.core.errors import ConfigError, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, pack_bytes
-from penstock.models.settings import UpscaleOptions
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
 from penstock.tasks.images import DecodedImage, ImageHeader, encode_png
+from penstock.tasks.options import UpscaleOptions
 
 GRAIN = 16  # pixels
 Plane = NDArray[np.uint8]

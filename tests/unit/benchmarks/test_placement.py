@@ -2,8 +2,8 @@
 
 from benchmarks.suite.placement import COPY, _build_repository
 from penstock.core.config import Limits
+from penstock.models.folder import list_model_folders, read_model_folder
 from penstock.models.loading import load_block
-from penstock.models.settings import list_model_folders, read_model_folder
 from tests.servers import ROOT
 
 PLACES = ("inline", "pool", "worker")

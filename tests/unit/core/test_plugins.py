@@ -74,7 +74,7 @@ def test_a_wrong_name_is_told_with_the_nearest(install: Any) -> None:
 
 
 def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
-    from penstock.engines.building import build_engine
+    from penstock.models.building import build_engine
 
     install("raise RuntimeError('imported')", "onnx = {module}:Engine")
     assert check_name(ENGINES, "onnx") == "onnx"

@@ -6,7 +6,8 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml, examine_yaml_over, read_yaml, read_yaml_over
-from penstock.models.settings import MODEL_ONLY, ModelSettings, read_model_folder
+from penstock.models.folder import MODEL_ONLY, read_model_folder
+from penstock.models.settings import ModelSettings
 
 
 def write(folder: Path, name: str, text: str) -> Path:

@@ -9,13 +9,13 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import BYTES, Tensor, pack_bytes
-from penstock.engines.building import build_engine
 from penstock.engines.onnx.variants import convert
 from penstock.experiments.variants import Variants
+from penstock.models.building import build_engine
 from penstock.models.convert.fidelity import answer_all, compare_answers
 from penstock.models.convert.model import LoadedModel
+from penstock.models.folder import read_model_folder
 from penstock.models.samples.texts import mixed
-from penstock.models.settings import read_model_folder
 from penstock.tasks.base import TaskRequest
 from tests.measured import make_cases
 

@@ -12,11 +12,11 @@ from penstock.core.cluster import BlockView
 from penstock.core.config import Limits
 from penstock.core.errors import PenstockError, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import TensorSpec
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http.app import build_http_app
-from penstock.models.settings import ModelSettings
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 
@@ -24,7 +24,7 @@ MAX_BYTES = 100_000
 
 
 def block(model: str, task: str, inputs: list[TensorSpec], outputs: list[TensorSpec], version: str = "1"):
-    settings = ModelSettings(task=task)
+    settings = BlockSettings(task=task)
     return BlockDescription(
         f"blk-{model}-{version}",
         model,

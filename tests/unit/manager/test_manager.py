@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.cluster import BlockView
 from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
-from penstock.models.settings import Routing
 from penstock.storage.metadata_sqlite import SqliteMetadata
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()

@@ -8,9 +8,9 @@ import pytest
 
 from penstock.core.cluster import BlockView
 from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
-from penstock.models.settings import Routing
 from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.wire.control import RemoteControl
 

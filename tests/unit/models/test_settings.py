@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.models.settings import INSTANCES_ON_A_GPU, Instances, read_model_folder
+from penstock.core.settings import Instances
+from penstock.models.folder import read_model_folder
+from penstock.models.settings import ModelSettings
+from penstock.models.survey import INSTANCES_ON_A_GPU, instance_count
 
 
 def make(folder: Path, text: str, *versions: str) -> Path:
@@ -67,10 +70,22 @@ def test_devices(tmp_path: Path, device: str) -> None:
 
 def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert Instances().resolved_count() == cores
-    assert Instances(threads=2 * cores).resolved_count() == 1
-    assert Instances().resolved_count("cuda:1") == INSTANCES_ON_A_GPU
-    assert Instances(count=3).resolved_count("cuda") == 3
+    assert instance_count(ModelSettings()) == cores
+    assert instance_count(ModelSettings(instances=Instances(threads=2 * cores))) == 1
+    assert instance_count(ModelSettings(), "cuda:1") == INSTANCES_ON_A_GPU
+    assert instance_count(ModelSettings(instances=Instances(count=3)), "cuda") == 3
+
+
+def test_what_a_block_is_told_is_what_all_read_and_not_the_options_of_its_task() -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+    python = {"is_decoupled": True, "inputs": [tensor], "outputs": [tensor]}
+    settings = ModelSettings.model_validate({"engine": "python", "tags": ["a"], "python": python})
+    block = settings.for_block()
+    assert block.is_decoupled
+    assert block.tags == ("a",)
+    assert block.model_fields_set - {"is_decoupled"} <= ModelSettings.model_fields.keys()
+    assert not ModelSettings().for_block().is_decoupled
+    assert not block.model_dump().keys() & {"embed", "score", "classify", "upscale", "python", "torch", "options"}
 
 
 def test_no_version_says_what_was_expected(tmp_path: Path) -> None:

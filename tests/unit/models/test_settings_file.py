@@ -6,7 +6,8 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
-from penstock.models.settings import ModelSettings, read_model_folder
+from penstock.models.folder import read_model_folder
+from penstock.models.settings import ModelSettings
 from penstock.models.settings_file import REMOVED, edit_settings, edited
 from tests.servers import ROOT
 

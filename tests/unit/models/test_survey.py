@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.settings import Instances, ModelSettings, Sessions, read_model_folder
+from penstock.core.settings import Instances, Sessions
+from penstock.models.folder import read_model_folder
+from penstock.models.settings import ModelSettings
 from penstock.models.survey import Surveyed, fingerprint_of, instance_count, model_files, survey, undescribed
 from penstock.worker.residency.steps import Assigned
 
@@ -73,7 +75,7 @@ def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
     assert not block.is_described
     assert (block.block_id, block.model, block.version, block.platform) == ("blk-m", "m", "1", "")
     assert (block.inputs, block.outputs, block.max_batch_size, block.instances) == ((), (), 0, 3)
-    assert block.settings is settings
+    assert block.settings == settings.for_block()
 
 
 def test_a_model_with_state_has_one_instance_and_is_kept_for_its_sessions() -> None:

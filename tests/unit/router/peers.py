@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Buffer, Tensor
-from penstock.models.settings import ModelSettings
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.dispatcher import Dispatcher
 from penstock.telemetry.metrics import RouterMetrics
@@ -29,7 +29,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 def block(block_id: str = "blk", **settings: object) -> BlockDescription:
-    described = ModelSettings.model_validate(settings)
+    described = BlockSettings.model_validate(settings)
     return BlockDescription(block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, described)
 
 

@@ -4,7 +4,7 @@ from math import inf
 from random import Random
 
 from penstock.core.requests import InferRequest
-from penstock.models.settings import Health, Priorities, QueuePolicy, Routing
+from penstock.core.settings import Health, Priorities, QueuePolicy, Routing
 from penstock.router.jobs import Action, BlockRules, Fail, Job, JobTable, Offer, Send
 
 A, B, C = b"worker-a", b"worker-b", b"worker-c"

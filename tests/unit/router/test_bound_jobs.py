@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import WorkerLost
-from penstock.models.settings import Health
+from penstock.core.settings import Health
 from penstock.router.jobs import Fail, Job, JobTable
 from tests.unit.router.tables import A, B, failed, job, join, rules, sent, table
 

@@ -9,8 +9,8 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.errors import EngineFailed, InvalidRequest, WorkerLost
 from penstock.core.requests import Controls
+from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
-from penstock.models.settings import Routing
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames

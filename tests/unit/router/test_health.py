@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.models.settings import Health
+from penstock.core.settings import Health
 from penstock.router.health import Condition, may_be_ejected
 from penstock.router.jobs import Ejected, Fail, Probe, Restored
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table

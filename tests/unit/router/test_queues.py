@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, QueueTimeout
-from penstock.models.settings import ModelSettings, Priorities, QueuePolicy, Routing
+from penstock.core.settings import BlockSettings, Priorities, QueuePolicy, Routing
 from penstock.router.jobs import BlockRules, Fail, JobTable
 from penstock.router.slots import Job, Line
 from tests.unit.router.tables import BLOCK, A, B, failed, job, join, levels, rules, sent, table
@@ -216,6 +216,6 @@ def test_a_line_keeps_its_order_whoever_leaves_it() -> None:
 
 
 def test_the_rules_come_from_the_model_and_a_routing_stands_before_its_own() -> None:
-    settings = ModelSettings.model_validate({"batching": {"max_queue": 7}, "routing": {"policy": "random"}})
+    settings = BlockSettings.model_validate({"batching": {"max_queue": 7}, "routing": {"policy": "random"}})
     assert BlockRules.of(settings) == BlockRules(7, Routing(policy="random"))
     assert BlockRules.of(settings, Routing(policy="hash")).routing.policy == "hash"

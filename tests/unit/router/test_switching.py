@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from penstock.models.settings import Health, Priorities
+from penstock.core.settings import Health, Priorities
 from penstock.router.jobs import Action, JobTable, Restored, Send
 from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, rules, sent, table
 

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull, WorkerLost
-from penstock.models.settings import Health, Priorities, QueuePolicy
+from penstock.core.settings import Health, Priorities, QueuePolicy
 from penstock.router.jobs import Action, CancelOn, Ejected, Fail, Job, JobTable, Offer, Probe, Restored, Retry, Send
 from penstock.router.queues import Queue
 from tests.unit.router.tables import BLOCK, POLICIES, job, rules

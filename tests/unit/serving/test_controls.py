@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.requests import PLAIN, Controls, SessionStep
-from penstock.models.settings import Priorities, QueuePolicy, Routing
+from penstock.core.settings import Priorities, QueuePolicy, Routing
 from penstock.serving.controls import ControlReader
 
 LEVELS = Priorities(

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferResponse, Timing
-from penstock.models.settings import ModelSettings, Routing
+from penstock.core.settings import BlockSettings, Routing
 from penstock.serving.plans import PROTOCOLS, Plans
 from penstock.telemetry.metrics import ServingMetrics
 
@@ -17,7 +17,7 @@ TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
 
 def block(block_id: str = "blk-1", **settings: Any) -> BlockDescription:
     return BlockDescription(
-        block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, ModelSettings(**settings), fingerprint="f"
+        block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, BlockSettings(**settings), fingerprint="f"
     )
 
 
@@ -46,7 +46,7 @@ def bed() -> Bed:
         ({}, False, False, True),
         ({"cache": {"enabled": True}}, True, False, False),
         (
-            {"engine": "python", "python": {"is_decoupled": True, "inputs": [TENSOR], "outputs": [TENSOR]}},
+            {"is_decoupled": True},
             False,
             True,
             False,

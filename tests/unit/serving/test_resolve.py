@@ -7,13 +7,13 @@ import pytest
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
-from penstock.models.settings import ModelSettings
+from penstock.core.settings import BlockSettings
 from penstock.serving.resolve import Resolver
 
 
 def block(version: str = "1", model: str = "m") -> BlockDescription:
     return BlockDescription(
-        f"blk-{model}{version}", model, version, "onnxruntime_onnx", "fp32", (), (), 8, 1, ModelSettings()
+        f"blk-{model}{version}", model, version, "onnxruntime_onnx", "fp32", (), (), 8, 1, BlockSettings()
     )
 
 

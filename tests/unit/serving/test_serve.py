@@ -27,8 +27,8 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter, Timing
+from penstock.core.settings import BlockSettings, Routing, Timeouts
 from penstock.core.tensors import Tensor
-from penstock.models.settings import ModelSettings, Routing, Timeouts
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
@@ -45,7 +45,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def block(model: str, max_batch_size: int = 8, **settings: Any) -> BlockDescription:
-    chosen = ModelSettings(timeouts=Timeouts(request_s=REQUEST_S), **settings)
+    chosen = BlockSettings(timeouts=Timeouts(request_s=REQUEST_S), **settings)
     return BlockDescription(
         f"blk-{model}", model, "3", "onnxruntime_onnx", "fp32", (), (), max_batch_size, 1, chosen, fingerprint="f"
     )
@@ -53,8 +53,7 @@ def block(model: str, max_batch_size: int = 8, **settings: Any) -> BlockDescript
 
 TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
 DECOUPLED: dict[str, Any] = {
-    "engine": "python",
-    "python": {"is_decoupled": True, "inputs": [TENSOR], "outputs": [TENSOR]},
+    "is_decoupled": True,
 }
 BLOCKS = (
     block("plain"),

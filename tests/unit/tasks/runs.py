@@ -7,10 +7,10 @@ from typing import Any
 from penstock.core.config import Limits
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
 from penstock.engines.base import Engine
-from penstock.engines.building import build_engine
-from penstock.models.settings import ModelSettings, read_model_folder
+from penstock.models.building import TaskSpec, build_engine, build_task
+from penstock.models.folder import read_model_folder
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, Task, TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 
 
 class Loaded:

@@ -15,10 +15,11 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidImage, Invali
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.models.importing.checkpoint import Wish, import_checkpoint
-from penstock.models.settings import Batching, ClassifyOptions, ModelSettings
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
-from penstock.tasks.classify import ClassifyTask
+from penstock.tasks.classify import ClassifyTask, RowLimits
 from penstock.tasks.images import DecodedImage, ImageHeader
+from penstock.tasks.options import ClassifyOptions
 from tests.checkpoints import reference_logits, save_classifier
 from tests.digits import NAMES, png, trained, write_digits
 from tests.servers import write_model
@@ -153,10 +154,8 @@ def make(
 ) -> ClassifyTask:
     if labels is not None:
         (folder / "labels.txt").write_text(labels, encoding="utf-8")
-    settings = ModelSettings(
-        task="classify", batching=Batching(max_rows=max_rows), classify=ClassifyOptions.model_validate(options)
-    )
-    return ClassifyTask(folder, settings, Signature((given,), (gives,), "onnx", "fp32"), 1000)
+    chosen = ClassifyOptions.model_validate(options)
+    return ClassifyTask(folder, chosen, RowLimits(max_rows), Signature((given,), (gives,), "onnx", "fp32"))
 
 
 ROWS = TensorSpec("x", "FP32", (-1, 2))
@@ -527,9 +526,9 @@ def test_of_several_outputs_one_must_be_named(tmp_path: Path) -> None:
     outputs = (TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP32", (-1, 3)))
     engine = Signature((ROWS,), outputs, "onnx", "fp32")
     with pytest.raises(ConfigError, match=r"classify.output: the graph has label, probabilities: say which"):
-        ClassifyTask(tmp_path, ModelSettings(task="classify"), engine, 1000)
+        ClassifyTask(tmp_path, ClassifyOptions(), RowLimits(32), engine)
     options = ClassifyOptions(output="probabilities", activation="none")
-    task = ClassifyTask(tmp_path, ModelSettings(task="classify", classify=options), engine, 1000)
+    task = ClassifyTask(tmp_path, options, RowLimits(32), engine)
     assert task.engine_outputs == ("probabilities",)
     assert answer_to(task, [[0.1, 0.7, 0.2]])["label"].tolist() == [[b"b"]]
 

@@ -11,9 +11,9 @@ import pytest
 from penstock.core.errors import ConfigError, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, to_array
-from penstock.models.settings import EmbedOptions
 from penstock.tasks.base import Task, TaskRequest
 from penstock.tasks.embed import EmbedTask
+from penstock.tasks.options import EmbedOptions
 
 REFERENCE = Path(__file__).parents[2] / "data"
 TEXTS: list[str] = json.loads((REFERENCE / "minilm_reference.json").read_text())

@@ -12,8 +12,9 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest, Inva
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec
 from penstock.models.importing.checkpoint import Wish, import_checkpoint
-from penstock.models.settings import ModelSettings, ScoreOptions
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
+from penstock.tasks.options import ScoreOptions
 from penstock.tasks.score import build_score_task
 from tests.checkpoints import reference_logits, save_classifier
 from tests.unit.tasks.runs import Loaded, column, load_model

@@ -16,9 +16,9 @@ from penstock.core.errors import ConfigError, InvalidImage, InvalidRequest, Inva
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.models.samples.photos import photos
-from penstock.models.settings import UpscaleOptions
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.images import MAX_SIDE
+from penstock.tasks.options import UpscaleOptions
 from penstock.tasks.upscale import UpscaleTask
 
 MODEL = Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx"

@@ -79,7 +79,7 @@ def check_model(path: Path, timeout_s: float = DEFAULT_S) -> dict[str, Any]:
     from penstock.models.check.fit import examine_fit, examine_precision
     from penstock.models.check.layout import examine_folder
     from penstock.models.check.trial_process import try_version
-    from penstock.models.settings import version_settings
+    from penstock.models.folder import version_settings
 
     layout = examine_folder(path)
     result: dict[str, Any] = {"model": layout.model, "path": str(path)}

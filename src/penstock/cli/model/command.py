@@ -41,7 +41,7 @@ def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> Non
 
 
 def _describe(path: Path) -> dict[str, object]:
-    from penstock.models.settings import read_model_folder
+    from penstock.models.folder import read_model_folder
 
     try:
         folder = read_model_folder(path)

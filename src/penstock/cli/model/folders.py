@@ -12,7 +12,7 @@ MODELS = Path("models")
 
 
 def folders(repository: Path) -> list[Path]:
-    from penstock.models.settings import list_model_folders
+    from penstock.models.folder import list_model_folders
 
     try:
         return list_model_folders(repository)

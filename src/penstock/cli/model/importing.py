@@ -31,8 +31,8 @@ def import_model(
 
     A BERT's ONNX file is built without PyTorch; for the torch engine the folder is copied as it is.
     """
+    from penstock.models.folder import NAME, read_model_folder
     from penstock.models.importing.checkpoint import ENGINES, Wish, import_checkpoint
-    from penstock.models.settings import NAME, read_model_folder
 
     if not NAME.match(name):
         raise ConfigError(f"'{name}' is no model name: letters, digits, '.', '_' and '-', at most 128")

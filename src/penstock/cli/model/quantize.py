@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.models.convert.quantize import Outcome
-    from penstock.models.settings import ModelFolder
+    from penstock.models.folder import ModelFolder
 
 REFUSED = 1
 
@@ -72,7 +72,7 @@ def quantize(
 
 
 def _find(model: str, repository: Path) -> "ModelFolder":
-    from penstock.models.settings import read_model_folder
+    from penstock.models.folder import read_model_folder
 
     path = next((path for path in (repository / model, Path(model)) if (path / "model.yaml").is_file()), None)
     if path is None:

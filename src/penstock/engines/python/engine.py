@@ -14,11 +14,11 @@ from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
+from penstock.engines.options import PythonOptions, TensorOption
 from penstock.engines.python.instance import PythonInstance
 from penstock.engines.python.limit import limit_bytes
 from penstock.engines.python.process import Program, PythonProcess
 from penstock.engines.python.requirements import check_requirements
-from penstock.models.settings import PythonOptions, TensorOption
 from penstock.wire.ipc.messages import Message
 
 NO_CONTEXT = CallContext()

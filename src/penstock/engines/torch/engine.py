@@ -8,7 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array
 from penstock.engines.base import EngineSpec
-from penstock.models.settings import TorchOptions
+from penstock.engines.options import TorchOptions
 
 if TYPE_CHECKING:
     from penstock.engines.torch.runner import TorchRunner

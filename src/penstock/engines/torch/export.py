@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
+from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import DATATYPES, TorchModel, autocast_of, leaves, main_precision
-from penstock.models.settings import TensorOption, TorchOptions
 
 _MATRIX_OPS = ("linear", "matmul", "mm", "addmm", "bmm", "conv1d", "conv2d", "conv3d")  # that autocast knows
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.tensors import BYTES
+from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.engine import FOLDER_PACKAGES
 from penstock.engines.torch.model import TORCH_TYPES, TorchModel
 from penstock.engines.torch.runner import brief
-from penstock.models.settings import TorchOptions
 
 KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
 _PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")

@@ -9,10 +9,10 @@ import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
+from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import TorchModel, autocast_of, main_precision
 from penstock.engines.torch.runner import brief
-from penstock.models.settings import TensorOption, TorchOptions
 
 _MATRIX_MODULES = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 

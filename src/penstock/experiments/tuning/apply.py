@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import Applied
 from penstock.experiments.tuning.space import Configuration
-from penstock.models.settings import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
+from penstock.models.folder import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
 from penstock.models.settings_file import edit_settings
 
 MODEL_FILE = "model.yaml"

@@ -16,7 +16,9 @@ from penstock.experiments.variants import Variants
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.model import ModelFile
 from penstock.models.convert.publish import REPORT, read_report
-from penstock.models.settings import VERSION_FILE, ModelFolder, ModelSettings
+from penstock.models.folder import VERSION_FILE, ModelFolder
+from penstock.models.settings import ModelSettings
+from penstock.models.survey import instance_count
 
 ON_ONNX = (
     Variant("openvino", "int8"),
@@ -65,7 +67,7 @@ class TuneModel:
             settings.engine,
             self._shipped_precision(),
             device,
-            settings.instances.resolved_count(device),
+            instance_count(settings, device),
             settings.instances.threads,
             batching.max_tokens,
             batching.max_rows,

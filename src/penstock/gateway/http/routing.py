@@ -6,11 +6,11 @@ from pydantic import ValidationError
 
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest
+from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.message import read_body
 from penstock.gateway.http.openapi import Route, add_routes, json_answer, path_names
-from penstock.models.settings import Routing
 from penstock.serving.serve import Serving
 
 ROUTING = "/v1/models/{model}/routing"

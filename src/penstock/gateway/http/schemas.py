@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, RootModel
 
-from penstock.models.settings import Routing
+from penstock.core.settings import Routing
 from penstock.telemetry import live_view
 
 Parameters = dict[str, bool | int | float | str]

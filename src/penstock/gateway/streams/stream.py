@@ -114,7 +114,7 @@ class RequestStream(Generic[M, A]):
 
     def _is_decoupled(self, request: InferRequest) -> bool:
         try:
-            return self._serving.resolver.resolve(request.model, request.version).settings.python.is_decoupled
+            return self._serving.resolver.resolve(request.model, request.version).settings.is_decoupled
         except PenstockError:
             return False  # serving says what is wrong, and counts it
 

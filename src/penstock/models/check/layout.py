@@ -11,7 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml, examine_yaml_over
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
 from penstock.models.check.findings import Finding, command, has_problem, warning
-from penstock.models.settings import DEFAULT_FILES, MODEL_ONLY, NAME, VERSION_FILE, ModelSettings
+from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE
+from penstock.models.settings import DEFAULT_FILES, ModelSettings
 
 SETTINGS_FILE = "model.yaml"
 NOT_SETTINGS = ("model.yml", "Model.yaml", "config.yaml", "config.yml", "config.pbtxt", "model-settings.json")

@@ -58,7 +58,7 @@ def _picture() -> bytes:
 def example_command(block: "BlockDescription", inputs: Mapping[str, Array]) -> str:
     """What to type to get an answer from it, once it is served on the default ports."""
     name = shlex.quote(block.model)
-    if block.settings.python.is_decoupled:
+    if block.settings.is_decoupled:
         return _stream_command(block.model, inputs)
     if block.settings.task == "embed":
         return f"penstock embed {shlex.quote(TEXT)} --model {name}"

@@ -69,10 +69,10 @@ class Trial:
             answers = _request(block, inputs)
         except Exception as error:  # noqa: BLE001
             late = self._late(error)
-            return [late] if late else [explain_trial_error(error, description.settings)]
+            return [late] if late else [explain_trial_error(error, block.settings)]
         facts["example"] = example_command(description, inputs)  # what was answered here is answered there
         facts["request_ms"] = round((time.perf_counter() - start) * 1000, 1)
-        if description.settings.python.is_decoupled:
+        if description.settings.is_decoupled:
             facts["answers"] = len(answers)
         findings = [found for tensors in answers for found in _compare(tensors, description.outputs)]
         if description.settings.task != "tensor":  # zeros may well be divided by

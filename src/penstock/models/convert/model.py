@@ -7,10 +7,9 @@ from pathlib import Path
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor
-from penstock.engines.building import build_engine
+from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 
 Batch = dict[str, Array]
 

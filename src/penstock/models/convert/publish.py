@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.models.settings import VERSION_FILE, ModelFolder
+from penstock.models.folder import VERSION_FILE, ModelFolder
 
 REPORT = "quantization.json"
 PREFIX, LOCK = ".quantize-", ".lock"  # a folder with a dot before its name is no version

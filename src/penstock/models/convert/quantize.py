@@ -16,7 +16,7 @@ from penstock.models.convert.publish import fill, original_of, publish, read_rep
 from penstock.models.convert.report import FP32, ORIGINAL, Candidate, Measured, Order, Run, build_report
 from penstock.models.convert.samples import Samples, collect
 from penstock.models.convert.speed import REQUESTS, take_turns
-from penstock.models.settings import ModelFolder
+from penstock.models.folder import ModelFolder
 from penstock.models.settings_file import edit_settings
 
 ENGINES = ("onnx", "openvino")

@@ -12,7 +12,7 @@ from penstock.models.convert.methods import Method
 from penstock.models.convert.model import ModelFile
 from penstock.models.convert.samples import Samples
 from penstock.models.convert.speed import Speed
-from penstock.models.settings import ModelFolder
+from penstock.models.folder import ModelFolder
 from penstock.telemetry.machine import describe_machine
 
 ORIGINAL, FP32 = "original", "fp32"

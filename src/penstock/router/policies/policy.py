@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Protocol
 
-from penstock.models.settings import Routing
+from penstock.core.settings import Routing
 from penstock.router.policies.balance import AnyOfAll, LeastLatency, Locality, PowerOfTwo
 from penstock.router.policies.ordered import LeastConnections, RoundRobin, Weighted
 from penstock.router.slots import Slot

@@ -8,8 +8,6 @@ from penstock.serving.cache.entry import FORMAT
 from penstock.serving.controls import NAMES
 
 DIGEST_BYTES = 32
-# The parts of model.yaml that say what a model answers, and not how fast or where.
-_SHAPING = {"task", "engine", "precision", "file", "is_batched", "embed", "upscale", "python"}
 # Parameters about the form of a request or its answer: the model never sees them.
 _FORMS = frozenset(
     {
@@ -33,8 +31,8 @@ class KeyMaker:
     """
 
     def __init__(self, block: BlockDescription) -> None:
-        shaping = block.settings.model_dump_json(include=_SHAPING)
-        of_block = repr((FORMAT, block.block_id, block.version, block.fingerprint, shaping))
+        # All else that shapes its answers is in files that the fingerprint is of, model.yaml among them.
+        of_block = repr((FORMAT, block.block_id, block.version, block.fingerprint, block.settings.task))
         self._prefix = key_prefix(block.block_id)
         self._of_block = blake2b(of_block.encode(), digest_size=DIGEST_BYTES)
 

@@ -203,7 +203,7 @@ class _Block:
         self.may_keep = (
             settings.cache.enabled
             and bool(block.fingerprint)
-            and not settings.python.is_decoupled
+            and not settings.is_decoupled
             and not settings.sessions.is_stateful
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.errors import PenstockError
 from penstock.core.requests import SessionStep
-from penstock.models.settings import Sessions
+from penstock.core.settings import Sessions
 from penstock.serving.sessions.answers import Outcome
 
 

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from penstock.core.errors import PenstockError, WireError
 from penstock.core.tensors import Tensor
+from penstock.models.building import TaskSpec, build_task
 from penstock.tasks.base import Prepared, Task, TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.channel import Channel, PeerGone
 from penstock.wire.ipc.messages import Message

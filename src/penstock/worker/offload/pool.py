@@ -10,8 +10,8 @@ import structlog
 
 from penstock.core.errors import Draining, InternalError, PenstockError, Unavailable
 from penstock.core.tensors import Array, Tensor
+from penstock.models.building import TaskSpec
 from penstock.tasks.base import Prepared, Task, TaskRequest
-from penstock.tasks.building import TaskSpec
 from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteContext, TaskProcess
 
 log = structlog.get_logger()

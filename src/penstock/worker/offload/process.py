@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from penstock.core.errors import PenstockError, from_code
 from penstock.core.tensors import Array, Tensor
+from penstock.models.building import TaskSpec
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.tasks.building import TaskSpec
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.messages import Envelope, Inbox, Message
 from penstock.worker.offload.contents import describe_results, read_prepared

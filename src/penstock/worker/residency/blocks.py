@@ -242,7 +242,7 @@ class Blocks:
             raise
 
     async def _open_tasks(self, loaded: LoadedBlock) -> TaskPool | None:
-        placement = loaded.description.settings.placement
+        placement = loaded.settings.placement
         if placement == "worker" and not self._has_task_workers:
             raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
         if placement == "inline" or loaded.task.is_prepare_cheap or loaded.task_spec is None:

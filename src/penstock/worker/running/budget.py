@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.models.settings import ModelSettings, Priorities
+from penstock.core.settings import BlockSettings, Priorities
 
 # A batch's budget of tokens never shrinks below this part of it.
 LEAST_PART = 4
@@ -30,7 +30,7 @@ class Budget:
 ALONE = Budget(max_rows=1)
 
 
-def budget_of(settings: ModelSettings, instances: int) -> Budget:
+def budget_of(settings: BlockSettings, instances: int) -> Budget:
     batching = settings.batching
     return Budget(
         max_rows=batching.max_rows,

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from penstock.core.errors import InvalidRequest
+from penstock.core.settings import BlockSettings
 from penstock.engines.base import CallContext
-from penstock.models.settings import ModelSettings
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.answer_credits import AnswerCredits
@@ -24,13 +24,13 @@ IDLE_EVERY_S = 0.001  # sessions that become idle within this time are ended tog
 class Contexts:
     def __init__(
         self,
-        settings: ModelSettings,
+        settings: BlockSettings,
         execution: CallExecution,
         instances: InstanceThreads,
         expire: Callable[[WorkerJob], None],
     ) -> None:
         """`expire` is called when the deadline of a decoupled job passes, however far it is."""
-        self._is_decoupled = settings.python.is_decoupled
+        self._is_decoupled = settings.is_decoupled
         self._execution = execution
         self._instances = instances
         self._expire = expire

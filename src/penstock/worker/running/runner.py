@@ -76,9 +76,9 @@ class BlockRunner:
         )
         calls: CallExecution | None = None
         if isinstance(engine, ContextEngine):
-            calls = CallExecution(task, engine, settings.python.is_decoupled, self._answer_soon)
+            calls = CallExecution(task, engine, settings.is_decoupled, self._answer_soon)
         self._execution: Execution | CallExecution = (
-            Execution(task, engine, settings.warm_up) if calls is None else calls
+            Execution(task, engine, loaded.settings.warm_up) if calls is None else calls
         )
         self._instances = InstanceThreads(description.model, description.instances, self._execution.run, self._ran)
         self._contexts = None if calls is None else Contexts(settings, calls, self._instances, self._late)

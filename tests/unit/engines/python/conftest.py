@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from penstock.engines.base import EngineSpec
+from penstock.engines.options import PythonOptions, TensorOption
 from penstock.engines.python import instance as python_instance
 from penstock.engines.python.engine import PythonEngine
-from penstock.models.settings import PythonOptions, TensorOption
 
 MODELS = Path(__file__).parents[3] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]

@@ -17,11 +17,12 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.engines.base import CallContext, ContextEngine, EngineSpec
+from penstock.engines.options import PythonOptions
 from penstock.engines.python import instance as python_instance
 from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.model import MAX_ANSWER_BYTES, to_tensors
-from penstock.models.settings import PythonOptions, read_model_folder
+from penstock.models.folder import read_model_folder
 from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids, tensors
 
 X = {"X": np.array([1, 2], np.float32)}
@@ -435,7 +436,7 @@ WORKER = """
 import sys
 from pathlib import Path
 import numpy as np
-from penstock.models.settings import PythonOptions
+from penstock.engines.options import PythonOptions
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.engine import PythonEngine
 engine = PythonEngine(EngineSpec(Path(sys.argv[1]), "auto", 1, 1), PythonOptions())

@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from penstock.core.errors import EngineFailed
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.engine import PythonEngine
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids, left_behind
 
 SESSIONS = (

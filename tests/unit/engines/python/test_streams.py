@@ -9,7 +9,7 @@ from penstock.core.errors import EngineFailed
 from penstock.core.requests import Parameter
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.python.engine import PythonEngine
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 from tests.unit.engines.python.conftest import MODELS, StartPython, left_behind
 
 STREAMING = ("streaming.py", [("COUNT", "INT32", (1,))], [("INDEX", "INT32", (1,))])

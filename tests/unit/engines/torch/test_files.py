@@ -13,8 +13,8 @@ from torch import nn
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.base import EngineSpec
+from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.engine import TorchEngine
-from penstock.models.settings import TensorOption, TorchOptions
 
 # PyTorch would have files made with torch.export; these are there to be served.
 pytestmark = [

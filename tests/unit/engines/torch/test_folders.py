@@ -18,10 +18,10 @@ from penstock.core.errors import ConfigError, InvalidTensor
 from penstock.core.tensors import Array, Tensor, pack_bytes, to_array
 from penstock.engines.base import EngineSpec
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
+from penstock.engines.options import TorchOptions
 from penstock.engines.torch.engine import TorchEngine
 from penstock.models.loading import LoadedBlock, load_block
 from penstock.models.samples.texts import mixed
-from penstock.models.settings import TorchOptions
 from penstock.tasks.base import TaskRequest
 
 MODULES = [
@@ -395,7 +395,7 @@ import socket, sys, pathlib
 def refuse(*_, **__):
     raise AssertionError("reached for the network")
 socket.socket.connect = socket.getaddrinfo = socket.create_connection = refuse
-from penstock.models.settings import TorchOptions
+from penstock.engines.options import TorchOptions
 from penstock.engines.base import EngineSpec
 from penstock.engines.torch.engine import TorchEngine
 for file in sys.argv[1:]:
@@ -419,7 +419,7 @@ UNUSED = """
 import sys
 from pathlib import Path
 import penstock.app.serve, penstock.app.worker, penstock.cli.main, penstock.experiments.variants
-import penstock.engines.availability, penstock.engines.building
+import penstock.engines.availability, penstock.models.building
 from penstock.core.config import Limits
 from penstock.models.loading import load_block
 loaded = load_block("blk", Path(sys.argv[1]), "1", Limits())

@@ -16,8 +16,8 @@ from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineSpec
+from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.engine import TorchEngine
-from penstock.models.settings import TensorOption, TorchOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

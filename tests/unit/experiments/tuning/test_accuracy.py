@@ -11,7 +11,7 @@ from penstock.experiments.tuning.accuracy import check_variants, floor_of
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Variant
 from penstock.experiments.variants import Variants
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 from tests.servers import write_identity, write_model
 
 FP32, INT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")

@@ -12,7 +12,8 @@ from penstock.experiments.tuning.apply import apply_winner, places
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration, Variant
 from penstock.experiments.variants import Variants
-from penstock.models.settings import ModelSettings, read_model_folder
+from penstock.models.folder import read_model_folder
+from penstock.models.settings import ModelSettings
 from tests.servers import write_model
 
 SETTINGS = "batching: {max_rows: 16} # few\ninstances: {count: 1}\n"

@@ -65,7 +65,7 @@ class Serving:
     def _resolve(self, model: str, version: str) -> object:
         if model == "unknown":
             raise UnknownModel("unknown")
-        return SimpleNamespace(settings=SimpleNamespace(python=SimpleNamespace(is_decoupled=model.startswith("many"))))
+        return SimpleNamespace(settings=SimpleNamespace(is_decoupled=model.startswith("many")))
 
     async def serve(self, request: InferRequest) -> InferResponse:
         self.started.append(request.request_id)

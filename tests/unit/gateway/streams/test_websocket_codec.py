@@ -9,6 +9,7 @@ import pytest
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, QueueFull
 from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.gateway.http.oip.codec import OutputForm
 from penstock.gateway.streams.websocket import StreamOptions, read_options
@@ -20,7 +21,6 @@ from penstock.gateway.streams.websocket_codec import (
     find_id,
     split,
 )
-from penstock.models.settings import ModelSettings
 
 X = np.array([[1.5, -2.0]], np.float32)
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
@@ -153,7 +153,7 @@ def test_raw_answers_are_one_output() -> None:
 def test_raw_names_are_held_against_the_model() -> None:
     inputs = (TensorSpec("image", "BYTES", (-1, 1)), TensorSpec("x", "FP32", (-1,)))
     outputs = (TensorSpec("image", "BYTES", (-1, 1)),)
-    block = BlockDescription("blk-1", "m", "1", "p", "fp32", inputs, outputs, 8, 1, ModelSettings())
+    block = BlockDescription("blk-1", "m", "1", "p", "fp32", inputs, outputs, 8, 1, BlockSettings())
     RawForm("image", "image").check(block)
     with pytest.raises(InvalidRequest, match="no BYTES input 'x'; it has: image"):
         RawForm("x", "image").check(block)

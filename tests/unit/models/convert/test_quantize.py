@@ -22,7 +22,7 @@ from penstock.models.convert.publish import publish, read_report, staging
 from penstock.models.convert.quantize import publish_variant, quantize
 from penstock.models.convert.report import Order
 from penstock.models.convert.samples import FEWEST, collect
-from penstock.models.settings import ModelFolder, read_model_folder
+from penstock.models.folder import ModelFolder, read_model_folder
 from tests.servers import write_identity, write_model
 from tests.small_models import WIDTH, dense_graph, write_dense
 

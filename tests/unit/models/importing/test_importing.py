@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError
 from penstock.engines.checkpoint import Checkpoint
 from penstock.engines.onnx import bert_file as bert_onnx
 from penstock.engines.onnx.bert_file import find_minilm_weights
-from penstock.models.settings import read_model_folder
+from penstock.models.folder import read_model_folder
 from tests.checkpoints import save_classifier
 
 

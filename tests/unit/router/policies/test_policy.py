@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.models.settings import Routing
+from penstock.core.settings import Routing
 from penstock.router.policies.policy import Policy, make_policy
 from penstock.router.slots import Slot
 from tests.unit.router.tables import BLOCK, POLICIES

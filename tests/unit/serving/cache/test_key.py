@@ -7,14 +7,14 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import Controls, InferRequest, Parameter
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.models.settings import ModelSettings
 from penstock.serving.cache.key import DIGEST_BYTES, KeyMaker, key_prefix
 
 
 def block(**changes: Any) -> BlockDescription:
     made = BlockDescription(
-        "blk-1", "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, ModelSettings(), fingerprint="f1"
+        "blk-1", "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, BlockSettings(), fingerprint="f1"
     )
     return replace(made, **changes)
 
@@ -153,19 +153,17 @@ def test_who_asks_and_how_does_not_count() -> None:
 
 
 def test_the_block_its_version_its_files_and_its_task_count() -> None:
-    settings = ModelSettings(task="embed")
     blocks = [
         block(),
         block(block_id="blk-2"),
         block(version="2"),
         block(fingerprint="f2"),
-        block(settings=settings),
-        block(settings=ModelSettings(task="embed", embed={"max_length": 64})),
+        block(settings=BlockSettings(task="embed")),
     ]
     request = InferRequest("m", [tensor()])
     assert all_differ([KeyMaker(one).key(request)[-DIGEST_BYTES:] for one in blocks])
 
 
 def test_how_fast_a_model_runs_does_not_count() -> None:
-    faster = block(settings=ModelSettings(batching={"max_rows": 64}, instances={"count": 4}), instances=4)
+    faster = block(settings=BlockSettings(batching={"max_rows": 64}, instances={"count": 4}), instances=4)
     assert KeyMaker(faster).key(InferRequest("m", [tensor()])) == key(tensor())

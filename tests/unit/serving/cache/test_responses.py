@@ -13,8 +13,8 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import DeadlineExceeded, EngineFailed, WorkerLost
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor
-from penstock.models.settings import ModelSettings
 from penstock.serving.cache.responses import DIGESTED_AT_ONCE, ResponseCache
 from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.store import open_store
@@ -31,7 +31,7 @@ BLOCK = BlockDescription(
     (),
     8,
     1,
-    ModelSettings(cache={"enabled": True}),
+    BlockSettings(cache={"enabled": True}),
     fingerprint="f1",
 )
 FAR_S = 60.0
@@ -149,21 +149,10 @@ async def test_refresh_runs_and_writes(harness: Harness) -> None:
 @pytest.mark.parametrize(
     "block",
     [
-        replace(BLOCK, settings=ModelSettings()),
+        replace(BLOCK, settings=BlockSettings()),
         replace(BLOCK, fingerprint=""),
-        replace(BLOCK, settings=ModelSettings(cache={"enabled": True}, sessions={"is_stateful": True})),
-        replace(
-            BLOCK,
-            settings=ModelSettings(
-                cache={"enabled": True},
-                engine="python",
-                python={
-                    "is_decoupled": True,
-                    "inputs": [{"name": "x", "datatype": "UINT8", "shape": [-1]}],
-                    "outputs": [{"name": "y", "datatype": "UINT8", "shape": [-1]}],
-                },
-            ),
-        ),
+        replace(BLOCK, settings=BlockSettings(cache={"enabled": True}, sessions={"is_stateful": True})),
+        replace(BLOCK, settings=BlockSettings(cache={"enabled": True}, is_decoupled=True)),
     ],
     ids=["not-enabled", "no-fingerprint", "stateful", "decoupled"],
 )
@@ -211,7 +200,7 @@ async def test_the_cache_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_model_may_say_how_long_its_answers_are_good(harness: Harness) -> None:
-    short = replace(BLOCK, settings=ModelSettings(cache={"enabled": True, "ttl_s": 1e-6}))
+    short = replace(BLOCK, settings=BlockSettings(cache={"enabled": True, "ttl_s": 1e-6}))
     await harness.ask(block=short)
     assert not is_hit(await harness.ask(block=short))
     assert harness.model.runs == 2
@@ -321,7 +310,7 @@ async def test_it_counts(harness: Harness) -> None:
 
 async def test_evictions_are_counted_by_reason(tmp_path: Path) -> None:
     harness = Harness(tmp_path, max_bytes=20_000)
-    short = replace(BLOCK, settings=ModelSettings(cache={"enabled": True, "ttl_s": 1e-6}))
+    short = replace(BLOCK, settings=BlockSettings(cache={"enabled": True, "ttl_s": 1e-6}))
     await harness.ask(b"short", block=short)
     for number in range(40):
         await harness.ask(b"%d" % number)

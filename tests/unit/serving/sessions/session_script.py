@@ -2,8 +2,8 @@
 
 from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse, SessionStep, Timing
+from penstock.core.settings import Sessions
 from penstock.core.tensors import Tensor
-from penstock.models.settings import Sessions
 from penstock.serving.sessions.parts import Action, Give, Start, Step, Ticket
 from penstock.serving.sessions.table import SessionTable
 

@@ -22,13 +22,13 @@ from penstock.core.errors import (
     WorkerLost,
 )
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
+from penstock.core.settings import BlockSettings, Sessions
 from penstock.core.tensors import Tensor
-from penstock.models.settings import ModelSettings, Sessions
 from penstock.serving.sessions.runs import SessionRuns
 
 
 def block(**settings: Any) -> BlockDescription:
-    sessions = ModelSettings(sessions=Sessions(**settings))
+    sessions = BlockSettings(sessions=Sessions(**settings))
     return BlockDescription("blk", "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, sessions)
 
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import EngineFailed, PenstockError, QueueFull, SessionError
-from penstock.models.settings import Sessions
+from penstock.core.settings import Sessions
 from penstock.serving.sessions.parts import Ticket
 from tests.unit.serving.sessions.session_script import Sent, response
 

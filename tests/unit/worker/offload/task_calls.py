@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.config import Limits
+from penstock.core.settings import Batching
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes
-from penstock.models.settings import Batching, ModelSettings
+from penstock.models.building import TaskSpec, build_task
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, Task, TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 
 PLANE = (-1, 1, -1, -1)

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from penstock.core.config import Limits
+from penstock.core.settings import Batching
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
-from penstock.models.settings import Batching, ModelSettings
-from penstock.tasks.building import TaskSpec
+from penstock.models.building import TaskSpec
+from penstock.models.settings import ModelSettings
 from penstock.wire.ipc.messages import Message
 from penstock.worker.offload import host as host_module
 from penstock.worker.offload.host import SPEC, TaskHost

@@ -20,10 +20,10 @@ from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.models.building import TaskSpec, build_task
 from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.offload.pool import TaskProcesses
 from penstock.worker.offload.process import TaskProcess
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same

@@ -10,10 +10,10 @@ from penstock.core.config import Limits
 from penstock.core.errors import PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.models.building import TaskSpec, build_task
 from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.tasks.building import TaskSpec, build_task
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskProcesses
 from penstock.worker.offload.preparation import PoolPreparation

@@ -16,9 +16,9 @@ from penstock.app.places import ServerPlaces
 from penstock.core.config import Config, DataPlane
 from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Tensor
+from penstock.models.building import build_task
 from penstock.models.samples.photos import photos
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.building import build_task
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
 from tests.unit.worker.offload.task_calls import UPSCALE, check_pieces, images, locally, opened, run, same

@@ -4,9 +4,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull
+from penstock.core.settings import Batching, Instances, Residence
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
-from penstock.models.settings import Batching, Instances, ModelSettings, Residence
+from penstock.models.settings import ModelSettings
 from penstock.models.survey import undescribed
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor
+from penstock.core.settings import Batching
 from penstock.core.tensors import Tensor
-from penstock.models.settings import Batching, ModelSettings
+from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.runner import now

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest
 from penstock.core.requests import SessionStep
+from penstock.core.settings import Batching, Sessions
 from penstock.engines.base import ContextEngine
-from penstock.models.settings import Batching, Sessions
 from tests.worker_bed import Bed, Doubler, Storyteller, python_settings
 
 

@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, QueueTimeout
+from penstock.core.settings import Batching, Priorities, QueuePolicy
 from penstock.core.tensors import Array, to_array
-from penstock.models.settings import Batching, ModelSettings, Priorities, QueuePolicy
+from penstock.models.settings import ModelSettings
 from penstock.worker.running.runner import MAX_PROBES
 from tests.worker_bed import Bed, Doubler, RowsTask
 

@@ -10,6 +10,7 @@ import pytest
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.gateway.http.oip.codec import (
     OutputForm,
@@ -22,7 +23,6 @@ from penstock.gateway.http.oip.codec import (
     json_array,
     pack_elements,
 )
-from penstock.models.settings import ModelSettings
 
 NOTHING = memoryview(b"")
 KNOWN = "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BOOL, BYTES"
@@ -54,7 +54,7 @@ def answer(*outputs: Tensor, request_id: str = "", **parameters: Parameter) -> I
 
 
 def block(*inputs: TensorSpec) -> BlockDescription:
-    return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, ModelSettings())
+    return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, BlockSettings())
 
 
 # --- requests

@@ -11,18 +11,18 @@ import pytest
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferResponse, Parameter, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
 from penstock.gateway.http.multipart import FormPart
 from penstock.gateway.http.v1.codec import decode, encode, form_inputs
 from penstock.gateway.http.v1.schemas import V1InferBody
-from penstock.models.settings import ModelSettings
 
 PNG = b"\x89PNG\r\n\x1a\n\xff\0"
 PAIR = (TensorSpec("text", "BYTES", (-1, 1)), TensorSpec("n", "FP32", (-1, 2)))
 
 
 def block(*inputs: TensorSpec) -> BlockDescription:
-    return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, ModelSettings())
+    return BlockDescription("blk-m-1", "m", "1", "onnxruntime_onnx", "fp32", inputs, (), 8, 1, BlockSettings())
 
 
 def body(inputs: Any, **more: Any) -> V1InferBody:

@@ -15,9 +15,9 @@ from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.errors import QueueFull
 from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes, unpack_bytes
 from penstock.gateway.http.v1 import schemas as v1_schemas
-from penstock.models.settings import ModelSettings
 from tests.unit.gateway.conftest import BLOCKS
 
 BODY = {"model": "embedder", "query": "q", "documents": ["a", "b", "c"]}
@@ -27,7 +27,7 @@ TEXT = (-1, 1)
 def scorer(name: str) -> BlockDescription:
     inputs = (TensorSpec("query", "BYTES", TEXT), TensorSpec("passage", "BYTES", TEXT))
     outputs = (TensorSpec("score", "FP32", TEXT),)
-    task = ModelSettings(task="score")
+    task = BlockSettings(task="score")
     return BlockDescription(f"blk-{name}-1", name, "1", "onnxruntime_onnx", "fp32", inputs, outputs, 8, 2, task)
 
 

@@ -1,0 +1,103 @@
+"""A model's folder: its model.yaml and its versions."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import ConfigError
+from penstock.core.yaml_file import read_yaml, read_yaml_over
+from penstock.models.settings import ModelSettings
+
+NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
+VERSION_FILE = "version.yaml"  # in a version's folder: what differs there from model.yaml
+MODEL_ONLY = ("task", "versions", "tags")  # what no version can have for itself
+MAX_LISTED = 8  # names in a message
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    name: str
+    path: Path
+    settings: ModelSettings
+    versions: tuple[str, ...]  # those to serve, oldest first
+
+    def settings_of(self, version: str) -> ModelSettings:
+        """With what the version's own version.yaml lays over them."""
+        return version_settings(self.path, version, self.settings)
+
+    def of_version(self, version: str) -> "ModelFolder":
+        """As if there were this version alone."""
+        return ModelFolder(self.name, self.path, self.settings_of(version), (version,))
+
+    def file(self, version: str) -> Path:
+        return self.path / version / self.settings_of(version).file
+
+
+def version_settings(folder: Path, version: str, settings: ModelSettings) -> ModelSettings:
+    file = folder / version / VERSION_FILE
+    if not file.is_file():
+        return settings
+    return read_yaml_over(file, folder / "model.yaml", ModelSettings, MODEL_ONLY)
+
+
+def read_model_folder(path: Path) -> ModelFolder:
+    name = path.name
+    if not NAME.match(name):
+        raise ConfigError(f"{path}: a model's name is letters, digits, '.', '_' and '-', at most 128", file=str(path))
+    settings = read_yaml(path / "model.yaml", ModelSettings)
+    try:
+        versions = _versions(path, settings)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or path}: cannot be read: {error.strerror}", file=str(path)) from error
+    return ModelFolder(name, path, settings, tuple(str(version) for version in versions))
+
+
+def _versions(path: Path, settings: ModelSettings) -> list[int]:
+    """Those to serve."""
+    found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
+    present = [version for version in found if version > 0 and _file(path, version, settings).is_file()]
+    if settings.versions == "latest":
+        chosen = present[-1:]
+    elif settings.versions == "all":
+        chosen = present
+    else:
+        chosen = [version for version in present if version in settings.versions]
+        if missing := sorted(set(settings.versions) - set(present)):
+            raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
+    if not chosen:
+        raise ConfigError(
+            f"{path}: no version to serve: expected {path.name}/1/{settings.file}, found {_contents(path)}"
+            + ("; run 'penstock model import minilm'" if path.name == "minilm" else ""),
+            file=str(path),
+        )
+    return chosen
+
+
+def _file(folder: Path, version: int, settings: ModelSettings) -> Path:
+    return folder / str(version) / version_settings(folder, str(version), settings).file
+
+
+def _contents(folder: Path) -> str:
+    """What lies in a model's folder beside its model.yaml, as much as fits into a message."""
+    found = []
+    for child in sorted(folder.iterdir()):
+        if child.is_dir():
+            found += [f"{child.name}/{inner.name}" for inner in sorted(child.iterdir())] or [f"{child.name}/ (empty)"]
+        elif child.name != "model.yaml":
+            found.append(child.name)
+    more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
+    return (", ".join(found[:MAX_LISTED]) + more) or "nothing beside model.yaml"
+
+
+def list_model_folders(repository: Path) -> list[Path]:
+    if not repository.is_dir():
+        raise ConfigError(f"{repository}: no such model repository (a folder of model folders)", file=str(repository))
+    return sorted(child for child in repository.iterdir() if _may_be_model(child))
+
+
+def _may_be_model(child: Path) -> bool:
+    """Also one that may not be looked into: whoever reads it then says so."""
+    try:
+        return (child / "model.yaml").is_file()
+    except PermissionError:
+        return True
