@@ -15,13 +15,12 @@ def make_cases(**sections: object) -> list[Case]:
 
 def make_repeat(number: int, rps: float, p99_ms: float, batch_size: int = 1, is_steady: bool = True) -> Repeat:
     latencies = Latencies([p99_ms / 1000] * 20)
-    percentiles = {f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()}
     return Repeat(
         number=number,
         requests_per_s=rps,
         items_per_s=rps * batch_size,
         answered=20,
-        latency_ms={**percentiles, "p99": p99_ms, "mean": p99_ms, "max": p99_ms},
+        latency_ms={**latencies.summary_ms(), "p99": p99_ms, "mean": p99_ms, "max": p99_ms},
         latency_histogram=latencies.encode(),
         rejected={},
         is_steady=is_steady,

@@ -17,7 +17,7 @@ from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.messages import write_messages
-from penstock.experiments.load.process import LoadSpec, Outcome, Window
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
 
 MIB = 1024 * 1024
 
@@ -110,7 +110,7 @@ class Stage:
         return file
 
 
-def _statuses(outcome: Outcome) -> str:
+def _statuses(outcome: WindowOutcome) -> str:
     return ", ".join(f"{count} × {status}" for status, count in outcome.rejected.items()) or "no answer in the window"
 
 

@@ -10,7 +10,7 @@ from penstock.experiments.load.drivers import ECHO, INFER
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Outcome, Window
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
 from penstock.experiments.processes import ServerRun
 
 PERCENTILES = (50, 95, 99)
@@ -38,7 +38,7 @@ class Row:
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # a request, by role
     rejected: int = 0
 
-    def add(self, outcome: Outcome, server_cpu_s: dict[str, float]) -> None:
+    def add(self, outcome: WindowOutcome, server_cpu_s: dict[str, float]) -> None:
         self.rps.append(outcome.rps)
         self.latencies_ms.append({percent: outcome.latencies.percentile_ms(percent) for percent in PERCENTILES})
         self.rejected += sum(outcome.rejected.values())

@@ -13,7 +13,7 @@ from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddres
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from penstock.experiments.load.loadtest import LoadTest, Step
+    from penstock.experiments.load.loadtest import LoadStep, LoadTest
     from penstock.experiments.load.payloads import Payload
 
 PROTOCOLS = ("grpc", "stream", "rest")
@@ -111,7 +111,7 @@ def read_shapes(given: list[str]) -> dict[str, list[int]]:
     return found
 
 
-def _print(test: "LoadTest", steps: "Iterable[Step]") -> None:
+def _print(test: "LoadTest", steps: "Iterable[LoadStep]") -> None:
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
@@ -136,14 +136,15 @@ def _cells(step: dict[str, Any]) -> list[str]:
     return [load, *rates, *latencies, f"{step['generator_cpu_share']:.0%} × {step['generator_processes']}"]
 
 
-def _notes(step: "Step") -> list[str]:
+def _notes(step: "LoadStep") -> list[str]:
+    from penstock.experiments.load.steady import count_refusals
+
     where = f"at {step.rate:g} a second" if step.rate else f"with {step.concurrency} callers"
     found = []
     if not step.measured.is_steady:
         found.append(f"{where}: no three windows in a row agreed within 10%; the last three are shown")
     if step.measured.rejected:
-        counts = ", ".join(f"{count} × {code}" for code, count in sorted(step.measured.rejected.items()))
-        found.append(f"{where}: not served: {counts}")
+        found.append(f"{where}: not served: {count_refusals(step.measured.rejected)}")
     if step.is_generator_busy:
         found.append(f"{where}: the generator was busy itself: try more --processes")
     return found

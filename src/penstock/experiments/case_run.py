@@ -8,18 +8,14 @@ from penstock.experiments.experiment import Case, ExperimentPart
 from penstock.experiments.load.generator import HEAD_START_S, Generator
 from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Outcome, Window
-from penstock.experiments.load.steady import AGREEING, WITHIN, Measured, is_enough, measured, spread
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
+from penstock.experiments.load.steady import AGREEING, WITHIN, Measured, NothingAnswered, is_enough, measured, spread
 from penstock.experiments.processes import ServerRun
 from penstock.experiments.results import Repeat
 from penstock.experiments.sampler import Sample, Sampler, mean_cpu, peak_mib
 
 COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
 MOST_COUNTED_S = 600.0
-
-
-class NothingAnswered(Exception):
-    """The server refused every request; its message counts why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +36,13 @@ class CaseRun:
             outcomes = generator.run_until(window, enough)
         found = self._measured(outcomes)
         if not sum(outcome.answered for outcome in found.windows):
-            raise NothingAnswered(_refusals(found))
+            raise NothingAnswered(found.rejected)
         first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
         last_s = first_s + len(found.windows) * window.seconds
         inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s]
         return _repeat(case, number, outcomes, found, inside or sampler.samples, sampler.samples)
 
-    def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[Outcome]], bool]]:
+    def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[WindowOutcome]], bool]]:
         part = self.part
         wanted = part.benchmark_requests
         if wanted is None:
@@ -55,7 +51,7 @@ class CaseRun:
         window = Window(seconds, case.concurrency, 0.0, part.warm_up_s, int(MOST_COUNTED_S / seconds))
         return window, lambda outcomes: has_answers(outcomes, wanted)
 
-    def _measured(self, outcomes: Sequence[Outcome]) -> Measured:
+    def _measured(self, outcomes: Sequence[WindowOutcome]) -> Measured:
         """The last three windows; all of them where answers are counted."""
         return (
             measured(outcomes) if self.part.benchmark_requests is None else Measured(outcomes, thirds_agree(outcomes))
@@ -69,14 +65,14 @@ class CaseRun:
         return file
 
 
-def has_answers(outcomes: Sequence[Outcome], wanted: int) -> bool:
+def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
     """Or never will: all that was sent in the last window was refused."""
     last = outcomes[-1]
     is_hopeless = not last.answered and bool(last.rejected)
     return is_hopeless or sum(outcome.answered for outcome in outcomes) >= wanted
 
 
-def thirds_agree(outcomes: Sequence[Outcome]) -> bool:
+def thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
     """A counted run is steady when its three thirds are as three windows must be."""
     size = len(outcomes) // AGREEING
     if not size:
@@ -91,19 +87,18 @@ def thirds_agree(outcomes: Sequence[Outcome]) -> bool:
 def _repeat(
     case: Case,
     number: int,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[WindowOutcome],
     found: Measured,
     inside: Sequence[Sample],
     samples: list[Sample],
 ) -> Repeat:
     latencies = found.latencies
-    percentiles = {f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()}
     return Repeat(
         number=number,
         requests_per_s=found.rps,
         items_per_s=found.rps * case.batch_size,
         answered=len(latencies),
-        latency_ms={**percentiles, "mean": latencies.mean_ms, "max": latencies.highest_ms},
+        latency_ms=latencies.summary_ms(),
         latency_histogram=latencies.encode(),
         rejected=found.rejected,
         is_steady=found.is_steady,
@@ -114,8 +109,3 @@ def _repeat(
         generator_cpu_share=found.cpu_share,
         samples=samples,
     )
-
-
-def _refusals(found: Measured) -> str:
-    counts = ", ".join(f"{count} × {code}" for code, count in sorted(found.rejected.items()))
-    return f"every request was refused: {counts}" if counts else "no request was answered"

@@ -7,6 +7,7 @@ from statistics import mean
 from typing import Any, Literal
 
 from penstock.experiments.results import CaseResult, Figure, Results
+from penstock.experiments.table import markdown_table
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
 FLOORS = {"throughput": 0.05, "p99": 0.10}  # a few repeats may agree by chance, and a tail is a few requests
@@ -152,8 +153,7 @@ def to_markdown(found: Comparison) -> str:
     lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
     lines += [f"- Not the same: {difference}" for difference in found.differences]
     lines += [""] if found.differences else []
-    lines += ["| " + " | ".join(HEADERS) + " |", "|" + "---|" * len(HEADERS)]
-    lines += ["| " + " | ".join(row) + " |" for row in rows(found)]
+    lines += markdown_table(HEADERS, rows(found))
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
         if cases:
             lines += ["", f"Measured in {name} alone: {', '.join(cases)}."]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.experiments.accuracy import ServedAccuracy
-from penstock.experiments.case_run import CaseRun, NothingAnswered
+from penstock.experiments.case_run import CaseRun
 from penstock.experiments.experiment import Case, Experiment, digest, expand
+from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerRun
 from penstock.experiments.results import FILE, PREVIOUS, CaseResult, Results, read_results
 from penstock.experiments.server import ServerFailed, serving

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from math import isnan
 
+from penstock.experiments.load.process import sum_refusals
+from penstock.experiments.load.steady import count_refusals
 from penstock.experiments.results import PERCENTILES, CaseResult, Figure, Results
 
 NOISE_RULE = (
@@ -93,13 +95,8 @@ def not_run(results: Results) -> list[tuple[str, str, str]]:
 def notes(result: CaseResult) -> list[str]:
     """What a reader must know beside the figures."""
     found = []
-    rejected: dict[str, int] = {}
-    for repeat in result.repeats:
-        for code, count in repeat.rejected.items():
-            rejected[code] = rejected.get(code, 0) + count
-    if rejected:
-        counts = ", ".join(f"{count} × {code}" for code, count in sorted(rejected.items()))
-        found.append(f"not served: {counts}")
+    if rejected := sum_refusals(repeat.rejected for repeat in result.repeats):
+        found.append(f"not served: {count_refusals(rejected)}")
     if any(repeat.generator_cpu_share > 0.8 for repeat in result.repeats):
         found.append("the load generator was busy itself: more `experiment.generators` may show more")
     return found
@@ -121,15 +118,15 @@ def to_markdown(results: Results) -> str:
     ]
     found = measured(results)
     if found:
-        lines += [*_table(headers(units(results)), [cells(result) for result in found]), "", NOISE_RULE, ""]
+        lines += [*markdown_table(headers(units(results)), [cells(result) for result in found]), "", NOISE_RULE, ""]
     for result in found:
         lines += [f"- {result.case.id}: {note}" for note in notes(result)]
     if left := not_run(results):
-        lines += ["## Not run", "", *_table(["variant", "loads", "why"], [list(row) for row in left]), ""]
+        lines += ["## Not run", "", *markdown_table(["variant", "loads", "why"], [list(row) for row in left]), ""]
     return "\n".join(lines)
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def markdown_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(values: Sequence[str]) -> str:
         return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
 

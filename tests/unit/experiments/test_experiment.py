@@ -9,7 +9,7 @@ from penstock.experiments.case_run import has_answers, thirds_agree
 from penstock.experiments.experiment import Case, Experiment, digest, expand
 from penstock.experiments.file import find_experiments, read_experiment
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.load.process import Outcome
+from penstock.experiments.load.process import WindowOutcome
 from penstock.experiments.results import CaseResult
 from penstock.experiments.runner import plan_turns
 from tests.measured import make_cases, make_repeat
@@ -211,8 +211,8 @@ def test_only_what_is_left_is_taken() -> None:
     assert [(turn.repeat, [case.id for case in turn.cases]) for turn in plan_turns(results, 2)] == [(2, [cases[1].id])]
 
 
-def outcome(answered: int, latency_s: float = 0.01, **rejected: int) -> Outcome:
-    return Outcome(0.5, answered, rejected, Latencies([latency_s] * answered))
+def outcome(answered: int, latency_s: float = 0.01, **rejected: int) -> WindowOutcome:
+    return WindowOutcome(0.5, answered, rejected, Latencies([latency_s] * answered))
 
 
 def test_a_counted_run_ends_with_its_answers_or_when_all_is_refused() -> None:

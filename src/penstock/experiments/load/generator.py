@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.core.errors import InternalError, Unavailable
-from penstock.experiments.load.process import LoadSpec, Outcome, Window, command_line, merge_outcomes
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
 from penstock.experiments.processes import Running
 
 HEAD_START_S = 0.05  # from the command to the first request: all processes have it by then
@@ -42,27 +42,27 @@ class Generator:
         for process in self._processes:
             process.__exit__(None, None, None)
 
-    def run(self, window: Window) -> Outcome:
+    def run(self, window: Window) -> WindowOutcome:
         """One window; what was sent and the CPU time are those of the whole run, warm-up included."""
         (outcome,), totals = self._run(replace(window, most=1), lambda outcomes: True)
         outcome.sent, outcome.cpu_s = totals
         return outcome
 
-    def run_until(self, window: Window, is_enough: Callable[[Sequence[Outcome]], bool]) -> list[Outcome]:
+    def run_until(self, window: Window, is_enough: Callable[[Sequence[WindowOutcome]], bool]) -> list[WindowOutcome]:
         """Window after window under one continuous load, `window.most` of them at most."""
         return self._run(window, is_enough)[0]
 
     def _run(
-        self, window: Window, is_enough: Callable[[Sequence[Outcome]], bool]
-    ) -> tuple[list[Outcome], tuple[int, float]]:
+        self, window: Window, is_enough: Callable[[Sequence[WindowOutcome]], bool]
+    ) -> tuple[list[WindowOutcome], tuple[int, float]]:
         start_at = time.monotonic() + HEAD_START_S
         active = self._processes if window.rate else self._processes[: window.concurrency]
         shares = [replace(_share(window, index, len(active)), start_at=start_at) for index in range(len(active))]
         for process, share in zip(active, shares, strict=True):
             process.send(asdict(share))
-        outcomes: list[Outcome] = []
+        outcomes: list[WindowOutcome] = []
         while len(outcomes) < window.most:
-            outcomes.append(merge_outcomes([Outcome.from_json(process.answer()) for process in active]))
+            outcomes.append(merge_outcomes([WindowOutcome.from_json(process.answer()) for process in active]))
             if is_enough(outcomes):
                 break
         for process in active:

@@ -30,9 +30,6 @@ class Latencies:
     def percentile_ms(self, percent: float) -> float:
         return float(self._histogram.get_value_at_percentile(percent)) / 1000 if len(self) else float("nan")
 
-    def percentiles_ms(self) -> dict[float, float]:
-        return {percent: self.percentile_ms(percent) for percent in PERCENTILES}
-
     @property
     def mean_ms(self) -> float:
         return float(self._histogram.get_mean_value()) / 1000 if len(self) else float("nan")
@@ -40,6 +37,11 @@ class Latencies:
     @property
     def highest_ms(self) -> float:
         return float(self._histogram.get_max_value()) / 1000 if len(self) else float("nan")
+
+    def summary_ms(self) -> dict[str, float]:
+        """mean, p50 … p99.9, max."""
+        percentiles = {f"p{percent:g}": self.percentile_ms(percent) for percent in PERCENTILES}
+        return {"mean": self.mean_ms, **percentiles, "max": self.highest_ms}
 
     def encode(self) -> str:
         """HdrHistogram's own compressed form, which its tools in other languages read, too."""

@@ -30,7 +30,7 @@ class LoadTest:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoadStep:
     concurrency: int  # 0 in an open loop
     rate: float  # asked for; 0 in a closed loop
     items: int
@@ -50,11 +50,7 @@ class Step:
             "spread": found.spread,
             "is_steady": found.is_steady,
             "windows_per_s": [window.rps for window in found.windows],
-            "latency_ms": {
-                "mean": latencies.mean_ms,
-                **{f"p{percent:g}": value for percent, value in latencies.percentiles_ms().items()},
-                "max": latencies.highest_ms,
-            },
+            "latency_ms": latencies.summary_ms(),
             "latency_histogram": latencies.encode(),
             "rejected": found.rejected,
             "generator_cpu_share": found.cpu_share,
@@ -62,7 +58,7 @@ class Step:
         }
 
 
-def run_steps(test: LoadTest) -> Iterator[Step]:
+def run_steps(test: LoadTest) -> Iterator[LoadStep]:
     most = OPEN_CONNECTIONS if test.rates else max(test.concurrency)
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
         file = write_messages(Path(folder) / "requests", test.messages)
@@ -73,6 +69,6 @@ def run_steps(test: LoadTest) -> Iterator[Step]:
                 yield _step(test, generator, 0, rate)
 
 
-def _step(test: LoadTest, generator: Generator, concurrency: int, rate: float) -> Step:
+def _step(test: LoadTest, generator: Generator, concurrency: int, rate: float) -> LoadStep:
     window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
-    return Step(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))
+    return LoadStep(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))

@@ -9,7 +9,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class Outcome:
+class WindowOutcome:
     """One window. What was answered inside it counts, whenever it was sent."""
 
     seconds: float = 0.0
@@ -72,27 +73,33 @@ class Outcome:
         return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode()}
 
     @classmethod
-    def from_json(cls, found: dict[str, Any]) -> "Outcome":
+    def from_json(cls, found: dict[str, Any]) -> "WindowOutcome":
         return cls(**{key: found[key] for key in _PLAIN}, latencies=Latencies.decode(found["latencies"]))
 
 
 _PLAIN = ("seconds", "answered", "rejected", "sent", "cpu_s", "processes")
 
 
-def merge_outcomes(parts: list[Outcome]) -> Outcome:
+def merge_outcomes(parts: list[WindowOutcome]) -> WindowOutcome:
     """Of several processes over one window."""
-    whole = Outcome(seconds=parts[0].seconds, processes=sum(part.processes for part in parts))
+    whole = WindowOutcome(seconds=parts[0].seconds, processes=sum(part.processes for part in parts))
     for part in parts:
         whole.answered += part.answered
         whole.sent += part.sent
         whole.cpu_s += part.cpu_s
         whole.latencies.add(part.latencies)
-        for code, count in part.rejected.items():
-            whole.rejected[code] = whole.rejected.get(code, 0) + count
+    whole.rejected = sum_refusals(part.rejected for part in parts)
     return whole
 
 
-class Load:
+def sum_refusals(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    whole: Counter[str] = Counter()
+    for part in parts:
+        whole.update(part)
+    return dict(whole)
+
+
+class ContinuousLoad:
     """One continuous load, cut into windows by the clock."""
 
     def __init__(self, driver: Driver, window: Window, first: int = 0) -> None:
@@ -102,12 +109,12 @@ class Load:
         self.sent = 0
         self._start = 0.0  # of the first window
         self._over = asyncio.Event()
-        self._now = Outcome(seconds=window.seconds)
+        self._now = WindowOutcome(seconds=window.seconds)
 
     def stop(self) -> None:
         self._over.set()
 
-    async def windows(self) -> AsyncIterator[Outcome]:
+    async def windows(self) -> AsyncIterator[WindowOutcome]:
         begin = self._window.start_at or time.monotonic()
         await asyncio.sleep(max(0.0, begin - time.monotonic()))
         self._start = begin + self._window.warm_up_s
@@ -115,10 +122,10 @@ class Load:
         try:
             await self._until(self._start)
             for number in range(self._window.most):
-                self._now = Outcome(seconds=self._window.seconds)
+                self._now = WindowOutcome(seconds=self._window.seconds)
                 cpu, sent = time.process_time(), self.sent
                 await self._until(self._start + (number + 1) * self._window.seconds)
-                done, self._now = self._now, Outcome()
+                done, self._now = self._now, WindowOutcome()
                 done.cpu_s, done.sent = time.process_time() - cpu, self.sent - sent
                 yield done
                 if self._over.is_set():
@@ -191,7 +198,7 @@ async def _serve_commands(spec: LoadSpec) -> None:
     _answer({"ready": True})
     first = 0
     while line := await reader.readline():
-        load = Load(driver, Window(**json.loads(line)), first)
+        load = ContinuousLoad(driver, Window(**json.loads(line)), first)
         cpu = time.process_time()
         ending = asyncio.create_task(_stop_when_told(reader, load))
         async for outcome in load.windows():
@@ -202,7 +209,7 @@ async def _serve_commands(spec: LoadSpec) -> None:
     await driver.close()
 
 
-async def _stop_when_told(reader: asyncio.StreamReader, load: Load) -> None:
+async def _stop_when_told(reader: asyncio.StreamReader, load: ContinuousLoad) -> None:
     """Every command is followed by one more line, which ends it; it comes after the last window at the latest."""
     await reader.readline()
     load.stop()

@@ -1,20 +1,32 @@
 """When a measurement may stop: three windows in a row that agree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.experiments.load.latencies import Latencies, merge
-from penstock.experiments.load.process import Outcome
+from penstock.experiments.load.process import WindowOutcome, sum_refusals
 
 AGREEING = 3
 WITHIN = 0.10
+
+
+class NothingAnswered(Exception):
+    """The server refused every request; its message counts why."""
+
+    def __init__(self, rejected: Mapping[str, int]) -> None:
+        counts = count_refusals(rejected)
+        super().__init__(f"every request was refused: {counts}" if counts else "no request was answered in time")
+
+
+def count_refusals(rejected: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} × {code}" for code, count in sorted(rejected.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The last three windows, or all of the last three that there were."""
 
-    windows: Sequence[Outcome]
+    windows: Sequence[WindowOutcome]
     is_steady: bool
 
     @property
@@ -28,11 +40,7 @@ class Measured:
 
     @property
     def rejected(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for window in self.windows:
-            for code, count in window.rejected.items():
-                found[code] = found.get(code, 0) + count
-        return found
+        return sum_refusals(window.rejected for window in self.windows)
 
     @property
     def cpu_share(self) -> float:
@@ -43,7 +51,7 @@ class Measured:
         return spread([window.rps for window in self.windows])
 
 
-def is_steady(outcomes: Sequence[Outcome], within: float = WITHIN) -> bool:
+def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
     """The last three agree in requests a second and in the median latency."""
     last = outcomes[-AGREEING:]
     if len(last) < AGREEING or not all(outcome.answered for outcome in last):
@@ -53,7 +61,7 @@ def is_steady(outcomes: Sequence[Outcome], within: float = WITHIN) -> bool:
     return spread(rates) <= within and spread(medians) <= within
 
 
-def is_enough(outcomes: Sequence[Outcome]) -> bool:
+def is_enough(outcomes: Sequence[WindowOutcome]) -> bool:
     """Steady, or hopeless: all that was sent in the last window was refused."""
     last = outcomes[-1]
     return is_steady(outcomes) or (not last.answered and bool(last.rejected))
@@ -65,5 +73,5 @@ def spread(values: Sequence[float]) -> float:
     return max(abs(value - mean) for value in values) / mean if mean else 0.0
 
 
-def measured(outcomes: Sequence[Outcome]) -> Measured:
+def measured(outcomes: Sequence[WindowOutcome]) -> Measured:
     return Measured(outcomes[-AGREEING:], is_steady(outcomes))

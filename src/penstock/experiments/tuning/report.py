@@ -1,5 +1,8 @@
 """The report of tuning, in plain words: what was tried, what it gave, and why the winner won."""
 
+from collections.abc import Sequence
+
+from penstock.experiments.table import markdown_table
 from penstock.experiments.tuning.record import Final, TuneRecord
 from penstock.experiments.tuning.space import Configuration
 
@@ -132,13 +135,18 @@ def _applied(record: TuneRecord) -> str:
 def _finals(record: TuneRecord) -> str:
     if not record.finals:
         return ""
-    head = "| configuration | items/s | p99 ms | over shipped | equal to the best | |\n|---|---|---|---|---|---|\n"
     rows = [
-        f"| {final.configuration} | {final.rate:.1f} | {final.p99_ms:.1f} | {final.over_shipped:.3f} | "
-        f"{_equality(final)} | {_role(record, final)} |"
+        (
+            str(final.configuration),
+            f"{final.rate:.1f}",
+            f"{final.p99_ms:.1f}",
+            f"{final.over_shipped:.3f}",
+            _equality(final),
+            _role(record, final),
+        )
         for final in record.finals
     ]
-    return head + "\n".join(rows) + "\n"
+    return _table(("configuration", "items/s", "p99 ms", "over shipped", "equal to the best", ""), rows)
 
 
 def _equality(final: Final) -> str:
@@ -164,19 +172,25 @@ def _variants(record: TuneRecord) -> str:
         accuracy = (
             "" if variant.accuracy is None else f"{variant.measure} {variant.accuracy:.5g} {variant.unit}".strip()
         )
-        rows.append(f"| {variant.name} | {accuracy} | {variant.left_out or 'tried'} |")
-    return "| variant | accuracy | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        rows.append((variant.name, accuracy, variant.left_out or "tried"))
+    return _table(("variant", "accuracy", ""), rows)
 
 
 def _tried(record: TuneRecord) -> str:
     rows = [
-        f"| {each.configuration} | {each.windows} | {each.rate:.1f} | {each.over_shipped:.3f} | {each.p99_ms:.1f} |"
+        (
+            str(each.configuration),
+            str(each.windows),
+            f"{each.rate:.1f}",
+            f"{each.over_shipped:.3f}",
+            f"{each.p99_ms:.1f}",
+        )
         for each in record.tried
         if each.over_shipped is not None
     ]
     failed = [f"- {each.configuration}: {each.failed}" for each in record.tried if each.failed]
-    head = "| configuration | windows | items/s | over shipped | p99 ms |\n|---|---|---|---|---|\n"
-    found = head + "\n".join(rows) + "\n" if rows else "Nothing.\n"
+    names = ("configuration", "windows", "items/s", "over shipped", "p99 ms")
+    found = _table(names, rows) if rows else "Nothing.\n"
     return found + ("\nFailed:\n\n" + "\n".join(failed) + "\n" if failed else "")
 
 
@@ -199,6 +213,10 @@ def _method(record: TuneRecord) -> str:
 
 def _final(record: TuneRecord, configuration: Configuration) -> Final | None:
     return next((final for final in record.finals if final.configuration == configuration), None)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_table(names, rows)) + "\n"
 
 
 def _shown(value: object) -> str:

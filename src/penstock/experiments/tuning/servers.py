@@ -15,7 +15,8 @@ from penstock.experiments.experiment import digest
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import Payload, encode
-from penstock.experiments.load.process import LoadSpec, Outcome, Window
+from penstock.experiments.load.process import LoadSpec, Window
+from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.server import ExperimentServer
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration
@@ -54,10 +55,6 @@ class TuneLoad:
             warm_up_s=min(max(self.warm_up_s, turn_s), LONGEST * self.window_s),
             drain_s=turn_s,
         )
-
-
-class NothingAnswered(Exception):
-    """The server refused every request of a window; its message counts why."""
 
 
 @dataclass(slots=True)
@@ -116,7 +113,7 @@ class TuneServers:
         served.windows += 1
         outcome = served.generator.run(Window(load.window_s, load.concurrency, 0.0, warm_up_s))
         if not outcome.answered:
-            raise NothingAnswered(_refusals(outcome))
+            raise NothingAnswered(outcome.rejected)
         return Measure(outcome.rps * load.items, outcome.latencies.percentile_ms(99))
 
     def keep_only(self, candidates: Collection[Configuration]) -> None:
@@ -145,8 +142,3 @@ class TuneServers:
         return served.stack.enter_context(
             Generator(LoadSpec(load.protocol, target, str(self._messages), load.concurrency))
         )
-
-
-def _refusals(outcome: Outcome) -> str:
-    counts = ", ".join(f"{count} × {code}" for code, count in sorted(outcome.rejected.items()))
-    return f"every request was refused: {counts}" if counts else "no request was answered within a window"

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
 from penstock.experiments.load.described import describe
+from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.server import ServerFailed
 from penstock.experiments.tuning.accuracy import Checked, check_variants, floor_of
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried, with_decision
 from penstock.experiments.tuning.search import Decision, Pace, Round, Told, TuneSearch
-from penstock.experiments.tuning.servers import NothingAnswered, TuneLoad, TuneServers
+from penstock.experiments.tuning.servers import TuneLoad, TuneServers
 from penstock.experiments.tuning.space import Configuration, Space, Variant
 from penstock.experiments.tuning.trials import Measure, Objective, Trials
 from penstock.telemetry.machine import describe_machine

@@ -8,9 +8,9 @@ import pytest
 from benchmarks.suite.figures import Figure, ratio
 from benchmarks.suite.measure import Row
 from penstock.experiments.load.drivers import Rejected
-from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.load.latencies import PERCENTILES, Latencies
 from penstock.experiments.load.messages import read_messages, write_messages
-from penstock.experiments.load.process import Load, Outcome, Window, merge_outcomes
+from penstock.experiments.load.process import ContinuousLoad, Window, WindowOutcome, merge_outcomes
 from penstock.experiments.load.steady import is_enough, is_steady, measured
 from penstock.models.convert.speed import spread
 
@@ -38,7 +38,7 @@ class Counting:
 
 async def test_closed_loop_keeps_its_concurrency_and_counts_every_request_once() -> None:
     driver = Counting()
-    load = Load(driver, Window(0.1, concurrency=7, warm_up_s=0.05, most=2), first=100)
+    load = ContinuousLoad(driver, Window(0.1, concurrency=7, warm_up_s=0.05, most=2), first=100)
     outcomes = [outcome async for outcome in load.windows()]
     assert len(outcomes) == 2
     assert driver.most_inside == 7
@@ -53,7 +53,7 @@ async def test_closed_loop_keeps_its_concurrency_and_counts_every_request_once()
 
 async def test_open_loop_sends_at_its_rate_whatever_is_answered() -> None:
     driver = Counting()
-    load = Load(driver, Window(0.5, concurrency=4, rate=400), first=0)
+    load = ContinuousLoad(driver, Window(0.5, concurrency=4, rate=400), first=0)
     outcomes = [outcome async for outcome in load.windows()]
     assert load.sent == len(driver.numbers)
     assert 100 < load.sent < 320  # Poisson with a mean of 200
@@ -69,14 +69,14 @@ async def test_open_loop_counts_latency_from_the_intended_time() -> None:
                 time.sleep(0.2)  # noqa: ASYNC251 (the generator itself stalls)
             await super().call(slot, number)
 
-    load = Load(Stalling(), Window(0.5, rate=200), first=1)
+    load = ContinuousLoad(Stalling(), Window(0.5, rate=200), first=1)
     (outcome,) = [outcome async for outcome in load.windows()]
     # What was due during the stall waited for it, though it was sent after.
     assert outcome.latencies.percentile_ms(90) > 50
 
 
 async def test_load_ends_early_when_told() -> None:
-    load = Load(Counting(), Window(0.05, concurrency=2, most=1000))
+    load = ContinuousLoad(Counting(), Window(0.05, concurrency=2, most=1000))
     found = 0
     async for _ in load.windows():
         found += 1
@@ -87,10 +87,10 @@ async def test_load_ends_early_when_told() -> None:
 
 def test_outcomes_of_several_processes_become_one() -> None:
     parts = [
-        Outcome(2.0, 10, {"A": 1}, Latencies([0.001] * 10), 11, 0.5),
-        Outcome(2.0, 30, {"A": 2, "B": 1}, Latencies([0.003] * 30), 33, 1.5),
+        WindowOutcome(2.0, 10, {"A": 1}, Latencies([0.001] * 10), 11, 0.5),
+        WindowOutcome(2.0, 30, {"A": 2, "B": 1}, Latencies([0.003] * 30), 33, 1.5),
     ]
-    whole = merge_outcomes([Outcome.from_json(part.to_json()) for part in parts])
+    whole = merge_outcomes([WindowOutcome.from_json(part.to_json()) for part in parts])
     assert (whole.rps, whole.rejected, whole.sent, whole.processes) == (20.0, {"A": 3, "B": 1}, 44, 2)
     assert whole.cpu_share == pytest.approx(0.5)  # two seconds of CPU in two seconds on two cores
     assert whole.latencies.percentile_ms(10) == pytest.approx(1, rel=0.002)
@@ -99,14 +99,14 @@ def test_outcomes_of_several_processes_become_one() -> None:
 
 def test_latencies_are_right_to_a_thousandth_and_empty_ones_are_no_number() -> None:
     latencies = Latencies(n / 1000 for n in range(1, 1001))
-    for percent, value in latencies.percentiles_ms().items():
-        assert value == pytest.approx(percent * 10, rel=0.002)
+    for percent in PERCENTILES:
+        assert latencies.summary_ms()[f"p{percent:g}"] == pytest.approx(percent * 10, rel=0.002)
     assert latencies.highest_ms == pytest.approx(1000, rel=0.002)
     assert Latencies().percentile_ms(50) != Latencies().percentile_ms(50)
 
 
-def window(rps: float, ms: float = 1.0) -> Outcome:
-    return Outcome(1.0, int(rps), {}, Latencies([ms / 1000] * int(rps)))
+def window(rps: float, ms: float = 1.0) -> WindowOutcome:
+    return WindowOutcome(1.0, int(rps), {}, Latencies([ms / 1000] * int(rps)))
 
 
 def test_three_windows_that_agree_are_steady() -> None:
@@ -125,8 +125,8 @@ def test_what_is_not_steady_says_so_and_shows_the_last_three() -> None:
 
 
 def test_a_load_that_is_only_refused_does_not_go_on() -> None:
-    assert is_enough([Outcome(1.0, 0, {"NOT_FOUND": 9})])
-    assert not is_enough([Outcome(1.0, 1, {"NOT_FOUND": 9})])
+    assert is_enough([WindowOutcome(1.0, 0, {"NOT_FOUND": 9})])
+    assert not is_enough([WindowOutcome(1.0, 1, {"NOT_FOUND": 9})])
 
 
 def test_messages_come_back_as_they_were(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_spread() -> None:
 
 def test_a_row_divides_cpu_by_what_was_sent() -> None:
     row = Row("x", 1)
-    row.add(Outcome(seconds=2.0, answered=10, latencies=Latencies([0.1]), sent=20, cpu_s=0.2), {"gateway": 0.4})
+    row.add(WindowOutcome(seconds=2.0, answered=10, latencies=Latencies([0.1]), sent=20, cpu_s=0.2), {"gateway": 0.4})
     assert row.rps == [5.0]
     assert row.cpu_ms == {"gateway": [20.0], "load": [10.0]}
 
