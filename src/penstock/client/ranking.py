@@ -7,6 +7,7 @@ import numpy as np
 
 from penstock.client.messages import column, pick_output
 from penstock.core.errors import InternalError, InvalidRequest
+from penstock.core.ranking import best_first, cosines
 from penstock.core.tensors import Array
 
 SCORE, EMBED = "score", "embed"
@@ -45,22 +46,13 @@ def read_scores(outputs: Mapping[str, Array], pairs: Pairs, task: str, model: st
         scores = np.array(pick_output(outputs, "score", model)).ravel()
     else:
         vectors = pick_output(outputs, "embedding", model)
-        scores = _cosines(vectors[: len(pairs.queries)], vectors[len(pairs.queries) :])
+        scores = cosines(vectors[: len(pairs.queries)], vectors[len(pairs.queries) :])
     if len(scores) != len(pairs.passages):
         raise InternalError(f"model '{model}' gave {len(scores)} scores for {len(pairs.passages)} passages")
     return scores
 
 
 def rank(scores: Array, top_n: int | None = None) -> list[tuple[int, float]]:
-    """Indices and scores, the best first, equal ones as they came."""
     if top_n is not None and top_n < 1:
         raise InvalidRequest(f"top_n is {top_n}: give at least 1, or none for all")
-    return [(int(index), float(scores[index])) for index in np.argsort(-scores, kind="stable")[:top_n]]
-
-
-def _cosines(queries: Array, passages: Array) -> Array:
-    """Of each passage with its query; a vector of zeros is like none."""
-    lengths = np.linalg.norm(queries, axis=1) * np.linalg.norm(passages, axis=1)
-    cosines: Array = np.zeros_like(lengths)
-    np.divide(np.einsum("ij,ij->i", *np.broadcast_arrays(queries, passages)), lengths, out=cosines, where=lengths > 0)
-    return cosines.clip(-1, 1)  # rounding may lead a little beyond
+    return best_first(scores, top_n)

@@ -1,4 +1,4 @@
-"""Open Inference Protocol messages to and from the internal request and response."""
+"""The codec of gRPC: the Open Inference Protocol's messages to and from the request and its answer."""
 
 from collections.abc import Mapping
 from typing import Any

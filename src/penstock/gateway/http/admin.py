@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
-from penstock.gateway.http.message import weights
+from penstock.gateway.http.message import prefers_json
 from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.telemetry.metrics import as_json, as_text
 
@@ -47,7 +47,7 @@ class AdminRest:
         )
 
     async def metrics(self, request: Request) -> Response:
-        if _prefers_json(request.headers.get("accept", "")):
+        if prefers_json(request.headers.get("accept", ""), "text/plain", "application/openmetrics-text"):
             return await self.metrics_json(request)
         # Reads a file for each process and metric: off the event loop.
         text = await asyncio.to_thread(lambda: as_text(self._metrics_registry()))
@@ -63,11 +63,3 @@ class AdminRest:
 
     async def status(self, request: Request) -> Response:
         return json_answer(self._catalogue.status())
-
-
-def _prefers_json(accept: str) -> bool:
-    wanted = weights(accept.encode("latin-1", "replace"))
-    rest = wanted.get("*/*", 0.0)
-    json = wanted.get("application/json", wanted.get("application/*", rest))
-    text = max(wanted.get("text/plain", wanted.get("text/*", rest)), wanted.get("application/openmetrics-text", 0.0))
-    return json > text

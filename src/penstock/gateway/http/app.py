@@ -14,15 +14,15 @@ from penstock.core.errors import InternalError, PenstockError
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
-from penstock.gateway.http.attendance import ClientLeft
+from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.live import LiveRest
 from penstock.gateway.http.live_streams import LiveStreams
-from penstock.gateway.http.message import Receive, Scope, Send
-from penstock.gateway.http.oip.routes import InferEndpoint, OipRest
+from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
+from penstock.gateway.http.oip.infer import InferEndpoint
+from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openapi import describe, json_answer
 from penstock.gateway.http.routing import RoutingRest
-from penstock.gateway.http.v1.call import RestCalls
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -50,15 +50,15 @@ def build_http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    routed.include_router(OipRest(catalogue, limits).router())
     calls = RestCalls(serving, catalogue, limits)
+    routed.include_router(OipRest(catalogue, calls).router())
     routed.include_router(OpenAiRest(calls, catalogue).router())
     routed.include_router(RerankRest(calls).router())
     routed.include_router(AdminRest(catalogue, metrics_registry).router())
-    routed.include_router(RoutingRest(serving, catalogue, limits).router())
+    routed.include_router(RoutingRest(serving, catalogue, calls).router())
     routed.include_router(websocket_routes(serving, catalogue, limits, memory))
     if memory is not None:
-        routed.include_router(SharedMemoryRest(memory, limits).router())
+        routed.include_router(SharedMemoryRest(memory, calls).router())
     if live is not None:
         view = LiveRest(live, catalogue.server_version)
         routed.include_router(view.router())

@@ -1,19 +1,13 @@
 """A request is served as long as its client is there to hear the answer."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway.http.message import ClientLeft, Receive
 from penstock.serving.serve import Serving
 
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 # Most answers come sooner; a timer that is never due costs a microsecond, a watching task ten.
 LOOK_AFTER_S = 0.02
-
-
-class ClientLeft(Exception):
-    """There is nobody to answer."""
 
 
 async def serve_attended(serving: Serving, request: InferRequest, receive: Receive) -> InferResponse:

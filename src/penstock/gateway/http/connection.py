@@ -10,7 +10,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from penstock.gateway.http.oip.routes import HttpAnswer, InferEndpoint
+from penstock.gateway.http.oip.infer import HttpAnswer, InferEndpoint
 
 INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 # Larger bodies come in parts and want to be refused before they are read.

@@ -11,7 +11,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.live_streams import LiveStreams, LiveWatch
-from penstock.gateway.http.message import Receive, Scope, Send, weights
+from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
 from penstock.gateway.http.openapi import REF, Handler, Route, add_routes, json_answer
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
@@ -75,10 +75,7 @@ class LiveRest:
         return add_routes("Operations", [route], schemas.OpenAiError)
 
     async def root(self, request: Request) -> Response:
-        wanted = weights(request.headers.get("accept", "*/*").encode("latin-1", "replace"))
-        rest = wanted.get("*/*", 0.0)
-        json = wanted.get("application/json", wanted.get("application/*", rest))
-        if json > wanted.get("text/html", wanted.get("text/*", rest)):
+        if prefers_json(request.headers.get("accept", "*/*"), "text/html"):
             answer = {"name": SERVER_NAME, "version": self._version, "links": LINKS}
             return json_answer(answer, headers={"vary": "accept"})
         return self._page("page.html")

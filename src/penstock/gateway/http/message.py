@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 
 from penstock.core.errors import InvalidRequest, RequestTooLarge
-from penstock.gateway.http.attendance import ClientLeft
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -25,6 +24,10 @@ OCTETS = b"application/octet-stream"
 ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 PRINTABLE = re.compile(rb"[\x21-\x7e]{1,256}")
+
+
+class ClientLeft(Exception):
+    """There is nobody to answer."""
 
 
 async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
@@ -119,10 +122,18 @@ def content_type(headers: Headers) -> str:
     return headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower().decode("latin-1")
 
 
-def weights(header: bytes) -> dict[str, float]:
+def prefers_json(accept: str, text: str, other: str = "") -> bool:
+    """Whether an Accept header has JSON before a media type of text, and before another type that it must name."""
+    wanted = weights(accept)
+    rest = wanted.get("*/*", 0.0)
+    json = wanted.get("application/json", wanted.get("application/*", rest))
+    return json > max(wanted.get(text, wanted.get("text/*", rest)), wanted.get(other, 0.0))
+
+
+def weights(header: str) -> dict[str, float]:
     """An Accept or Accept-Encoding header as name to weight; what cannot be read weighs nothing."""
     found: dict[str, float] = {}
-    for item in header.decode("latin-1").lower().split(",")[:64]:
+    for item in header.lower().split(",")[:64]:
         name, *parameters = (part.strip() for part in item.split(";"))
         weight = 1.0
         for parameter in parameters:
@@ -139,7 +150,7 @@ async def compress(body: bytes, headers: Headers) -> tuple[bytes, str | None]:
     accepted = headers.get(b"accept-encoding")
     if accepted is None or len(body) < COMPRESS_FROM_BYTES:
         return body, None
-    wanted = weights(accepted)
+    wanted = weights(accepted.decode("latin-1"))
     best = max(("gzip", "deflate"), key=lambda name: wanted.get(name, wanted.get("*", 0.0)))
     if wanted.get(best, wanted.get("*", 0.0)) <= 0.0:
         return body, None

@@ -4,12 +4,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
-from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
-from penstock.gateway.http.message import read_body
+from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.openapi import Route, add_routes, json_answer, path_names
 from penstock.serving.serve import Serving
 
@@ -17,10 +16,10 @@ ROUTING = "/v1/models/{model}/routing"
 
 
 class RoutingRest:
-    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(self, serving: Serving, catalogue: Catalogue, calls: RestCalls) -> None:
         self._serving = serving
         self._catalogue = catalogue
-        self._limits = limits
+        self._calls = calls
 
     def router(self) -> APIRouter:
         return add_routes(
@@ -65,9 +64,9 @@ class RoutingRest:
 
     async def set_routing(self, request: Request) -> Response:
         model, _ = path_names(request)
-        body = await read_body(dict(request.scope["headers"]), request.receive, self._limits.max_message_bytes)
+        body = await self._calls.body(request)
         try:
-            routing = Routing.model_validate_json(bytes(body))
+            routing = Routing.model_validate_json(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])

@@ -20,7 +20,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
-from penstock.gateway.http.attendance import ClientLeft
+from penstock.gateway.http.message import ClientLeft
 from penstock.gateway.http.oip.codec import OutputForm
 from penstock.gateway.http.openapi import json_answer
 from penstock.gateway.shared_memory.regions import SharedMemory

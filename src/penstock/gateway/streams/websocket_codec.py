@@ -1,4 +1,4 @@
-"""A WebSocket's messages to and from the internal request: REST's JSON as text, with tensors behind it as binary."""
+"""The codec of WebSockets: REST's JSON as text, with tensors behind it as binary, to and from the request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,13 @@ from penstock.gateway.shared_memory.regions import SharedMemory
 Message = str | bytes
 # Before the JSON of a binary message: its length, little-endian.
 LENGTH_BYTES = 4
-NOTHING = memoryview(b"")
 MAX_ID = 256  # characters of an id that could not be read with the rest of its message
 
 
 def decode_message(message: Message, memory: SharedMemory | None = None) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     if isinstance(message, str):
-        return decode_infer(message.encode(), NOTHING, memory)
+        return decode_infer(message.encode(), memory=memory)
     header, tensors = split(message)
     request, form = decode_infer(header, tensors, memory)
     form.is_binary = True  # who sends binary wants binary, unless an output says otherwise

@@ -1,32 +1,23 @@
-"""The Open Inference Protocol's REST bodies, JSON with binary tensors behind it, to and from the internal request."""
+"""The codec of REST: the Open Inference Protocol's JSON, with binary tensors behind it, to and from the request."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from math import prod
 from typing import Any
 
-import numpy as np
 import orjson
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse, Parameter
-from penstock.core.tensors import BYTES, ITEM_SIZES, NUMPY_TYPES, Buffer, Tensor, check_tensor, pack_bytes, unpack_bytes
+from penstock.core.tensors import BYTES, ITEM_SIZES, Buffer, Tensor, check_tensor, pack_bytes
+from penstock.gateway.http.json_tensors import KINDS, check_shape, json_data, pack_list
 from penstock.gateway.http.message import parse_object
 from penstock.gateway.shared_memory.region import REGION, RegionPlace, RegionTarget, Targets, place_of
 from penstock.gateway.shared_memory.regions import SharedMemory, served
 
-MAX_RANK = 64  # what numpy can hold
-MAX_DIMENSION = 2**63 - 1
 MAX_NAME = 256
-HALVES = ("FP16", "BF16")  # JSON has no notation that the protocol defines for them
-KINDS: Mapping[str, frozenset[type]] = {
-    **{name: frozenset({int}) for name in ITEM_SIZES if "INT" in name},
-    **{name: frozenset({int, float}) for name in ("FP16", "BF16", "FP32", "FP64")},
-    "BOOL": frozenset({bool}),
-    BYTES: frozenset({str, bytes}),
-}
+NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True)
@@ -39,7 +30,7 @@ class OutputForm:
 
 
 def decode_infer(
-    header: Buffer, binary: memoryview, memory: SharedMemory | None = None
+    header: Buffer, binary: memoryview = NOTHING, memory: SharedMemory | None = None
 ) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     message = parse_object(header)
@@ -99,7 +90,7 @@ def encode_infer(
             output["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:
-            output["data"] = _json_data(tensor)
+            output["data"] = json_data(tensor)
         outputs.append(output)
     header: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.request_id:
@@ -126,70 +117,6 @@ def decode_parameters(found: Any) -> dict[str, Parameter]:
     return found
 
 
-def flatten(name: str, data: Any) -> tuple[list[Any], tuple[int, ...]]:
-    """The elements of a list, nested or not, and the lengths of its levels."""
-    if type(data) is not list:
-        raise InvalidTensor(f"'data' of input '{name}' must be a list")
-    flat: list[Any] = data
-    lengths = [len(flat)]
-    while list in (kinds := set(map(type, flat))):
-        inner = set(map(len, flat)) if len(kinds) == 1 else set()
-        if len(inner) != 1 or len(lengths) == MAX_RANK:
-            raise InvalidTensor(f"'data' of input '{name}' is nested unevenly, or more than {MAX_RANK} deep")
-        lengths.append(inner.pop())
-        flat = list(chain.from_iterable(flat))
-    return flat, tuple(lengths)
-
-
-def pack_elements(name: str, datatype: str, flat: Sequence[Any]) -> bytes:
-    allowed = KINDS.get(datatype)
-    if allowed is None:
-        raise InvalidTensor(f"input '{name}' has unknown datatype '{datatype[:80]}'")
-    if not allowed.issuperset(map(type, flat)):
-        wanted = " or ".join(sorted({"str": "string", "bytes": "string"}.get(k.__name__, k.__name__) for k in allowed))
-        raise InvalidTensor(f"'data' of input '{name}' has elements that are not of {datatype}'s kind ({wanted})")
-    if datatype == BYTES:
-        return pack_bytes(flat)
-    try:
-        with np.errstate(over="raise"):
-            wide = np.float32 if datatype in HALVES else NUMPY_TYPES[datatype]
-            return np.array(flat, dtype=wide).astype(NUMPY_TYPES[datatype], copy=False).tobytes()
-    except (OverflowError, FloatingPointError) as error:
-        raise InvalidTensor(f"'data' of input '{name}' has values that {datatype} cannot hold") from error
-
-
-def check_shape(name: str, shape: Any) -> tuple[int, ...]:
-    if type(shape) is not list or len(shape) > MAX_RANK:
-        raise InvalidTensor(f"'shape' of input '{name}' must be a list of at most {MAX_RANK} whole numbers")
-    for size in shape:
-        if type(size) is not int or not 0 <= size <= MAX_DIMENSION:
-            raise InvalidTensor(f"'shape' of input '{name}' has {size!r:.40}, which is not a size")
-    return tuple(shape)
-
-
-def json_array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """Numbers that JSON can hold: NaN becomes null there, but an infinity would be lost."""
-    array = np.frombuffer(tensor.data, dtype=NUMPY_TYPES[tensor.datatype])
-    if array.dtype.kind == "f" and np.isinf(array).any():
-        raise InvalidRequest(
-            f"output '{tensor.name}' has infinite values, which JSON cannot hold: ask for it with binary_data"
-        )
-    return array
-
-
-def _json_data(tensor: Tensor) -> Any:
-    if tensor.datatype in HALVES:
-        raise InvalidRequest(f"output '{tensor.name}' is {tensor.datatype}: ask for it with binary_data")
-    if tensor.datatype != BYTES:
-        return json_array(tensor)
-    try:
-        return [element.decode() for element in unpack_bytes(tensor)]
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"output '{tensor.name}' has bytes that are not UTF-8, which JSON cannot hold: ask for it with binary_data"
-        ) from error
-
-
 def _decode_input(
     item: Any, binary: memoryview, offset: int, memory: SharedMemory | None, taken_bytes: int
 ) -> tuple[Tensor, int]:
@@ -207,7 +134,7 @@ def _decode_input(
     if place is not None:
         tensor = Tensor(name, datatype, shape, served(memory).read(name, place, taken_bytes))
     elif size is None:
-        tensor = Tensor(name, datatype, shape, _from_json(name, datatype, shape, item.get("data")))
+        tensor = Tensor(name, datatype, shape, pack_list(name, datatype, shape, item.get("data")))
     else:
         end = offset + size
         if end > len(binary):
@@ -231,15 +158,6 @@ def _elsewhere(name: str, item: Mapping[str, Any]) -> tuple[int | None, RegionPl
     if ("data" in item) + (size is not None) + (place is not None) > 1:
         raise InvalidTensor(f"input '{name}' has more than one of 'data', binary_data_size and {REGION}")
     return size, place
-
-
-def _from_json(name: str, datatype: str, shape: tuple[int, ...], data: Any) -> bytes:
-    if datatype in HALVES:
-        raise InvalidTensor(f"input '{name}' is {datatype}, which JSON does not carry: send it as binary data")
-    flat, lengths = flatten(name, data)
-    if len(flat) != prod(shape) or (len(lengths) > 1 and lengths != shape):
-        raise InvalidTensor(f"'data' of input '{name}' is {list(lengths)} elements, but its shape is {list(shape)}")
-    return pack_elements(name, datatype, flat)
 
 
 def _decode_outputs(found: Any, form: OutputForm, memory: SharedMemory | None) -> list[str]:

@@ -5,10 +5,10 @@ import asyncio
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.http import schemas
-from penstock.gateway.http.message import parse_object, read_body
+from penstock.gateway.http.calls import RestCalls
+from penstock.gateway.http.message import parse_object
 from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.gateway.shared_memory.region import Region
 from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
@@ -19,9 +19,9 @@ ONE = "/region/{region}"
 
 
 class SharedMemoryRest:
-    def __init__(self, memory: SharedMemory, limits: Limits) -> None:
+    def __init__(self, memory: SharedMemory, calls: RestCalls) -> None:
         self._memory = memory
-        self._limits = limits
+        self._calls = calls
 
     def router(self) -> APIRouter:
         return add_routes(
@@ -59,8 +59,7 @@ class SharedMemoryRest:
         return json_answer([_as_json(region) for region in found])
 
     async def register(self, request: Request) -> Response:
-        body = await read_body(dict(request.scope["headers"]), request.receive, self._limits.max_message_bytes)
-        given = parse_object(body)
+        given = parse_object(await self._calls.body(request))
         key, byte_size, offset = given.get("key"), given.get("byte_size"), given.get("offset", 0)
         if type(key) is not str or type(byte_size) is not int or type(offset) is not int:
             raise InvalidRequest("'key' must be a string, 'byte_size' and 'offset' whole numbers")

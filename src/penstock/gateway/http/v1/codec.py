@@ -1,4 +1,4 @@
-"""Plain values, as people write them, to and from the internal request and response: the model says what they are."""
+"""The codec of `/v1`: plain values, as people write them, to and from the request; the model says what they are."""
 
 import base64
 import binascii
@@ -12,21 +12,12 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
+from penstock.gateway.http.json_tensors import HALVES, flatten, json_array, pack_elements
 from penstock.gateway.http.message import parse_json
 from penstock.gateway.http.multipart import FormPart
-from penstock.gateway.http.oip.codec import (
-    HALVES,
-    OutputForm,
-    decode_infer,
-    decode_parameters,
-    encode_infer,
-    flatten,
-    json_array,
-    pack_elements,
-)
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, encode_infer
 from penstock.gateway.http.v1.schemas import V1InferBody
 
-NOTHING = memoryview(b"")
 B64 = "b64"
 
 
@@ -35,7 +26,7 @@ def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
         specs = {spec.name: spec for spec in block.inputs}
         tensors = [_tensor(_spec(specs, name), value) for name, value in message.inputs.items()]
     else:
-        tensors = decode_infer(orjson.dumps({"inputs": message.inputs}), NOTHING)[0].inputs
+        tensors = decode_infer(orjson.dumps({"inputs": message.inputs}))[0].inputs
     return InferRequest(
         message.model,
         tensors,

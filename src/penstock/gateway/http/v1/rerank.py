@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest
+from penstock.core.ranking import best_first, cosines
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
+from penstock.gateway.http.calls import RestCalls, validate
 from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.gateway.http.schemas import Error, OpenAiError
 from penstock.gateway.http.v1 import schemas
-from penstock.gateway.http.v1.call import RestCalls, validate
 
 SCORE, EMBED = "score", "embed"
 QUERY, PASSAGE = "query", "passage"
@@ -44,7 +44,8 @@ class RerankRest:
         body = validate(schemas.RerankBody, message)
         block = await self._calls.task_block(body.model or "", SCORE, EMBED)
         response = await self._calls.serve(call, _request(block, body.query, texts))
-        scores = _cosines(response) if block.settings.task == EMBED else to_array(response.outputs[0]).ravel()
+        found = to_array(response.outputs[0])
+        scores = cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
         documents = message["documents"] if body.return_documents else None
         answer = {
             "id": call.request_id,
@@ -77,23 +78,13 @@ def _column(name: str, texts: list[str]) -> Tensor:
     return Tensor(name, BYTES, (len(texts), 1), pack_bytes(texts))
 
 
-def _cosines(response: InferResponse) -> Array:
-    """Of the first vector with each that follows; a vector of zeros is like none."""
-    vectors = to_array(response.outputs[0])
-    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
-    products = lengths[1:] * lengths[0]
-    cosines: Array = np.zeros_like(products)
-    np.divide(vectors[1:] @ vectors[0], products, out=cosines, where=products > 0)
-    return cosines.clip(-1, 1)  # rounding may lead a little beyond
-
-
 def _results(scores: Array, documents: list[Any] | None, top_n: int | None) -> list[dict[str, object]]:
-    best = np.argsort(-scores, kind="stable")[:top_n]
-    results: list[dict[str, object]] = [{"index": int(i), "relevance_score": float(scores[i])} for i in best]
-    if documents is not None:
-        for result, index in zip(results, best, strict=True):
+    results: list[dict[str, object]] = []
+    for index, score in best_first(scores, top_n):
+        results.append({"index": index, "relevance_score": score})
+        if documents is not None:
             document = documents[index]
-            result["document"] = document if isinstance(document, dict) else {"text": document}
+            results[-1]["document"] = document if isinstance(document, dict) else {"text": document}
     return results
 
 

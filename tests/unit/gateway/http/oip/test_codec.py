@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -12,17 +11,7 @@ from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.gateway.http.oip.codec import (
-    OutputForm,
-    check_shape,
-    decode_infer,
-    decode_parameters,
-    decode_raw,
-    encode_infer,
-    flatten,
-    json_array,
-    pack_elements,
-)
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, decode_raw, encode_infer
 
 NOTHING = memoryview(b"")
 KNOWN = "UINT8, UINT16, UINT32, UINT64, INT8, INT16, INT32, INT64, FP16, BF16, FP32, FP64, BOOL, BYTES"
@@ -253,75 +242,6 @@ def test_long_names_of_parameters_are_cut() -> None:
     with pytest.raises(InvalidRequest, match=f"^parameter '{'p' * 80}' must be"):
         decode_parameters({"p" * 1000: None})
     assert decode_parameters(None) == {}
-
-
-# --- its parts, which other doors use too
-
-
-def test_flatten() -> None:
-    assert flatten("x", [1, "a", None]) == ([1, "a", None], (3,))
-    assert flatten("x", [[[1, 2]], [[3, 4]]]) == ([1, 2, 3, 4], (2, 1, 2))
-    assert flatten("x", []) == ([], (0,))
-    assert flatten("x", [[], []]) == ([], (2, 0))
-    deep: Any = [1]
-    for _ in range(63):
-        deep = [deep]
-    assert flatten("x", deep) == ([1], (1,) * 64)
-    with pytest.raises(InvalidTensor, match="nested unevenly, or more than 64 deep"):
-        flatten("x", [deep])
-    with pytest.raises(InvalidTensor, match=r"^'data' of input 'x' must be a list$"):
-        flatten("x", "ab")
-
-
-@pytest.mark.parametrize("datatype", NUMPY_TYPES)
-def test_numbers_are_packed_as_their_datatype(datatype: str) -> None:
-    values: list[Any] = [True, False] if datatype == "BOOL" else [1, 0]
-    assert pack_elements("x", datatype, values) == np.array(values).astype(NUMPY_TYPES[datatype]).tobytes()
-    assert pack_elements("x", datatype, []) == b""
-
-
-def test_other_elements_that_are_packed() -> None:
-    assert pack_elements("x", "BYTES", ["é", b"\xff"]) == b"\2\0\0\0\xc3\xa9\1\0\0\0\xff"
-    assert pack_elements("x", "BF16", [0.5]) == np.array([0.5], ml_dtypes.bfloat16).tobytes()
-    assert pack_elements("x", "FP64", [1, 0.5]) == np.array([1, 0.5]).tobytes()
-
-
-@pytest.mark.parametrize(
-    ("datatype", "values", "says"),
-    [
-        ("INT8", [128], "'data' of input 'x' has values that INT8 cannot hold"),
-        ("UINT8", [-1], "'data' of input 'x' has values that UINT8 cannot hold"),
-        ("UINT64", [2**64], "'data' of input 'x' has values that UINT64 cannot hold"),
-        ("FP16", [65536], "'data' of input 'x' has values that FP16 cannot hold"),
-        ("INT8", [1.0], "'data' of input 'x' has elements that are not of INT8's kind (int)"),
-        ("INT8", [True], "'data' of input 'x' has elements that are not of INT8's kind (int)"),
-        ("BOOL", [1], "'data' of input 'x' has elements that are not of BOOL's kind (bool)"),
-        ("FP64", [None], "'data' of input 'x' has elements that are not of FP64's kind (float or int)"),
-        ("BYTES", [1], "'data' of input 'x' has elements that are not of BYTES's kind (string"),
-        ("FP128" * 40, [1], f"input 'x' has unknown datatype '{'FP128' * 16}'"),
-    ],
-)
-def test_elements_that_cannot_be_packed(datatype: str, values: list[Any], says: str) -> None:
-    with pytest.raises(InvalidTensor) as refused:
-        pack_elements("x", datatype, values)
-    assert refused.value.message.startswith(says)
-
-
-def test_shapes() -> None:
-    assert check_shape("x", []) == ()
-    assert check_shape("x", [0, 2**63 - 1]) == (0, 2**63 - 1)
-    with pytest.raises(InvalidTensor, match="has 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa, which is not a size"):
-        check_shape("x", ["a" * 1000])
-
-
-def test_json_arrays_are_flat_and_finite() -> None:
-    assert json_array(from_array("y", np.array([[1, 2], [3, 4]], np.int16))).tolist() == [1, 2, 3, 4]
-    assert np.isnan(json_array(from_array("y", np.array([np.nan], np.float32)))).all()
-    with pytest.raises(InvalidRequest) as refused:
-        json_array(from_array("y", np.array([1, -np.inf])))
-    assert refused.value.message == (
-        "output 'y' has infinite values, which JSON cannot hold: ask for it with binary_data"
-    )
 
 
 # --- a body that is one tensor

@@ -1,4 +1,4 @@
-"""A call to a `/v1` route: read and checked, given a model that does the task, and served while its client stays."""
+"""Calls to routes: read within the limits, given a model that does the task, served while their client stays."""
 
 import uuid
 from typing import Any, TypeVar
@@ -20,14 +20,14 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class RestCall:
-    """One request to these routes: its headers, its body and its id."""
+    """One request to a route that infers: its headers, its body and its id."""
 
-    def __init__(self, request: Request, headers: Headers, body: bytes) -> None:
+    def __init__(self, request: Request, body: bytes) -> None:
         self.request = request
-        self.headers = headers
+        self.headers: Headers = dict(request.scope["headers"])
         self.body = body
-        self.content_type = content_type(headers)
-        self.request_id = http_message.request_id(headers) or uuid.uuid4().hex
+        self.content_type = content_type(self.headers)
+        self.request_id = http_message.request_id(self.headers) or uuid.uuid4().hex
         request.state.request_id = self.request_id  # for errors, which are answered elsewhere
 
     @property
@@ -44,17 +44,18 @@ class RestCall:
 
 
 class RestCalls:
-    """What the routes of `/v1` do with every call."""
+    """What all routes do with a call."""
 
     def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
         self._serving = serving
         self._catalogue = catalogue
         self._limits = limits
 
+    async def body(self, request: Request) -> bytes:
+        return await read_body(dict(request.scope["headers"]), request.receive, self._limits.max_message_bytes)
+
     async def read(self, request: Request) -> RestCall:
-        headers: Headers = dict(request.scope["headers"])
-        body = await read_body(headers, request.receive, self._limits.max_message_bytes)
-        return RestCall(request, headers, body)
+        return RestCall(request, await self.body(request))
 
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
         request.request_id = call.request_id = request.request_id or call.request_id
