@@ -24,7 +24,8 @@ from penstock.tasks.tensor import TensorTask
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
-from penstock.worker.running.runner import BlockRunner, now
+from penstock.worker.residency.resident import make_runner
+from penstock.worker.running.runner import WorkerTools, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
 
@@ -141,9 +142,8 @@ class Bed:
         loaded = LoadedBlock(
             description, settings, task(MODEL, settings.batching.max_rows, None), self.engine, has_steady_cost=is_steady
         )
-        self.runner = BlockRunner(
-            loaded, ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test")
-        )
+        tools = WorkerTools(ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
+        self.runner = make_runner(loaded, tools)
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.partials: dict[int, list[float]] = {}
         self.changed = asyncio.Event()

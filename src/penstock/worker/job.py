@@ -11,6 +11,7 @@ from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.running.answer_credits import AnswerCredits
+from penstock.worker.running.batcher import QueuedPiece
 
 
 class Reply(Protocol):
@@ -36,6 +37,7 @@ class WorkerJob:
     prepared: Prepared | None = None
     results: list[Sequence[Array] | None] = field(default_factory=list)
     missing: int = 0
+    queued: Sequence[QueuedPiece] = ()  # its pieces, while it is here
     is_gone: bool = False
     has_started: bool = False
     timing: Timing = field(default_factory=Timing)

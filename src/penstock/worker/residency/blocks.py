@@ -25,7 +25,7 @@ from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
 from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
-from penstock.worker.residency.resident import Resident
+from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import (
     Action,
     Assigned,
@@ -37,7 +37,7 @@ from penstock.worker.residency.steps import (
     UnloadBlock,
     Why,
 )
-from penstock.worker.running.runner import BlockRunner
+from penstock.worker.running.runner import WorkerTools
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -67,7 +67,6 @@ class Blocks:
         """`task_workers` are their sockets."""
         self._config = config
         self._metrics = metrics
-        self._traces = traces
         self._owner = owner
         self._residency = Residency(config.worker.memory_budget_bytes)
         self._resident: dict[str, Resident] = {}
@@ -78,6 +77,7 @@ class Blocks:
         self._described: dict[str, BlockDescription] = {}  # what blocks out of memory were when they were in it
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
+        self._tools = WorkerTools(self._pool, metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._task_processes = TaskProcesses([TaskProcess.start] * config.worker.task_processes)
         self._has_task_workers = bool(task_workers)
@@ -253,7 +253,7 @@ class Blocks:
     def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
         block_id = loaded.description.block_id
         old = self._resident.get(block_id)
-        runner = BlockRunner(loaded, self._pool, self._metrics, self._traces, tasks)
+        runner = make_runner(loaded, self._tools, tasks)
         self._resident[block_id] = Resident(runner, loaded.size_bytes)
         self._holders[block_id] = runner
         dormant = self._dormant.pop(block_id, None)

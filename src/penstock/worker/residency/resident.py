@@ -5,7 +5,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.worker.running.runner import BlockRunner
+from penstock.engines.base import ContextEngine
+from penstock.models.loading import LoadedBlock
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.running.batches import BatchRunner
+from penstock.worker.running.calls import CallRunner
+from penstock.worker.running.runner import BlockRunner, WorkerTools
 
 log = structlog.get_logger()
 
@@ -32,6 +37,12 @@ class Resident:
         loop, is_closed = asyncio.get_running_loop(), asyncio.Event()
         runner.close(lambda: _tell(loop, is_closed))
         await is_closed.wait()
+
+
+def make_runner(loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> BlockRunner:
+    if isinstance(loaded.engine, ContextEngine):
+        return CallRunner(loaded, loaded.engine, tools, tasks)
+    return BatchRunner(loaded, tools, tasks)
 
 
 def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

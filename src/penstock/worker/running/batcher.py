@@ -44,7 +44,7 @@ class QueuedPiece:
     queue_deadline: float = inf
     arrived: float = 0.0
     sequence: int = 0
-    level: Any = None  # the _Level that it waits in
+    level: Any = None  # the _Level that it waits in; None: in none
 
 
 @dataclass(slots=True)
@@ -109,18 +109,16 @@ class Batcher:
             if due < self._due:
                 self._due = due
 
-    def remove(self, owner: object) -> int:
-        """The owner left: its pieces leave the line. Returns how many did."""
-        leaving = [entry for entry in self._waiting() if entry.owner is owner]
-        for entry in leaving:
-            self._take(entry)
-        return len(leaving)
+    def remove(self, entries: Iterable[QueuedPiece]) -> None:
+        """Their owner left: those that still wait leave the line."""
+        for entry in entries:
+            if entry.level is not None:
+                self._take(entry)
 
-    def excuse(self, owner: object) -> None:
-        """The owner has begun to run: what its other pieces wait is no time in the queue any more."""
-        for entry in self._waiting():
-            if entry.owner is owner:
-                entry.queue_deadline = inf
+    def excuse(self, entries: Iterable[QueuedPiece]) -> None:
+        """Their owner has begun to run: what its other pieces wait is no time in the queue any more."""
+        for entry in entries:
+            entry.queue_deadline = inf
 
     def next_due(self) -> float:
         """Until then `expire` has nothing to do. It may be early: what was due then has left, perhaps."""
@@ -148,14 +146,6 @@ class Batcher:
             self._put(entry, entry.priority + DELAYED)
             self._due = min(self._due, entry.deadline)
         return expired
-
-    def clear(self) -> list[QueuedPiece]:
-        entries = list(self._waiting())
-        self._levels.clear()
-        self._order.clear()
-        self._tokens = 0
-        self._due = inf
-        return entries
 
     def next_batch(self, now: float) -> Batch | None:
         """The batch that an idle instance should run now; None: nothing waits, or it is worth waiting for more."""
@@ -202,6 +192,7 @@ class Batcher:
 
     def _take(self, entry: QueuedPiece) -> None:
         level: _Level = entry.level
+        entry.level = None
         del level.line[entry.sequence]
         self._tokens -= entry.rows * entry.length
         alike = level.by_key[entry.key]

@@ -1,24 +1,144 @@
-"""One request to a model's own code: told of its session, answered once or as often as the model likes."""
+"""A block with a model's own code: one request at a time, with its session, answered as often as the model likes."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import structlog
 
-from penstock.core.errors import Cancelled, PenstockError
+from penstock.core.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, PenstockError
 from penstock.core.tensors import Array, Tensor
-from penstock.engines.base import ContextEngine
+from penstock.engines.base import CallContext, ContextEngine
+from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Piece, Task
 from penstock.worker.job import WorkerJob
-from penstock.worker.running.batcher import Batch
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.running.alarm import Alarm
+from penstock.worker.running.answer_credits import AnswerCredits
+from penstock.worker.running.batcher import Batch, Batcher
+from penstock.worker.running.budget import ALONE, delaying_levels
 from penstock.worker.running.execution import BatchOutcome, as_engine_failure
+from penstock.worker.running.runner import BlockRunner, WorkerTools
+from penstock.worker.running.sessions import BlockSessions
 
 log = structlog.get_logger()
+now = time.monotonic
 ENDED, ANEW, IDLE, LEAVES = "ended", "started anew", "idle", "worker leaves"  # why a session is over
+IDLE_EVERY_S = 0.001  # sessions that become idle within this time are ended together
+
+
+class CallRunner(BlockRunner):
+    """Keeps the sessions and the answers of its jobs. What the model must hear is said in its instances' threads."""
+
+    close_s = 5.0  # a process of its own may be ended at any time; native code must not lose its session while it runs
+
+    def __init__(
+        self, loaded: LoadedBlock, engine: ContextEngine, tools: WorkerTools, tasks: TaskPool | None = None
+    ) -> None:
+        settings = loaded.description.settings
+        self._is_decoupled = settings.is_decoupled
+        self._calls = CallExecution(loaded.task, engine, self._is_decoupled, self._answer_soon)
+        super().__init__(loaded, tools, tasks, self._calls, Batcher(ALONE, delaying_levels(settings.priorities)))
+        self._sessions = BlockSessions(settings.sessions.idle_s)
+        self._idle = Alarm(self._end_idle, IDLE_EVERY_S)
+
+    def accept(self, job: WorkerJob) -> None:
+        self._enter(job)
+        if job.session is not None:
+            self._sessions.enter(job.session.session_id)
+        if self._is_decoupled:
+            if job.response_credits == 0:
+                why = "this model gives any number of answers to one request: ask it through a stream "
+                self._fail(job, InvalidRequest(why + "(ModelStreamInfer, or a WebSocket)"))
+                return
+            expiry = self._loop.call_later(max(0.0, job.deadline - now()), self._expire_late, job)
+            job.answers = AnswerCredits(job.response_credits, expiry)
+        self._preparation.prepare(job)
+
+    def allow(self, job: WorkerJob, credits: int) -> None:
+        if job.answers is not None:
+            job.answers.allow(credits)
+
+    async def drain(self) -> None:
+        """Returns when nothing is left to run, and the model knows that its sessions are over."""
+        await super().drain()
+        if over := self._sessions.clear():
+            told = asyncio.Event()
+            self._tell(over, LEAVES, lambda problem: told.set())
+            await told.wait()
+
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        for job in [job for job in self._jobs if job.answers is not None]:
+            self._fail(job, Draining("the model was unloaded before it had given all its answers; ask again"))
+        self._idle.cancel()
+        if over := self._sessions.clear():
+            self._tell(over, LEAVES, lambda problem: None)
+        super().close(then)
+
+    def _hand_out(self, batch: Batch) -> None:
+        for entry in batch.entries:
+            job: WorkerJob = entry.owner
+            if job.context is None:
+                self._give_context(job)
+        super()._hand_out(batch)
+
+    def _give_context(self, job: WorkerJob) -> None:
+        step, parameters = job.session, job.request.parameters
+        if step is None:
+            job.context = CallContext(job.request_id, parameters)
+            return
+        start = self._sessions.start(step)
+        job.is_anew = start.is_anew
+        job.context = CallContext(
+            job.request_id, parameters, step.session_id, step.seq_no or 0, start.is_new, step.is_end
+        )
+
+    def _ran(self, outcome: BatchOutcome) -> None:
+        if outcome.ended:
+            self._sessions.end(outcome.ended)
+        super()._ran(outcome)
+
+    def _answer_soon(self, job: WorkerJob, tensors: list[Tensor]) -> None:
+        """In an instance's thread: one answer of several."""
+        self._loop.call_soon_threadsafe(self._answer, job, tensors)
+
+    def _answer(self, job: WorkerJob, tensors: list[Tensor]) -> None:
+        if not job.is_gone:
+            job.reply(job, tensors, True)
+
+    def _complete(self, job: WorkerJob) -> None:
+        if job.answers is None:
+            super()._complete(job)
+        else:
+            self._finished(job, [])  # its answers have gone already; this only ends them
+
+    def _expire_late(self, job: WorkerJob) -> None:
+        """A decoupled model's deadline counts while it answers, too."""
+        self._fail(job, DeadlineExceeded("the deadline passed before the model had given all its answers"))
+
+    def _forget(self, job: WorkerJob) -> None:
+        super()._forget(job)
+        if job.answers is not None:
+            job.answers.close()
+        if job.session is not None:
+            self._sessions.leave(job.session.session_id, now())
+            self._idle.set(self._sessions.next_due())
+
+    def _end_idle(self) -> None:
+        if over := self._sessions.expire(now()):
+            self._tell(over, IDLE, lambda problem: None)
+        self._idle.set(self._sessions.next_due())
+
+    def _tell(self, session_ids: list[str], reason: str, done: Callable[[str], None]) -> None:
+        def tell(instance: int) -> str:
+            self._calls.end_sessions(session_ids, reason)
+            return ""
+
+        self._instances.ask(tell, done)
 
 
 class CallExecution:
-    """Takes the place of Execution for a ContextEngine; all of it runs in the instances' threads."""
+    """One request at a time. All of it runs in the instances' threads."""
 
     def __init__(
         self, task: Task, engine: ContextEngine, is_decoupled: bool, send: Callable[[WorkerJob, list[Tensor]], None]

@@ -146,9 +146,11 @@ def test_a_full_batch_does_not_wait() -> None:
 
 def test_expired_and_cancelled_leave_before_the_batch_forms() -> None:
     batcher = Batcher(Budget(8))
-    batcher.append([entry("late", deadline=1.0), entry("gone"), entry("here")], 0.0)
+    late, gone = entry("late", deadline=1.0), entry("gone")
+    batcher.append([late, gone, entry("here")], 0.0)
     assert [e.owner for e in batcher.expire(2.0)] == ["late"]
-    assert batcher.remove("gone") == 1
+    batcher.remove([late, gone])  # of which one has left already
+    assert len(batcher) == 1
     batch = batcher.next_batch(2.0)
     assert batch is not None
     assert [e.owner for e in batch.entries] == ["here"]
@@ -161,13 +163,6 @@ def test_arrival_order_pads_to_the_longest() -> None:
     assert batch is not None
     assert [e.owner for e in batch.entries] == [1, 2, 3]
     assert batch.padded_tokens == 600
-
-
-def test_clear_returns_everything_oldest_first() -> None:
-    batcher = Batcher(Budget(3))
-    batcher.append([entry(1, 9), entry(2, 3)], 0.0)
-    assert [e.owner for e in batcher.clear()] == [1, 2]
-    assert batcher.next_batch(0.0) is None
 
 
 def test_rows_of_one_request_stay_together() -> None:
@@ -213,17 +208,14 @@ def test_few_waiting_pieces_are_shared_out() -> None:
 
 def test_the_tokens_that_wait_are_counted() -> None:
     batcher = Batcher(Budget(8, max_tokens=100))
-    owner = object()
-    batcher.append([entry(owner, 10, rows=2), entry("b", 5), entry("c", 7, deadline=1.0)], 0.0)
+    leaving = entry("a", 10, rows=2)
+    batcher.append([leaving, entry("b", 5), entry("c", 7, deadline=1.0)], 0.0)
     assert batcher.tokens == 32
-    batcher.remove(owner)
+    batcher.remove([leaving])
     assert batcher.tokens == 12
     batcher.expire(2.0)
     assert batcher.tokens == 5
     batcher.next_batch(0.0)
-    assert batcher.tokens == 0
-    batcher.append([entry("d", 9)], 0.0)
-    batcher.clear()
     assert batcher.tokens == 0
 
 
@@ -322,11 +314,10 @@ def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> No
 
 def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
     batcher = Batcher(Budget(1))
-    batcher.append(
-        [entry("a", queue_deadline=1.0), entry("a", queue_deadline=1.0), entry("b", queue_deadline=1.0)], 0.0
-    )
+    begun = [entry("a", queue_deadline=1.0), entry("a", queue_deadline=1.0)]
+    batcher.append([*begun, entry("b", queue_deadline=1.0)], 0.0)
     batcher.next_batch(0.0)
-    batcher.excuse("a")
+    batcher.excuse(begun)
     assert [found.owner for found in batcher.expire(2.0)] == ["b"]
     assert owners(batcher.next_batch(2.0)) == ["a"]
 
@@ -341,7 +332,7 @@ def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
     assert batcher.next_due() == 2.0
     batcher.append([entry("sooner", deadline=1.5)], 1.0)
     assert batcher.next_due() == 1.5
-    batcher.clear()
+    batcher.expire(2.0)
     assert batcher.next_due() == inf
 
 

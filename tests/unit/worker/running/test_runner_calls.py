@@ -286,7 +286,7 @@ async def test_a_cancelled_stream_has_not_ended_its_session() -> None:
 
 
 async def test_a_hung_model_of_its_own_code_is_closed_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.running.runner.CLOSE_S", 0.01)
+    monkeypatch.setattr("penstock.worker.running.calls.CallRunner.close_s", 0.01)
     bed, engine = make_bed()
     engine.gate.clear()
     bed.send(1, 1)

@@ -1,0 +1,120 @@
+"""A block whose requests are joined into batches: what an instance runs, and when it gets it."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from penstock.core.errors import PenstockError
+from penstock.core.tensors import Array
+from penstock.engines.base import Engine
+from penstock.models.loading import LoadedBlock
+from penstock.tasks.base import Piece, Task
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.running.alarm import Alarm
+from penstock.worker.running.batcher import Batch, Batcher
+from penstock.worker.running.budget import budget_of, delaying_levels
+from penstock.worker.running.execution import BatchOutcome, as_engine_failure
+from penstock.worker.running.runner import BlockRunner, WorkerTools
+
+# A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.
+INLINE_NS = 100_000
+INLINE_BYTES = 64 * 1024
+INLINE_AFTER = 16  # batches seen
+SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
+
+# While this many full batches wait for each instance, one is handed out ahead: an instance goes on with it at once,
+# whatever the loop does. Earlier it would only fix what is not yet known to be the best choice.
+AHEAD_FROM = 1
+
+
+class BatchRunner(BlockRunner):
+    def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> None:
+        settings, instances = loaded.description.settings, loaded.description.instances
+        execution = BatchExecution(loaded.task, loaded.engine, loaded.settings.warm_up)
+        batcher = Batcher(budget_of(settings, instances), delaying_levels(settings.priorities))
+        super().__init__(loaded, tools, tasks, execution, batcher)
+        self._has_steady_cost = loaded.has_steady_cost
+        self._plenty_tokens = AHEAD_FROM * instances * (settings.batching.max_tokens or 0)
+        self._slowest_ns = 0.0  # of late
+        self._company = Alarm(self._pump)  # when what waits for others to join it has waited long enough
+
+    def close(self, then: Callable[[], None] = lambda: None) -> None:
+        self._company.cancel()
+        super().close(then)
+
+    def _pump(self) -> None:
+        super()._pump()
+        self._company.cancel()
+        wake_at = self._batcher.wake_at() if self.idle else None
+        if wake_at is not None:
+            self._company.set(wake_at)
+
+    def _may_hand_out(self) -> bool:
+        instances = self.description.instances
+        if self._running < instances:
+            return True
+        return self._running == instances and 0 < self._plenty_tokens <= self._batcher.tokens
+
+    def _hand_out(self, batch: Batch) -> None:
+        if self._is_quick(batch):
+            self._settle(self._execution.run(self.description.instances, batch))
+        else:
+            super()._hand_out(batch)
+
+    def _is_quick(self, batch: Batch) -> bool:
+        if self._running >= self.description.instances:
+            return False
+        if not self._has_steady_cost or self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
+            return False
+        size_bytes: int = sum(
+            array.nbytes
+            for entry in batch.entries
+            for array in entry.owner.prepared.pieces[entry.index].arrays.values()
+        )
+        return size_bytes <= INLINE_BYTES
+
+    def _settle(self, outcome: BatchOutcome) -> None:
+        took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
+        self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
+        super()._settle(outcome)
+
+
+class BatchExecution:
+    """Join, infer, split. Runs in an instance's thread, or on the loop where it is quick."""
+
+    def __init__(self, task: Task, engine: Engine, is_warmed_up: bool) -> None:
+        self._task = task
+        self._engine = engine
+        self._is_warmed_up = is_warmed_up
+
+    def run(self, instance: int, batch: Batch) -> BatchOutcome:
+        outcome = BatchOutcome(instance, batch, [], time.monotonic())
+        pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
+        outcome.results = self._run_batch(outcome, pieces)
+        return outcome
+
+    def probe(self, instance: int) -> str:
+        """Whether the model still works. Empty, or what is wrong.
+
+        A model that is not warmed up may not take the inputs for it: that its instance answers must do.
+        """
+        if self._is_warmed_up:
+            self._engine.infer(instance, self._task.warm_up_inputs()[0], self._task.engine_outputs)
+        return ""
+
+    def _run_batch(self, outcome: BatchOutcome, pieces: list[Piece]) -> list[Sequence[Array] | PenstockError]:
+        try:
+            start = time.perf_counter_ns()
+            inputs = self._task.join(pieces)
+            joined = time.perf_counter_ns()
+            outputs = self._engine.infer(outcome.instance, inputs, self._task.engine_outputs)
+            computed = time.perf_counter_ns()
+            results: list[Sequence[Array] | PenstockError] = list(self._task.split(pieces, outputs))
+            outcome.input_ns += joined - start
+            outcome.infer_ns += computed - joined
+            outcome.output_ns += time.perf_counter_ns() - computed
+            return results
+        except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
+            if len(pieces) == 1:
+                return [as_engine_failure(error)]
+            # One of them is at fault: alone, each gets its own answer.
+            return [self._run_batch(outcome, [piece])[0] for piece in pieces]
