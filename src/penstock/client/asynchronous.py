@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from functools import partial
 from itertools import cycle
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -40,9 +39,7 @@ class AsyncClient(Calls):
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def upscale_stream(

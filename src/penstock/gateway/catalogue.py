@@ -57,11 +57,11 @@ class Catalogue:
         return False
 
     def known(self, model: str, version: str) -> BlockDescription:
-        """Perhaps without its inputs and outputs."""
+        """What is known of a block now, perhaps without its inputs and outputs."""
         return self._resolver.resolve(model, version)
 
     def described(self, model: str, version: str) -> BlockDescription:
-        """For those who cannot wait: a block that no worker has had in memory is told to load, and refused now."""
+        """A block with its inputs and outputs; one that no worker has had in memory is told to load and refused."""
         block = self._resolver.resolve(model, version)
         if not block.is_described:
             self._dispatcher.wake(block.block_id)
@@ -69,7 +69,7 @@ class Catalogue:
         return block
 
     async def block(self, model: str, version: str) -> BlockDescription:
-        """With its inputs and outputs: a block that no worker has had in memory is loaded for it."""
+        """A block with its inputs and outputs; waits while one that no worker has had in memory is loaded."""
         block = self._resolver.resolve(model, version)
         if block.is_described:
             return block
@@ -92,7 +92,7 @@ class Catalogue:
         return self._resolver.views()
 
     async def statistics(self, model: str, version: str) -> list[BlockStatistics]:
-        """Of one model, or of all where no name is given."""
+        """The statistics of one model, or of all where no name is given."""
         if model:
             self._resolver.resolve(model, version)
         return [
@@ -136,13 +136,13 @@ class Catalogue:
         return found
 
     async def set_routing(self, model: str, routing: Routing | None) -> None:
-        """On every gateway, and after a restart; None: as the model's own model.yaml says."""
+        """Routes a model's requests so on every gateway and over restarts; None: as its model.yaml says."""
         if not any(view.model == model for view in self._resolver.views()):
             raise UnknownModel(f"unknown model '{model}'")
         await self._control.set_routing(model, "" if routing is None else routing.model_dump_json())
 
     def status(self) -> dict[str, object]:
-        """For people: what runs, where, and how much waits."""
+        """What runs, where, and how much waits, for people to read."""
         return {
             "server": SERVER_NAME,
             "version": self.server_version,

@@ -44,7 +44,7 @@ class RestCall:
 
 
 class RestCalls:
-    """What all routes do with a call."""
+    """Reads calls within the limits, finds their models, and serves them while their clients stay."""
 
     def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
         self._serving = serving

@@ -6,7 +6,8 @@ ASGI costs such a request more than all that is done with it: a scope, a cycle, 
 
 import asyncio
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -97,37 +98,18 @@ class InferProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
 
+@dataclass(slots=True)
 class _PlainRequest:
     """One request and its answer; stands where uvicorn has its cycle, with what it asks of one."""
 
-    __slots__ = (
-        "body",
-        "disconnected",
-        "headers",
-        "keep_alive",
-        "message_event",
-        "model",
-        "response_complete",
-        "version",
-    )
-
-    def __init__(self, headers: dict[bytes, bytes], model: str, version: str, keep_alive: bool) -> None:
-        self.headers = headers
-        self.model = model
-        self.version = version
-        self.keep_alive = keep_alive
-        self.body = b""
-        self.response_complete = False
-        self.disconnected = False
-        self.message_event = _NOBODY_WAITS
-
-
-class _Unheard:
-    def set(self) -> None:
-        """The request itself is told by its task."""
-
-
-_NOBODY_WAITS = _Unheard()
+    headers: dict[bytes, bytes]
+    model: str
+    version: str
+    keep_alive: bool
+    body: bytes = b""
+    response_complete: bool = False
+    disconnected: bool = False
+    message_event: ClassVar = asyncio.Event()  # nobody waits for it: the task is cancelled instead
 
 
 def _encode(answer: HttpAnswer, keep_alive: bool) -> bytes:

@@ -118,7 +118,7 @@ def traceparent(headers: Headers) -> str:
 
 
 def content_type(headers: Headers) -> str:
-    """Without its parameters, in lower case; empty where the client sent none."""
+    """The media type without its parameters, in lower case; empty where the client sent none."""
     return headers.get(b"content-type", b"").split(b";", 1)[0].strip().lower().decode("latin-1")
 
 

@@ -201,7 +201,7 @@ class CacheStatus(BaseModel):
 
 
 class SessionCounts(BaseModel):
-    """Of this gateway; more fields than these."""
+    """The sessions of one gateway; more fields than these."""
 
     open: int
 

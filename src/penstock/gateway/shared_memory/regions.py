@@ -58,14 +58,14 @@ class SharedMemory:
         self._put(Region(name, key, offset, byte_size, found.st_ino))
 
     def status(self, name: str = "") -> list[Region]:
-        """Of one region, or of all."""
+        """The region of that name, or all."""
         if name:
             return [self._find(name)]
         found = [_read(file) for file in self._folder.glob("*.json")]
         return sorted((region for region in found if region is not None), key=lambda region: region.name)
 
     def unregister(self, name: str = "") -> None:
-        """One region, or all; one that is not there is not missed."""
+        """Forgets one region, or all; one that is not there is no error."""
         for file in [self._file(name)] if name else list(self._folder.glob("*.json")):
             file.unlink(missing_ok=True)
 

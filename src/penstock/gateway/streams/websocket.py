@@ -164,7 +164,7 @@ class _WebSocketConnection:
         return _WebSocketExchange(request, request.request_id, form, message)
 
     def _rank(self, raw: RawForm) -> int:
-        """Of the raw input; of a model that is not loaded yet it is not known."""
+        """How many dimensions the raw input has; 1 where the model is not loaded yet."""
         try:
             block = self._edge.catalogue.known(self._model, self._version)
         except PenstockError:

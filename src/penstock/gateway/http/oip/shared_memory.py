@@ -81,7 +81,7 @@ class SharedMemoryRest:
 
 
 def _name(request: Request) -> str:
-    """The region's, empty where the path has none."""
+    """The region that the path names, empty where it names none."""
     found: str = request.path_params.get("region", "")
     return found
 

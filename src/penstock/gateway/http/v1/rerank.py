@@ -58,7 +58,7 @@ class RerankRest:
 
 
 def _texts(documents: object) -> list[str]:
-    """What is no list at all is told by the schema."""
+    """The documents' texts; that they are a list, the schema checks."""
     texts: list[str] = []
     for index, document in enumerate(documents if isinstance(documents, list) else ()):
         text = document.get("text") if isinstance(document, dict) else document
