@@ -143,7 +143,7 @@ def _from_contents(tensor: Any) -> Tensor:
     else:
         try:
             data = (
-                np.array(values, dtype=np.int64 if "int_" in field else None)
+                np.array(values, dtype=np.int64 if "int_" in field else NUMPY_TYPES[tensor.datatype])
                 .astype(NUMPY_TYPES[tensor.datatype], casting="unsafe")
                 .tobytes()
             )

@@ -103,7 +103,8 @@ def _value(tensor: Tensor) -> Any:
     if tensor.datatype in HALVES:
         wide = to_array(tensor).astype(np.float32)
         tensor = Tensor(tensor.name, "FP32", tensor.shape, wide.tobytes())
-    return json_array(tensor).reshape(tensor.shape)
+    array = json_array(tensor)
+    return array.reshape(tensor.shape) if tensor.shape else array[0].item()
 
 
 def _shown(element: bytes) -> str | dict[str, str]:

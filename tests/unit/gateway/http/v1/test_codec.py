@@ -204,13 +204,14 @@ def test_an_answer_as_a_map() -> None:
         from_array("y", np.array([[1, 2], [3, 4]], np.int64)),
         from_array("n", np.array([np.nan, 0.5], np.float32)),
         from_array("b", np.array([[True]])),
+        from_array("s", np.array(7, np.uint8)),
         from_array("e", np.zeros((2, 0))),
     ]
     assert shown(*outputs) == {
         "model": "m",
         "version": "3",
         "id": "r1",
-        "outputs": {"y": [[1, 2], [3, 4]], "n": [None, 0.5], "b": [[True]], "e": [[], []]},
+        "outputs": {"y": [[1, 2], [3, 4]], "n": [None, 0.5], "b": [[True]], "s": 7, "e": [[], []]},
     }
     assert shown(tokens=7)["parameters"] == {"tokens": 7}
 
