@@ -1,18 +1,9 @@
-"""Real servers for tests: `penstock serve` as a process of its own, and small models for it to serve."""
+"""Small models for real servers, and requests to them."""
 
-import contextlib
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -20,8 +11,6 @@ from onnx import TensorProto, helper, numpy_helper
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).parent.parent
-START_S = 90.0
-STOP_S = 40.0
 
 IDENTITY_TYPES = {
     "BOOL": TensorProto.BOOL,
@@ -39,123 +28,6 @@ IDENTITY_TYPES = {
     "BF16": TensorProto.BFLOAT16,
     "BYTES": TensorProto.STRING,
 }
-
-
-class ServerProcess:
-    """Use it as a context: it starts, waits until it is ready, and ends by SIGTERM."""
-
-    def __init__(
-        self,
-        models: Path,
-        folder: Path,
-        *flags: str,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """`folder` gets the log and the server's own storage; `flags` go to `penstock serve`."""
-        self.http_port = free_port()
-        self.grpc_port = free_port()
-        self.folder = folder
-        self.log_file = folder / "server.log"
-        self._models = models
-        self._flags = flags
-        self._environment = environment or {}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def http_url(self) -> str:
-        return f"http://127.0.0.1:{self.http_port}"
-
-    @property
-    def grpc_url(self) -> str:
-        return f"127.0.0.1:{self.grpc_port}"
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "start the server first"
-        return self._process.pid
-
-    def start(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "penstock", "serve", "--models", str(self._models)]
-        command += ["--http-port", str(self.http_port), "--grpc-port", str(self.grpc_port)]
-        command += ["--data-dir", str(self.folder / "data"), *self._flags]
-        source = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
-        environment = {**os.environ, "PYTHONPATH": source, **self._environment}
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=self.folder
-            )
-
-    def wait_ready(self, timeout_s: float = START_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            self._check_running()
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{self.http_url}/v2/health/ready", timeout=5).status_code == 200:
-                    return
-            time.sleep(0.1)
-        raise TimeoutError(f"the server was not ready within {timeout_s} s:\n{self.log_tail()}")
-
-    def terminate(self, timeout_s: float = STOP_S) -> int:
-        """Ends it gently and returns its exit code; what does not end is killed, and that is an error."""
-        assert self._process is not None
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-        try:
-            return self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-            raise TimeoutError(f"the server did not end within {timeout_s} s:\n{self.log_tail()}") from None
-
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels; histograms by `name_count` or `name_sum`."""
-        answer = httpx.get(f"{self.http_url}/metrics.json", timeout=30)
-        return sum(
-            sample["value"]
-            for metric in answer.json().values()
-            for sample in metric["samples"]
-            if sample["name"] in (name, f"{name}_total") and labels.items() <= sample["labels"].items()
-        )
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.http_url}/v1/status", timeout=30).json()
-        return found
-
-    def log_lines(self) -> list[dict[str, Any]]:
-        """What it logged, without what it printed otherwise."""
-        lines = self.log_file.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
-
-    def log_tail(self, lines: int = 30) -> str:
-        return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
-
-    def _check_running(self) -> None:
-        if not self.is_running():
-            raise RuntimeError(f"the server ended before it was ready:\n{self.log_tail()}")
-
-    def __enter__(self) -> "ServerProcess":
-        self.start()
-        try:
-            self.wait_ready()
-        except BaseException:
-            self.terminate()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.terminate()
-
-
-def eventually(is_true: Callable[[], object], what: str, within_s: float = 30.0) -> None:
-    """Asks until it is true; the server needs a moment for what follows from an answer."""
-    deadline = time.monotonic() + within_s
-    while not is_true():
-        assert time.monotonic() < deadline, f"within {within_s} s it was never so: {what}"
-        time.sleep(0.05)
 
 
 def floats(model: str, *numbers: float, rows: int = 1, version: str = "", request_id: str = "") -> pb.ModelInferRequest:

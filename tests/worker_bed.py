@@ -1,8 +1,7 @@
 """A block's runner with real threads, and engines that do as they are told."""
 
-import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Telemetry
 from penstock.core.errors import EngineFailed, PenstockError
@@ -146,7 +146,6 @@ class Bed:
         self.runner = make_runner(loaded, tools)
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.partials: dict[int, list[float]] = {}
-        self.changed = asyncio.Event()
 
     def send(
         self,
@@ -171,20 +170,10 @@ class Bed:
             self.partials.setdefault(job.job_id, []).append(float(to_array(outcome[0])[0, 0]))
         else:
             self.answers[job.job_id] = outcome
-        self.changed.set()
 
     async def wait(self, count: int) -> None:
         """For so many last answers."""
-        await self.until(lambda: len(self.answers) >= count)
-
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not is_so():
-                self.changed.clear()
-                try:
-                    await asyncio.wait_for(self.changed.wait(), 0.005)  # threads do not tell
-                except TimeoutError:
-                    pass
+        await until(lambda: len(self.answers) >= count)
 
     def value(self, job_id: int) -> float:
         outcome = self.answers[job_id]

@@ -10,7 +10,8 @@ import grpc
 
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_shipped
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.experiments.load.drivers import INFER
 from penstock.experiments.load.payloads import build
 
@@ -20,7 +21,7 @@ IN_FLIGHT = 16
 async def run(plan: Plan) -> Result:
     repository = plan.folder / "models"
     add_shipped(repository, plan.models, "srcnn")
-    with FaultyServer(repository, plan.folder / "drain") as server:
+    with ServerProcess(repository, plan.folder / "drain") as server:
         await server.wait_all_workers()
         found = await drain_server(server)
     result = Result(details=found)
@@ -30,15 +31,13 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def drain_server(server: FaultyServer) -> dict[str, Any]:
+async def drain_server(server: ServerProcess) -> dict[str, Any]:
     """Sends SIGTERM while photographs are upscaled; returns what became of them and of later requests."""
     photos = [photo.grpc() for photo in build("photos", "srcnn")]
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(INFER)
         inside = [asyncio.create_task(_code(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)]
-        async with asyncio.timeout(30):
-            while (await asyncio.to_thread(server.status))["inflight_requests"] < IN_FLIGHT:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until_seen(lambda: server.status()["inflight_requests"] >= IN_FLIGHT, "all are inside")
         os.kill(server.pid, signal.SIGTERM)
         await asyncio.sleep(0.1)
         later: Counter[str] = Counter(UNAVAILABLE=0)

@@ -6,7 +6,7 @@ import signal
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import HEAVY, add_echo
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
 
 AROUND = 100  # answers before and after each fault
 CALLERS = 96  # more than the workers run at once, so that some wait there
@@ -16,7 +16,7 @@ async def run(plan: Plan) -> Result:
     # Of a model that must never run twice, a job that got lost on the way could not be saved by a retry.
     add_echo(plan.folder / "models", HEAVY, is_idempotent=False)
     count = 4 if plan.is_quick else 10
-    with FaultyServer(plan.folder / "models", plan.folder / "hand_back", 2) as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "hand_back", "--workers", "2") as server:
         await server.wait_all_workers()
         async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS) as load:
             for number in range(count):
@@ -29,7 +29,7 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def end_worker(server: FaultyServer, load: CheckedLoad, number: int) -> None:
+async def end_worker(server: ServerProcess, load: CheckedLoad, number: int) -> None:
     workers = await server.wait_all_workers()
     victim = sorted(workers)[number % len(workers)]
     await load.answered_more(AROUND)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion, Tally
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_echo, add_shipped
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
 from penstock.models.samples.texts import mixed
 
 HEALTHY_S = 11.0  # a worker that lived so long is restarted at once
@@ -34,7 +34,7 @@ async def run(plan: Plan) -> Result:
     result = Result()
     failed = duplicates = restarts = kills = 0
     for workers, count in ((2, 5 if plan.is_quick else 20), (1, 1)):
-        with FaultyServer(repository, plan.folder / f"workers-{workers}", workers) as server:
+        with ServerProcess(repository, plan.folder / f"workers-{workers}", "--workers", str(workers)) as server:
             await server.wait_all_workers()
             await embed.learn(server.grpc)
             async with CheckedLoad(server.grpc, [EchoQuestion(), embed]) as load:
@@ -50,7 +50,7 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def kill_workers(server: FaultyServer, load: CheckedLoad, count: int, lived_s: float, plan: Plan) -> Kills:
+async def kill_workers(server: ServerProcess, load: CheckedLoad, count: int, lived_s: float, plan: Plan) -> Kills:
     """Kills the workers in turn; each time waits until the victim is back and the load runs on."""
     kills = Kills()
     born = dict.fromkeys(await server.wait_all_workers(), time.monotonic())
@@ -74,7 +74,7 @@ def _is_back(victim: str, old_pid: int) -> Callable[[dict[str, int]], bool]:
     return lambda workers: workers.get(victim, old_pid) != old_pid
 
 
-def _details(kills: Kills, tally: Tally, server: FaultyServer) -> dict[str, object]:
+def _details(kills: Kills, tally: Tally, server: ServerProcess) -> dict[str, object]:
     return {
         **tally.details(),
         "longest_gap_s": round(max(kills.gap_s), 3),

@@ -13,7 +13,7 @@ from benchmarks.chaos.malformed_rest import Connection, RestAttack
 from benchmarks.chaos.malformed_zmq import ZmqAttack
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_echo, add_loose, add_shipped
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
 from penstock.models.samples.texts import mixed
 
 SHARES = {"grpc": 0.5, "rest": 0.3, "zmq": 0.2}
@@ -30,7 +30,7 @@ class Attack(Protocol):
 
 async def run(plan: Plan) -> Result:
     add_models(plan)
-    with FaultyServer(plan.folder / "models", plan.folder / "malformed") as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "malformed") as server:
         await server.wait_all_workers()
         return await attack(server, 5_000 if plan.is_quick else 100_000, plan)
 
@@ -43,7 +43,7 @@ def add_models(plan: Plan) -> None:
     add_shipped(repository, plan.models, "srcnn")
 
 
-async def attack(server: FaultyServer, count: int, plan: Plan) -> Result:
+async def attack(server: ServerProcess, count: int, plan: Plan) -> Result:
     """Sends `count` malformed messages, while some callers go on asking what is right."""
     examples = min(2_000, count // 5)
     page: dict[str, Any] = await asyncio.to_thread(_read_page, server.http)
@@ -72,13 +72,13 @@ async def attack(server: FaultyServer, count: int, plan: Plan) -> Result:
     return result
 
 
-async def _warm_up(server: FaultyServer, embed: EmbedQuestion, answers: int) -> None:
+async def _warm_up(server: ServerProcess, embed: EmbedQuestion, answers: int) -> None:
     """Engines keep something for every shape that they have seen: first they shall have seen most."""
     async with CheckedLoad(server.grpc, [embed]) as load:
         await load.answered_more(answers, timeout_s=300)
 
 
-def _judge(server: FaultyServer, attacks: dict[str, Attack], memory: list[int]) -> Result:
+def _judge(server: ServerProcess, attacks: dict[str, Attack], memory: list[int]) -> Result:
     answers = [attack.answers for attack in attacks.values()]
     tracebacks = server.tracebacks()
     result = Result()
@@ -95,7 +95,7 @@ def _judge(server: FaultyServer, attacks: dict[str, Attack], memory: list[int]) 
     return result
 
 
-async def _is_well(server: FaultyServer) -> bool:
+async def _is_well(server: ServerProcess) -> bool:
     """Whether every valid request is answered over REST; the neighbours have shown it over gRPC."""
     connection = Connection(server.http)
     statuses = [(await connection.ask(message.encode()))[0] for message in valid_messages()]

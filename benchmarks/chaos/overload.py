@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_shipped
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER
 from penstock.experiments.load.payloads import build
 
@@ -59,7 +59,7 @@ async def run(plan: Plan) -> Result:
     peaks: list[float] = []
     floods: list[Load] = []
     cpu_s = {"gateway": 0.0, "worker": 0.0}  # under the floods
-    with FaultyServer(repository, plan.folder / "overload") as server:
+    with ServerProcess(repository, plan.folder / "overload") as server:
         await run_closed(server.grpc, 1.0)
         for number in range(rounds):
             peaks.append((await run_closed(server.grpc, seconds)).goodput)

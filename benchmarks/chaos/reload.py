@@ -19,7 +19,8 @@ import yaml
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import ECHO, add_echo
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.experiments.load.drivers import INFER
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -60,7 +61,7 @@ class Cycles:
 async def run(plan: Plan) -> Result:
     repository = plan.folder / "models"
     add_models(repository)
-    with FaultyServer(repository, plan.folder / "reload") as server:
+    with ServerProcess(repository, plan.folder / "reload") as server:
         await server.wait_all_workers()
         async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS, PAUSE_S) as load:
             found = await run_cycles(server, load, QUICK_CYCLES if plan.is_quick else CYCLES, plan)
@@ -78,7 +79,7 @@ def add_models(repository: Path) -> None:
     (repository / NAPPER / "model.yaml").write_text(yaml.safe_dump(settings))
 
 
-async def run_cycles(server: FaultyServer, load: CheckedLoad, count: int, plan: Plan) -> Cycles:
+async def run_cycles(server: ServerProcess, load: CheckedLoad, count: int, plan: Plan) -> Cycles:
     """A reload, then a waking and an unloading, in turns."""
     cycles = Cycles()
     settled_after = min(SETTLED_AFTER, count // 2)
@@ -97,14 +98,14 @@ async def run_cycles(server: FaultyServer, load: CheckedLoad, count: int, plan: 
     return cycles
 
 
-async def _reload(server: FaultyServer, load: CheckedLoad, cycles: Cycles) -> None:
+async def _reload(server: ServerProcess, load: CheckedLoad, cycles: Cycles) -> None:
     cycles.reloads += 1
     if problem := await asyncio.to_thread(_post, f"http://{server.http}/v2/repository/models/{ECHO}/load"):
         cycles.failures[f"load: {problem}"] += 1
     await load.answered_more(BETWEEN)
 
 
-async def _wake(server: FaultyServer, channel: grpc.aio.Channel, number: int, cycles: Cycles) -> None:
+async def _wake(server: ServerProcess, channel: grpc.aio.Channel, number: int, cycles: Cycles) -> None:
     """A burst of requests to a model that is not in memory; afterwards it leaves the memory again."""
     await _until_dormant(server)
     cycles.wakes += 1
@@ -126,13 +127,11 @@ async def _wake(server: FaultyServer, channel: grpc.aio.Channel, number: int, cy
     await _until_dormant(server)
 
 
-async def _until_dormant(server: FaultyServer) -> None:
-    async with asyncio.timeout(60):
-        while await asyncio.to_thread(_state, server, NAPPER) != "dormant":  # noqa: ASYNC110 - a few polls
-            await asyncio.sleep(0.02)
+async def _until_dormant(server: ServerProcess) -> None:
+    await until_seen(lambda: _state(server, NAPPER) == "dormant", f"{NAPPER} is dormant", 60)
 
 
-def _state(server: FaultyServer, model: str) -> str:
+def _state(server: ServerProcess, model: str) -> str:
     (found,) = [block["state"] for block in server.status()["blocks"] if block["model"] == model]
     return str(found)
 
@@ -148,7 +147,7 @@ def _post(url: str) -> str:
         return repr(error)
 
 
-async def _rss_bytes(server: FaultyServer) -> float:
+async def _rss_bytes(server: ServerProcess) -> float:
     """Of all the server's processes; the median of some looks, as requests come and go."""
     samples: list[int] = []
     for _ in range(SAMPLES):
@@ -157,7 +156,7 @@ async def _rss_bytes(server: FaultyServer) -> float:
     return float(statistics.median(samples))
 
 
-def _details(cycles: Cycles, server: FaultyServer) -> dict[str, Any]:
+def _details(cycles: Cycles, server: ServerProcess) -> dict[str, Any]:
     return {
         "reloads": cycles.reloads,
         "wakes": cycles.wakes,

@@ -9,11 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
+from math import inf
 
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_echo
-from benchmarks.chaos.server import FaultyServer
 from benchmarks.chaos.session_load import SessionClient, SessionTally, Shape
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until
 
 WORKERS = 2
 BACK_S = 90.0  # what a killed worker gets to return after the load has ended
@@ -23,7 +26,7 @@ NO_WORK = 0  # layers of the echo: the way is tested, not the model
 async def run(plan: Plan) -> Result:
     shape = Shape(sessions=2_000, kills=2) if plan.is_quick else Shape()
     add_echo(plan.folder / "models", NO_WORK)
-    with FaultyServer(plan.folder / "models", plan.folder / "sessions", WORKERS) as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "sessions", "--workers", str(WORKERS)) as server:
         await server.wait_all_workers()
         started = time.monotonic()
         tally = await play(server, shape, plan.say)
@@ -37,7 +40,7 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def play(server: FaultyServer, shape: Shape, say: Callable[[str], None]) -> SessionTally:
+async def play(server: ServerProcess, shape: Shape, say: Callable[[str], None]) -> SessionTally:
     """All sessions, each request until it has its answer, while workers die."""
     tally = SessionTally()
     killer = asyncio.create_task(_kill_meanwhile(server, shape, tally, say))
@@ -50,17 +53,20 @@ async def play(server: FaultyServer, shape: Shape, say: Callable[[str], None]) -
     return tally
 
 
-async def _kill_meanwhile(server: FaultyServer, shape: Shape, tally: SessionTally, say: Callable[[str], None]) -> None:
+async def _kill_meanwhile(server: ServerProcess, shape: Shape, tally: SessionTally, say: Callable[[str], None]) -> None:
     for number in range(shape.kills):
         goal = shape.sessions * shape.steps * (number + 1) // (shape.kills + 1)
-        while tally.answered < goal:  # noqa: ASYNC110 - a few polls between faults
-            await asyncio.sleep(0.02)
+        await until(partial(_has_answered, tally, goal), f"{goal:,} are answered", inf)
         await _kill_worker(server, number)
         tally.kills += 1
         say(f"killed a worker ({number + 1} of {shape.kills}) after {tally.answered:,} answers")
 
 
-async def _kill_worker(server: FaultyServer, number: int) -> None:
+def _has_answered(tally: SessionTally, goal: int) -> bool:
+    return tally.answered >= goal
+
+
+async def _kill_worker(server: ServerProcess, number: int) -> None:
     workers = await server.wait_all_workers()
     victim = sorted(workers)[number % len(workers)]
     os.kill(workers[victim], signal.SIGKILL)

@@ -11,8 +11,8 @@ import yaml
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import add_echo, add_loose
-from benchmarks.chaos.server import FaultyServer
 from benchmarks.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
+from benchmarks.server import ServerProcess
 
 SLOW_S = 1.0  # between two answers that are read
 SAMPLE_S = 2.5
@@ -47,7 +47,7 @@ _TICKS_SETTINGS = {
 async def run(plan: Plan) -> Result:
     add_models(plan.folder / "models")
     settle_s, seconds = (5.0, 15.0) if plan.is_quick else (10.0, 60.0)
-    with FaultyServer(plan.folder / "models", plan.folder / "slow-reader") as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "slow-reader") as server:
         await server.wait_all_workers()
         return await read_slowly(server, settle_s, seconds, plan)
 
@@ -61,7 +61,7 @@ def add_models(repository: Path) -> None:
     (repository / TICKS / "model.yaml").write_text(yaml.safe_dump(_TICKS_SETTINGS))
 
 
-async def read_slowly(server: FaultyServer, settle_s: float, seconds: float, plan: Plan) -> Result:
+async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, plan: Plan) -> Result:
     """For `seconds`, of which the windows fill in the first `settle_s`; others are served meanwhile."""
     streams: dict[str, GrpcStream | WebSocketStream] = {}
     for name, (model, pause_s) in CASES.items():
@@ -113,7 +113,7 @@ def _judge(seen: dict[str, Seen], growth: float) -> Result:
     return result
 
 
-async def _left_inside(server: FaultyServer) -> float:
+async def _left_inside(server: ServerProcess) -> float:
     """Requests that are still inside when all their clients have left; it takes a moment to notice."""
     for _ in range(100):
         status = await asyncio.to_thread(server.status)

@@ -6,7 +6,7 @@ import signal
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import Plan, Result
 from benchmarks.chaos.repository import HEAVY, add_echo
-from benchmarks.chaos.server import FaultyServer
+from benchmarks.server import ServerProcess
 
 SILENCE_S = 2.0
 AROUND = 100  # answers before and after each fault
@@ -15,7 +15,7 @@ AROUND = 100  # answers before and after each fault
 async def run(plan: Plan) -> Result:
     add_echo(plan.folder / "models", HEAVY)
     settings = {"data_plane": {"silence_s": SILENCE_S}}
-    with FaultyServer(plan.folder / "models", plan.folder / "stop", 2, settings) as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "stop", "--workers", "2", settings=settings) as server:
         await server.wait_all_workers()
         async with CheckedLoad(server.grpc, [EchoQuestion()]) as load:
             for _ in range(1 if plan.is_quick else 5):
@@ -28,7 +28,7 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def stop_worker(server: FaultyServer, load: CheckedLoad) -> None:
+async def stop_worker(server: ServerProcess, load: CheckedLoad) -> None:
     workers = await server.wait_all_workers()
     victim = min(workers)
     await load.answered_more(AROUND)

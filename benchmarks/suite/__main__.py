@@ -17,12 +17,13 @@ from rich.table import Table
 from benchmarks.suite import repository as repo
 from benchmarks.suite.baseline import Baseline
 from benchmarks.suite.ceiling import EmbedCeiling, Schedule
+from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import Figure, compute, decision_figure
 from benchmarks.suite.measure import Bench, Contender, Row
 from benchmarks.suite.placement import placement_ratios
 from benchmarks.suite.tune_figure import tune_figure
 from penstock.core.errors import PenstockError
-from penstock.experiments.processes import EchoRun, ServerRun
+from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP
 from penstock.models.samples.texts import mixed, queries
@@ -130,7 +131,7 @@ def main() -> int:
 
 def _measure_decisions() -> Figure:
     """In a process of its own: the router is no part of this one."""
-    command = [sys.executable, "-m", "benchmarks.decisions"]
+    command = [sys.executable, "-m", "benchmarks.suite.decisions"]
     found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=600)
     rounds: dict[str, list[tuple[float, float]]] = json.loads(found.stdout)
     for policy, costs in rounds.items():

@@ -1,9 +1,19 @@
 """A bare grpc.aio echo server: what a front door costs when nothing is behind it."""
 
+import subprocess
 import sys
 
 import grpc
 import uvloop
+
+from penstock.experiments.processes import Running
+
+
+class EchoRun(Running):
+    def __init__(self) -> None:
+        super().__init__([sys.executable, "-m", "benchmarks.suite.echo"], stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
 
 
 class _Echo(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -8,9 +8,10 @@ import onnx
 import yaml
 from onnx import TensorProto, helper
 
+from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import Figure, ratio
 from benchmarks.suite.measure import Bench, Contender, Row
-from penstock.experiments.processes import EchoRun, ServerRun
+from penstock.experiments.processes import ServerRun
 from penstock.models.samples.noop import NOOP, write_noop
 
 INLINE = "inline"

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
-from tests.servers import ServerProcess, floats_json, write_identity, write_slow
+from benchmarks.server import ServerProcess
+from tests.servers import floats_json, write_identity, write_slow
 
 WITHIN_MS = 60_000
 FLAGS = (
@@ -117,11 +118,10 @@ def test_the_page_follows_a_server_through_its_restart(
     expect(page.locator("#notice")).to_contain_text("does not answer")
     page.screenshot(path=tmp_path / "disconnected.png", full_page=True)
 
-    server.start()
-    server.wait_ready()
-    expect(page.locator("#state")).to_have_text("Live")
-    expect(page.locator("#notice")).to_be_hidden()
-    page.wait_for_function(BUSY)
+    with ServerProcess(tmp_path / "models", tmp_path / "server", "--http-port", str(server.http_port)):
+        expect(page.locator("#state")).to_have_text("Live")
+        expect(page.locator("#notice")).to_be_hidden()
+        page.wait_for_function(BUSY)
 
     assert watch.complaints == []
     elsewhere = [address for address in watch.addresses if not address.startswith((f"{server.http_url}/", "data:"))]

@@ -15,8 +15,8 @@ from benchmarks.chaos.kill import kill_workers
 from benchmarks.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
 from benchmarks.chaos.report import Plan
 from benchmarks.chaos.repository import HEAVY, add_echo, add_shipped
-from benchmarks.chaos.server import FaultyServer
 from benchmarks.chaos.stop import SILENCE_S, stop_worker
+from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER, STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.v1 import job_pb2
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Of a model that may run twice, but not for ever: jobs of killed workers are tried again."""
     folder = tmp_path_factory.mktemp("two-workers")
     add_echo(folder / "models")
     settings = {"data_plane": {"silence_s": SILENCE_S}}
-    with FaultyServer(folder / "models", folder / "server", 2, settings) as server:
+    with ServerProcess(folder / "models", folder / "server", "--workers", "2", settings=settings) as server:
         yield server
 
 
@@ -43,19 +43,19 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
 
 
 @pytest.fixture(scope="module")
-def every_model(plan: Plan) -> Iterator[FaultyServer]:
+def every_model(plan: Plan) -> Iterator[ServerProcess]:
     malformed.add_models(plan)
-    with FaultyServer(plan.folder / "models", plan.folder / "server") as server:
+    with ServerProcess(plan.folder / "models", plan.folder / "server") as server:
         yield server
 
 
 @pytest.fixture
-async def channel(every_model: FaultyServer) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(every_model: ServerProcess) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(every_model.grpc) as channel:
         yield channel
 
 
-async def test_killed_workers_cost_no_request(two_workers: FaultyServer, plan: Plan) -> None:
+async def test_killed_workers_cost_no_request(two_workers: ServerProcess, plan: Plan) -> None:
     async with CheckedLoad(two_workers.grpc, [EchoQuestion()]) as load:
         kills = await kill_workers(two_workers, load, count=2, lived_s=0.0, plan=plan)
     assert kills.restarts == 2
@@ -63,7 +63,7 @@ async def test_killed_workers_cost_no_request(two_workers: FaultyServer, plan: P
     assert two_workers.metric("penstock_retries_total", reason="worker_lost") > 0
 
 
-async def test_a_worker_that_hangs_costs_no_request(two_workers: FaultyServer) -> None:
+async def test_a_worker_that_hangs_costs_no_request(two_workers: ServerProcess) -> None:
     async with CheckedLoad(two_workers.grpc, [EchoQuestion()]) as load:
         await stop_worker(two_workers, load)
     assert (load.tally.failed, load.tally.duplicates) == (0, 0), load.tally.details()
@@ -71,7 +71,7 @@ async def test_a_worker_that_hangs_costs_no_request(two_workers: FaultyServer) -
 
 async def test_a_worker_that_leaves_hands_back_what_must_not_run_twice(tmp_path: Path) -> None:
     add_echo(tmp_path / "models", HEAVY, is_idempotent=False)
-    with FaultyServer(tmp_path / "models", tmp_path / "server", 2) as server:
+    with ServerProcess(tmp_path / "models", tmp_path / "server", "--workers", "2") as server:
         async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS) as load:
             for number in range(2):
                 await end_worker(server, load, number)
@@ -82,7 +82,7 @@ async def test_a_worker_that_leaves_hands_back_what_must_not_run_twice(tmp_path:
 
 async def test_a_server_that_leaves_answers_what_is_inside(tmp_path: Path) -> None:
     add_shipped(tmp_path / "models", MODELS, "srcnn")
-    with FaultyServer(tmp_path / "models", tmp_path / "server") as server:
+    with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
         found = await drain_server(server)
     assert found["inside"] == {"OK": IN_FLIGHT}
@@ -90,7 +90,7 @@ async def test_a_server_that_leaves_answers_what_is_inside(tmp_path: Path) -> No
     assert found["exit_code"] == 0
 
 
-async def test_malformed_messages_get_typed_errors(every_model: FaultyServer, plan: Plan) -> None:
+async def test_malformed_messages_get_typed_errors(every_model: ServerProcess, plan: Plan) -> None:
     await every_model.wait_all_workers()
     result = await malformed.attack(every_model, 1500, plan)
     # So few messages say nothing about memory.
@@ -115,7 +115,7 @@ async def test_a_stream_survives_what_cannot_be_parsed_and_answers_all_before_it
 
 
 async def test_a_method_that_is_not_offered_leaves_no_traceback(
-    every_model: FaultyServer, channel: grpc.aio.Channel
+    every_model: ServerProcess, channel: grpc.aio.Channel
 ) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")(b"", timeout=10)
@@ -123,7 +123,7 @@ async def test_a_method_that_is_not_offered_leaves_no_traceback(
     assert not every_model.tracebacks()
 
 
-async def test_nonsense_of_one_worker_leaves_the_gateway_to_the_others(every_model: FaultyServer) -> None:
+async def test_nonsense_of_one_worker_leaves_the_gateway_to_the_others(every_model: ServerProcess) -> None:
     """An offer that contradicts itself is refused, and sums of what a worker counts stay within their fields."""
     offer = job_pb2.BlockOffer(block_id="blk-other", credits=1, description=encode_description(BLOCK))
     hello = job_pb2.Hello(protocol=frames.PROTOCOL, worker_id="liar", host=HOST)

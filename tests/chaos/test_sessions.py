@@ -7,9 +7,9 @@ import grpc
 import pytest
 
 from benchmarks.chaos.repository import ECHO, add_echo
-from benchmarks.chaos.server import FaultyServer
 from benchmarks.chaos.session_load import QUESTION, SessionTally, Shape, Told
 from benchmarks.chaos.sessions import NO_WORK, WORKERS, play
+from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyServer]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder: Path = tmp_path_factory.mktemp("sessions")
     add_echo(folder / "models", NO_WORK)
-    with FaultyServer(folder / "models", folder / "server", WORKERS) as running:
+    with ServerProcess(folder / "models", folder / "server", "--workers", str(WORKERS)) as running:
         yield running
 
 
-async def test_each_request_of_a_session_runs_once(server: FaultyServer) -> None:
+async def test_each_request_of_a_session_runs_once(server: ServerProcess) -> None:
     await server.wait_all_workers()
     shape = Shape("once", sessions=100, clients=4, twice=0.5, kills=0)
     before = await runs(server)
@@ -35,14 +35,14 @@ async def test_each_request_of_a_session_runs_once(server: FaultyServer) -> None
     assert await runs(server) - before == 1000
 
 
-async def test_killed_workers_disturb_no_session(server: FaultyServer) -> None:
+async def test_killed_workers_disturb_no_session(server: ServerProcess) -> None:
     await server.wait_all_workers()
     shape = Shape("killed", sessions=300, clients=8, kills=1)
     tally = await play(server, shape, lambda line: None)
     assert (tally.violations, tally.kills) == (0, 1), tally.details()
 
 
-async def runs(server: FaultyServer) -> int:
+async def runs(server: ServerProcess) -> int:
     """How many requests the workers' model has answered."""
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         request = pb.ModelStatisticsRequest(name=ECHO)

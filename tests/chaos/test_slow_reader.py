@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.chaos.report import Plan
-from benchmarks.chaos.server import FaultyServer
 from benchmarks.chaos.slow_reader import add_models, read_slowly
+from benchmarks.server import ServerProcess
 
 MODELS = Path(__file__).parents[2] / "models"
 pytestmark = pytest.mark.timeout(300)
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 
 async def test_clients_that_do_not_read_cost_no_memory(tmp_path: Path) -> None:
     add_models(tmp_path / "models")
-    with FaultyServer(tmp_path / "models", tmp_path / "server") as server:
+    with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
         result = await read_slowly(server, settle_s=5.0, seconds=12.0, plan=Plan(MODELS, tmp_path, is_quick=True))
         assert not server.tracebacks()

@@ -8,7 +8,8 @@ import grpc  # noqa: F401 - before tritonclient, whose import below must bring i
 import pytest
 from google.protobuf import descriptor_pool, json_format  # noqa: F401
 
-from tests.servers import IDENTITY_TYPES, ROOT, ServerProcess, write_add_sub, write_identity
+from benchmarks.server import ServerProcess
+from tests.servers import IDENTITY_TYPES, ROOT, write_add_sub, write_identity
 
 SHIPPED = ("minilm", "srcnn")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from cohere.core.api_error import ApiError
 
+from benchmarks.server import ServerProcess
 from penstock.client import Client
 from penstock.models.samples import texts
-from tests.servers import ServerProcess
 
 QUERY = "how do plants make food from light"
 DOCUMENTS = [*texts.passages()[:6], "Photosynthesis turns light, water and carbon dioxide into sugar.", "A red car."]
@@ -40,7 +40,7 @@ def test_rerank(server, rerank, model):
     assert sorted(result.index for result in answer.results) == list(range(len(DOCUMENTS)))
     assert answer.id
     assert answer.meta.tokens.input_tokens > 100
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         expected = client.score(QUERY, DOCUMENTS, model)
     np.testing.assert_allclose(scores, [expected[result.index] for result in answer.results], atol=2e-2)
 

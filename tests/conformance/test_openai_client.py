@@ -6,7 +6,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.servers import ServerProcess
+from benchmarks.server import ServerProcess
 
 TEXTS = ["a photograph of a fig", "", "zażółć gęślą jaźń"]
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from benchmarks.server import ServerProcess
 from penstock.core.tensors import pack_bytes
-from tests.servers import ROOT, ServerProcess
+from tests.servers import ROOT
 
 CLIENTS = ROOT / ".venv/clients"
 TEXTS = ["a photograph of a fig", "zażółć gęślą jaźń", "water falls through the penstock onto the turbine"]

@@ -17,7 +17,8 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from tests.servers import ServerProcess, write_identity
+from benchmarks.server import ServerProcess
+from tests.servers import write_identity
 
 A = np.array([[1, 2, 3, 4]], np.int32)
 B = np.array([[10, 20, 30, 40]], np.int32)
@@ -54,7 +55,7 @@ both = pytest.mark.parametrize("client", PROTOCOLS, indirect=True)
 
 def connect(protocol: str, server: ServerProcess) -> Any:
     if protocol == "grpc":
-        return triton_grpc.InferenceServerClient(server.grpc_url)
+        return triton_grpc.InferenceServerClient(server.grpc)
     return triton_http.InferenceServerClient(server.http_url.removeprefix("http://"))
 
 

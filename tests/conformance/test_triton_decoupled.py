@@ -11,7 +11,8 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from tests.servers import ROOT, ServerProcess
+from benchmarks.server import ServerProcess
+from tests.servers import ROOT
 
 WAIT_S = 60.0
 
@@ -51,7 +52,7 @@ class Stream:
 
 @pytest.fixture
 def stream(server: ServerProcess) -> Iterator[Stream]:
-    with triton.InferenceServerClient(server.grpc_url) as client:
+    with triton.InferenceServerClient(server.grpc) as client:
         yield Stream(client)
         client.stop_stream()
 
@@ -74,7 +75,7 @@ def is_final(result: Any) -> bool:
 
 
 def test_the_config_says_that_it_is_decoupled(server: ServerProcess) -> None:
-    with triton.InferenceServerClient(server.grpc_url) as client:
+    with triton.InferenceServerClient(server.grpc) as client:
         assert client.get_model_config("repeat").config.model_transaction_policy.decoupled
 
 
@@ -124,7 +125,7 @@ def test_an_error_is_the_last_answer(stream: Stream) -> None:
 
 def test_one_answer_cannot_be_asked_for(server: ServerProcess) -> None:
     """Triton says UNIMPLEMENTED; here it is the caller's request that is wrong."""
-    with triton.InferenceServerClient(server.grpc_url) as client:
+    with triton.InferenceServerClient(server.grpc) as client:
         with pytest.raises(InferenceServerException, match="ModelStreamInfer") as caught:
             client.infer("repeat", inputs(1))
         assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
@@ -138,7 +139,7 @@ async def test_asynchronously(server: ServerProcess) -> None:
             yield {"model_name": "repeat", "inputs": inputs(count), "request_id": str(count)}
 
     found: dict[str, list[bool]] = {"2": [], "3": []}
-    async with triton_aio.InferenceServerClient(server.grpc_url) as client:
+    async with triton_aio.InferenceServerClient(server.grpc) as client:
         async for result, error in client.stream_infer(requests()):
             assert error is None
             found[result.get_response().id].append(is_final(result))

@@ -17,7 +17,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from tests.servers import IDENTITY_TYPES, ServerProcess, eventually
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
+from tests.servers import IDENTITY_TYPES
 
 SERVICE = "inference.GRPCInferenceService"
 WAIT_S = 30.0
@@ -33,19 +35,19 @@ B = np.array([[10, 20, 30, 40]], np.int32)
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[triton.InferenceServerClient]:
-    with triton.InferenceServerClient(server.grpc_url) as opened:
+    with triton.InferenceServerClient(server.grpc) as opened:
         yield opened
 
 
 @pytest.fixture
 async def aio_client(server: ServerProcess) -> AsyncIterator[triton_aio.InferenceServerClient]:
-    async with triton_aio.InferenceServerClient(server.grpc_url) as opened:
+    async with triton_aio.InferenceServerClient(server.grpc) as opened:
         yield opened
 
 
 @pytest.fixture
 def channel(server: ServerProcess) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(server.grpc_url) as opened:
+    with grpc.insecure_channel(server.grpc) as opened:
         yield opened
 
 

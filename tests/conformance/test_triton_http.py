@@ -9,7 +9,8 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from tests.servers import IDENTITY_TYPES, ServerProcess
+from benchmarks.server import ServerProcess
+from tests.servers import IDENTITY_TYPES
 
 VALUES: dict[str, list[list[Any]]] = {
     "BOOL": [[True, False]],

@@ -10,7 +10,7 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
-from tests.servers import ServerProcess
+from benchmarks.server import ServerProcess
 
 MODEL = "identity_fp32"
 
@@ -42,7 +42,7 @@ class Door:
 @pytest.fixture(params=["grpc", "http"])
 def door(request: pytest.FixtureRequest, server: ServerProcess) -> Iterator[Door]:
     if request.param == "grpc":
-        with triton_grpc.InferenceServerClient(server.grpc_url) as client:
+        with triton_grpc.InferenceServerClient(server.grpc) as client:
             yield Door(triton_grpc, client)
     else:
         with triton_http.InferenceServerClient(server.http_url.removeprefix("http://")) as client:
@@ -72,7 +72,7 @@ def test_a_sequence_of_one(door: Door) -> None:
 
 def test_sequences_on_a_stream(server: ServerProcess) -> None:
     answers: queue.Queue[tuple[Any, InferenceServerException | None]] = queue.Queue()
-    with triton_grpc.InferenceServerClient(server.grpc_url) as client:
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
         door = Door(triton_grpc, client)
         client.start_stream(lambda result, error: answers.put((result, error)))
         for number in range(10):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.server import ServerProcess
 from penstock.experiments.load.latencies import Latencies
-from tests.servers import ServerProcess
 
 IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
 
@@ -25,9 +25,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> "ServerProcess":  # type
 
 
 def bench(server: ServerProcess, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock", "bench", *arguments]
-    command += ["--http", server.http_url, "--grpc", server.grpc_url, "--window", "0.2", "--warm-up", "0.1"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-m", "penstock", "bench", "--http", server.http_url, "--grpc", server.grpc]
+    command += ["--window", "0.2", "--warm-up", "0.1"]
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "stream", "rest"])
@@ -76,9 +76,10 @@ def test_bad_options_are_refused(server: ServerProcess) -> None:
     assert "absent" in bench(server, "absent").stderr
 
 
-def test_a_server_that_is_not_there(tmp_path: Path) -> None:
-    nowhere = ServerProcess(tmp_path, tmp_path)
+def test_a_server_that_is_not_there(server: ServerProcess) -> None:
+    nobody = ("--http", "http://127.0.0.1:1", "--grpc", "127.0.0.1:1")
     for protocol in ("grpc", "rest"):
-        done = bench(nowhere, "identity", "--protocol", protocol, "--data", "noop", "--concurrency", "1")
+        noop = ("--protocol", protocol, "--data", "noop", "--concurrency", "1")
+        done = bench(server, "identity", *noop, *nobody)
         assert done.returncode == 2
         assert "does a server listen there" in done.stderr

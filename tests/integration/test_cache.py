@@ -9,9 +9,11 @@ import grpc
 import httpx
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+from tests.servers import answered, floats, floats_json, write_identity, write_slow
 from tests.valkey import Valkey
 
 WAIT_S = 90.0
@@ -75,7 +77,7 @@ def test_the_parameter_cache_says_what_happens(server: ServerProcess) -> None:
 
 async def test_protocols_share_answers(server: ServerProcess) -> None:
     assert not is_hit(infer(server, 5.0, 6.0, model="spoken"))
-    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         answer = await stub.ModelInfer(floats("spoken", 5.0, 6.0, request_id="mine"), timeout=WAIT_S)
     assert answer.parameters["cache"].string_param == "hit"
@@ -85,7 +87,7 @@ async def test_protocols_share_answers(server: ServerProcess) -> None:
 async def test_two_hundred_identical_requests_run_once(server: ServerProcess) -> None:
     before = batches(server, "slow")
     message = floats("slow", 2000.0)  # a second or so: all of them come meanwhile
-    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer(message, timeout=WAIT_S) for _ in range(200)]
         answers: list[pb.ModelInferResponse] = await asyncio.gather(*calls)

@@ -9,9 +9,11 @@ import grpc
 import httpx
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess, answered, eventually, floats, floats_json, write_slow
+from tests.servers import answered, floats, floats_json, write_slow
 
 WAIT_S = 90.0
 LONG = 6_000.0  # rounds of the slow model: some seconds
@@ -51,15 +53,12 @@ class Door:
             self.server.metric("penstock_cancelled", model="slow"),
         )
 
-    async def wait_for(self, is_true: Callable[[], bool], what: str) -> None:
-        await asyncio.to_thread(eventually, is_true, what, WAIT_S)
-
     async def wait_for_queue(self, waiting: int, running: int) -> None:
         def is_so() -> bool:
             (found,) = self.server.status()["queues"].values()
             return bool(found == {"waiting": waiting, "running": running})
 
-        await self.wait_for(is_so, f"{waiting} wait and {running} run")
+        await until_seen(is_so, f"{waiting} wait and {running} run")
 
 
 async def send_unary(stub: Any) -> Leave:
@@ -111,7 +110,7 @@ async def send_v1(http: httpx.AsyncClient) -> Leave:
 @pytest.fixture(params=["grpc", "grpc-stream", "rest", "v1"])
 async def door(request: pytest.FixtureRequest, server: ServerProcess) -> AsyncIterator[Door]:
     async with (
-        grpc.aio.insecure_channel(server.grpc_url) as channel,
+        grpc.aio.insecure_channel(server.grpc) as channel,
         httpx.AsyncClient(base_url=server.http_url, timeout=WAIT_S) as http,
     ):
         stub = GRPCInferenceServiceStub(channel)
@@ -136,23 +135,23 @@ async def test_a_client_that_leaves(door: Door) -> None:
 
     await leave_in_gateway()
     await door.wait_for_queue(0, 2)
-    await door.wait_for(
+    await until_seen(
         lambda: door.counts() == Counts(before.in_gateway + 1, before.on_worker), "one left the gateway's queue"
     )
     await leave_on_worker()
     await door.wait_for_queue(0, 1)
     await leave_running()
     await door.wait_for_queue(0, 0)
-    await door.wait_for(
+    await until_seen(
         lambda: door.counts() == Counts(before.in_gateway + 3, before.on_worker + 2), "two were given up on the worker"
     )
-    await door.wait_for(lambda: door.server.metric("penstock_inflight_requests") == 0, "nothing is inside")
-    await door.wait_for(lambda: door.server.status()["workers"][0]["jobs"] == 0, "the worker holds nothing")
+    await until_seen(lambda: door.server.metric("penstock_inflight_requests") == 0, "nothing is inside")
+    await until_seen(lambda: door.server.status()["workers"][0]["jobs"] == 0, "the worker holds nothing")
 
 
 async def test_who_stays_is_served(server: ServerProcess) -> None:
     """A neighbour that leaves changes nothing for those who wait, and its place is taken."""
-    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
         stub: Any = GRPCInferenceServiceStub(channel)
         calls = [stub.ModelInfer(floats("slow", 200.0 + number), timeout=WAIT_S) for number in range(9)]
         await asyncio.sleep(0)

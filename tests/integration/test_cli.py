@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.server import ServerProcess
 from penstock.client import AsyncClient, Client
 from penstock.core.errors import InvalidImage, UnknownModel
-from tests.servers import ROOT, ServerProcess, write_add_sub, write_identity
+from tests.servers import ROOT, write_add_sub, write_identity
 
 PHOTOS = ROOT / "src" / "penstock" / "bench" / "data" / "photos"
 
@@ -55,7 +56,7 @@ def refused(*arguments: str, stdin: str = "") -> str:
 
 @pytest.fixture
 def grpc(server: ServerProcess) -> tuple[str, str]:
-    return "--grpc", server.grpc_url
+    return "--grpc", server.grpc
 
 
 def test_embed_shows_shape_and_first_numbers(grpc: tuple[str, str]) -> None:
@@ -163,7 +164,7 @@ def test_serve_refuses_what_it_cannot_serve(tmp_path: Path, server: ServerProces
 
 
 def test_the_blocking_client(server: ServerProcess) -> None:
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         assert client.is_ready()
         assert {entry.name for entry in client.models() if entry.state == "READY"} >= {"minilm", "srcnn"}
         assert client.embed(["a", "b"]).shape == (2, 384)
@@ -175,7 +176,7 @@ def test_the_blocking_client(server: ServerProcess) -> None:
 
 
 async def test_the_async_client(server: ServerProcess) -> None:
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(server.grpc) as client:
         texts = [f"text {index}" for index in range(200)]
         one_by_one = await asyncio.gather(*(client.embed([text]) for text in texts))
         together = await client.embed(texts)

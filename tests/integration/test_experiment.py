@@ -11,7 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.servers import ROOT, eventually
+from benchmarks.waiting import eventually
+from tests.servers import ROOT
 
 TINY = """
 model: {name: identity}

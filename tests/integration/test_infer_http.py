@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.servers import ServerProcess
+from benchmarks.server import ServerProcess
 
 IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
 X = np.arange(256, dtype=np.float32)

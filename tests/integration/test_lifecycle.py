@@ -16,18 +16,10 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import (
-    ROOT,
-    ServerProcess,
-    answered,
-    eventually,
-    floats,
-    floats_json,
-    write_identity,
-    write_model,
-    write_slow,
-)
+from tests.servers import ROOT, answered, floats, floats_json, write_identity, write_model, write_slow
 
 WAIT_S = 60.0
 CONNECTIONS = 24
@@ -99,7 +91,7 @@ def connections(pair: ServerProcess) -> Iterator[list[httpx.Client]]:
 
 
 def infer(server: ServerProcess, model: str, number: float, version: str = "") -> float:
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         message = floats(model, number, version=version)
         (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=WAIT_S))
         return found
@@ -314,29 +306,23 @@ def block_ids(server: ServerProcess) -> dict[tuple[str, str], str]:
     return {(block["model"], block["version"]): block["block_id"] for block in server.status()["blocks"]}
 
 
-def run_folder(server: ServerProcess) -> Path:
-    (worker, *_) = children(server, "worker").values()
-    command = psutil.Process(worker).cmdline()
-    return Path(command[command.index("--run-dir") + 1])
-
-
 def test_two_lives_and_two_ends(tmp_path):
     for version in (1, 2):
         write_factor(tmp_path / "models", "versioned", float(version), version, "versions: all\n")
-    server = ServerProcess(tmp_path / "models", tmp_path, "--workers", "2", "--gateways", "2")
-    with server:
+    flags = ("--workers", "2", "--gateways", "2")
+    with ServerProcess(tmp_path / "models", tmp_path, *flags) as server:
         ids = block_ids(server)
         assert len(set(ids.values())) == 2
-        folder = run_folder(server)
+        folder = server.run_folder()
         assert folder.is_dir()
-        family = psutil.Process(server.pid).children(recursive=True)
+        family = server.family()
         assert len(family) == 3
         assert server.terminate() == 0
         assert not folder.exists()
         assert not any(process.is_running() for process in family)
-    with server:
+    with ServerProcess(tmp_path / "models", tmp_path, *flags) as server:
         assert block_ids(server) == ids, "clients may keep a block's id over a restart"
-        family = psutil.Process(server.pid).children(recursive=True)
+        family = server.family()
         os.kill(server.pid, signal.SIGKILL)
         eventually(lambda: not any(is_alive(process) for process in family), "nothing outlives its server")
 

@@ -11,10 +11,12 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ROOT, ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+from tests.servers import ROOT, answered, floats, floats_json, write_identity, write_slow
 
 WAIT_S = 90.0
 LONG = 10_000.0  # rounds of the slow model: some seconds
@@ -67,9 +69,7 @@ class Edges:
         heard = [each async for each in stream]
         assert says.replace("\\", "") in heard[0].error_message
         assert heard[0].infer_response.parameters["penstock-code"].string_param == code
-        await asyncio.to_thread(
-            eventually, lambda: self.server.metric("penstock_refusals", reason=code) == before + 3, "all are counted"
-        )
+        await until_seen(lambda: self.server.metric("penstock_refusals", reason=code) == before + 3, "all are counted")
 
     async def wait_until_slow_has(self, waiting: int, running: int) -> None:
         async with asyncio.timeout(WAIT_S):
@@ -98,7 +98,7 @@ class Edges:
 @pytest.fixture
 async def edges(server: ServerProcess) -> AsyncIterator[Edges]:
     async with (
-        grpc.aio.insecure_channel(server.grpc_url, options=[("grpc.max_send_message_length", -1)]) as channel,
+        grpc.aio.insecure_channel(server.grpc, options=[("grpc.max_send_message_length", -1)]) as channel,
         httpx.AsyncClient(base_url=server.http_url, timeout=WAIT_S) as http,
     ):
         yield Edges(server, channel, http)
@@ -170,8 +170,7 @@ async def test_bytes_in_flight(edges):
 
 
 def listening(server: ServerProcess) -> set[tuple[str, int]]:
-    process = psutil.Process(server.pid)
-    family = {process.pid, *(child.pid for child in process.children(recursive=True))}
+    family = server.process_ids()
     return {
         (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
         for connection in psutil.net_connections("inet")

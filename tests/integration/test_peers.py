@@ -12,7 +12,8 @@ import pytest
 from benchmarks.peers.failures import StartFailed
 from benchmarks.peers.peer import Launch
 from benchmarks.peers.servers import Server
-from tests.servers import ROOT, eventually, free_port
+from benchmarks.waiting import eventually
+from tests.servers import ROOT, free_port
 
 RUN_TIMEOUT_S = 170.0
 TINY = ("--quick", "--scale", "0.1", "--only", "penstock", "--only", "noop")

@@ -11,8 +11,10 @@ import psutil
 import pytest
 import yaml
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.models.samples.photos import photos
-from tests.servers import ROOT, ServerProcess, eventually
+from tests.servers import ROOT
 
 PLACEMENTS = ("inline", "pool")
 WAIT_S = 120.0
@@ -51,7 +53,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 def task_processes(server: ServerProcess) -> set[int]:
     """Those that live."""
-    family = psutil.Process(server.pid).children(recursive=True)
+    family = server.family()
     return {
         child.pid
         for child in family

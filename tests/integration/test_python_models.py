@@ -11,9 +11,11 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.errors import EngineFailed, ModelNotReady, PenstockError
-from tests.servers import ROOT, ServerProcess, eventually, write_identity
+from tests.servers import ROOT, write_identity
 
 WAIT_S = 90.0
 NEIGHBOUR = "neighbour"
@@ -118,7 +120,7 @@ def write_python(folder: Path, source: str) -> None:
 @pytest.fixture(autouse=True)
 def load(server: ServerProcess) -> Iterator[Load]:
     """Under every test: none of it may be felt."""
-    load = Load(server.grpc_url)
+    load = Load(server.grpc)
     threads = [threading.Thread(target=load.run) for _ in range(2)]
     workers = [worker["pid"] for worker in server.status()["workers"]]
     for thread in threads:
@@ -134,7 +136,7 @@ def load(server: ServerProcess) -> Iterator[Load]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Client]:
-    with Client(server.grpc_url, timeout_s=WAIT_S) as opened:
+    with Client(server.grpc, timeout_s=WAIT_S) as opened:
         yield opened
 
 
@@ -203,10 +205,10 @@ def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: Ser
     write_python(tmp_path / "models" / name, (ROOT / "tests/data/python_models/misbehaving.py").read_text())
     drain = {"PENSTOCK_DATA_PLANE__DRAIN_S": "0.1"}
     ending = ServerProcess(tmp_path / "models", tmp_path, "--workers", "1", environment=drain)
-    with ThreadPoolExecutor(1) as pool, ending, Client(ending.grpc_url, timeout_s=WAIT_S) as client:
+    with ThreadPoolExecutor(1) as pool, ending, Client(ending.grpc, timeout_s=WAIT_S) as client:
         asked = pool.submit(ask, client, name, name)
         eventually(lambda: len(hosts(ending)) == 2, "it runs, and a copy of it", WAIT_S)
-        family = psutil.Process(ending.pid).children(recursive=True)
+        family = ending.family()
         ending.terminate()
         assert isinstance(asked.exception(WAIT_S), PenstockError)
     _, alive = psutil.wait_procs(family, timeout=10)
@@ -214,5 +216,5 @@ def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: Ser
 
 
 def hosts(server: ServerProcess) -> list[psutil.Process]:
-    found = psutil.Process(server.pid).children(recursive=True)
+    found = server.family()
     return [process for process in found if "penstock.engines.python.host" in process.cmdline()]

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,8 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.tensors import TensorSpec, unpack_bytes
 from penstock.models.convert.samples import collect
@@ -23,7 +24,7 @@ from penstock.models.folder import read_model_folder
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
 from penstock.tasks.base import TaskSignature
-from tests.servers import ROOT, ServerProcess
+from tests.servers import ROOT
 
 SETTINGS = {
     "minilm": "task: embed\nengine: onnx\nprecision: fp32\nversions: all\nbatching:\n  max_tokens: 256\n",
@@ -140,7 +141,7 @@ def test_the_size_is_that_of_the_files(repository: Path, minilm: dict[str, Any])
 
 def test_both_versions_are_served_side_by_side(server: ServerProcess, repository: Path, minilm: dict[str, Any]) -> None:
     text = np.array([["Rain fell on the harbour all night."]], dtype=object)
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         rows = [client.infer("minilm", {"text": text}, version=version)["embedding"][0] for version in ("1", "2", "")]
     cosine = [float(rows[0] @ row / np.linalg.norm(rows[0]) / np.linalg.norm(row)) for row in rows]
     assert 0.97 < cosine[1] < 0.99999
@@ -160,7 +161,7 @@ def test_psnr_is_that_of_the_served_images(server: ServerProcess, srcnn: dict[st
             image.crop((left, 0, left + image.width // 2, image.height)).save(stream, "PNG")
             halves.append(stream.getvalue())
     values = []
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         for half in halves[::2]:
             inputs = {"image": np.array([[half]], dtype=object)}
             answers = [client.infer("srcnn", inputs, version=version)["image"].flat[0] for version in ("1", "2")]
@@ -176,11 +177,7 @@ def test_psnr_is_that_of_the_served_images(server: ServerProcess, srcnn: dict[st
 def test_a_killed_command_leaves_the_model_as_it_was(tmp_path: Path) -> None:
     folder = add_model(tmp_path, "minilm")
     process = subprocess.Popen(command(str(folder), "--method", "dynamic"), stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 60
-    while not list(folder.glob(".quantize-*/.work")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    eventually(lambda: list(folder.glob(".quantize-*/.work")), "it works", 60)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     found = read_model_folder(folder)

@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import ServerProcess, eventually, floats_json, write_slow
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually, until_seen
+from tests.servers import floats_json, write_slow
 
 WAIT_S = 90.0
 LONG = 6000.0  # rounds of the slow model: some seconds
@@ -53,7 +55,7 @@ class Line:
 
         before = self._inside()
         self.tasks[name] = asyncio.create_task(ask())
-        await asyncio.to_thread(eventually, lambda: self._inside() > before or self.tasks[name].done(), f"{name} waits")
+        await until_seen(lambda: self._inside() > before or self.tasks[name].done(), f"{name} waits")
 
     def _inside(self) -> int:
         return int(self.server.status()["inflight_requests"])

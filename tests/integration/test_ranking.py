@@ -15,12 +15,14 @@ from PIL import Image
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
 from penstock.core.errors import InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.tensors import Array
 from penstock.models.samples import texts
-from tests.servers import ROOT, ServerProcess, eventually, write_model
+from tests.servers import ROOT, write_model
 
 QUERY = texts.queries()[3]
 DOCUMENTS = [*texts.passages()[:20], *texts.queries()[:10]]
@@ -63,7 +65,7 @@ def write_classifier(models: Path, name: str, shape: list[Any], options: str) ->
 @pytest.fixture(scope="module")
 def expected(server: ServerProcess) -> Array:
     """The cosines by numpy, of vectors that were made one at a time."""
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         query, *documents = (client.embed([text], "encoder")[0] for text in [QUERY, *DOCUMENTS])
     vectors = np.array(documents)
     return vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
@@ -101,11 +103,11 @@ def test_without_a_name_the_scorer_is_taken(server: ServerProcess) -> None:
 
 @pytest.mark.parametrize("model", SCORERS)
 async def test_both_clients_give_the_same(server: ServerProcess, expected: Array, model: str) -> None:
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         np.testing.assert_allclose(client.score(QUERY, DOCUMENTS, model), expected, atol=1e-4)
         # One query for each passage.
         np.testing.assert_allclose(client.score(DOCUMENTS, [QUERY] * len(DOCUMENTS), model), expected, atol=1e-4)
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(server.grpc) as client:
         check_ranks(await client.rerank(QUERY, DOCUMENTS, model=model), expected)
         assert len(await client.rerank(QUERY, DOCUMENTS, 4, model)) == 4
 
@@ -192,7 +194,7 @@ def test_a_client_that_leaves_takes_its_rerank_along(server: ServerProcess) -> N
 
 
 def test_pairs_that_cannot_be(server: ServerProcess) -> None:
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         two, three = (np.array(["a"] * count, dtype=object) for count in (2, 3))
         with pytest.raises(InvalidTensor, match="2 queries for 3 passages"):
             client.infer("pairs", {"query": two, "passage": three})
@@ -218,7 +220,7 @@ def picture(color: str) -> bytes:
 async def test_labels_of_images_and_arrays(server: ServerProcess) -> None:
     images = [picture(color) for color in COLORS]
     array = np.eye(3).reshape(3, 3, 1, 1)
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(server.grpc) as client:
         by_images = await client.classify(images, "colors")
         by_array = await client.classify(array, "numbers", top_k=3)
     assert [row[0][0] for row in by_images] == list(COLORS)
@@ -229,7 +231,7 @@ async def test_labels_of_images_and_arrays(server: ServerProcess) -> None:
 
 
 def test_classifications_that_cannot_be(server: ServerProcess) -> None:
-    with Client(server.grpc_url) as client:
+    with Client(server.grpc) as client:
         with pytest.raises(InvalidImage):
             client.classify([b"no image"], "colors")
         with pytest.raises(InvalidTensor):
@@ -244,7 +246,7 @@ def test_classifications_that_cannot_be(server: ServerProcess) -> None:
 
 
 def run(server: ServerProcess, *arguments: str, stdin: str = "", code: int = 0) -> str:
-    done = CliRunner().invoke(cli.app, [*arguments, "--grpc", server.grpc_url], input=stdin)
+    done = CliRunner().invoke(cli.app, [*arguments, "--grpc", server.grpc], input=stdin)
     assert done.exit_code == code, done.output
     return done.stdout
 

@@ -11,8 +11,10 @@ import psutil
 import pytest
 from onnx import TensorProto, helper
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess, answered, eventually, floats, write_model
+from tests.servers import answered, floats, write_model
 
 WAIT_S = 60.0
 LAZY = "residence: {load: lazy}\n"
@@ -68,7 +70,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def infer(server: ServerProcess, model: str, number: float) -> float:
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(model, number), timeout=WAIT_S))
         return found
 

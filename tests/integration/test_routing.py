@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.servers import ServerProcess, eventually, floats_json, write_identity, write_slow
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
+from tests.servers import floats_json, write_identity, write_slow
 
 # Fails on negative numbers for as long as its file of trouble is there; tells which process answered.
 TROUBLED = """

@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from benchmarks.server import ServerProcess
 from penstock.core.tensors import pack_bytes
 from penstock.engines.onnx.bert_file import find_minilm_weights
 from penstock.models.importing.checkpoint import Wish, import_checkpoint
@@ -19,7 +20,6 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.checkpoints import reference_logits, save_classifier
 from tests.digits import GRAY, NAMES, png, trained, write_digits
-from tests.servers import ServerProcess
 
 WAIT_S = 120.0
 DATA = Path(__file__).parents[1] / "data"
@@ -69,7 +69,7 @@ def outputs(answer: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def infer_grpc(server: ServerProcess, message: pb.ModelInferRequest) -> pb.ModelInferResponse:
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         response: pb.ModelInferResponse = GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=WAIT_S)
         return response
 

@@ -1,16 +1,18 @@
 """Sessions against a real server, over gRPC, streams and REST."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
 import httpx
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+from tests.servers import answered, floats, floats_json, write_identity, write_slow
 
 WAIT_S = 60.0
 LONG = 3_000.0  # rounds of the slow model: a second or two
@@ -30,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
         yield GRPCInferenceServiceStub(channel)
 
 
@@ -63,10 +65,6 @@ def is_repeat(answer: pb.ModelInferResponse) -> bool:
     return "session_repeat" in answer.parameters and answer.parameters["session_repeat"].bool_param
 
 
-async def until(is_true: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(eventually, is_true, what, WAIT_S)
-
-
 async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
@@ -82,13 +80,13 @@ async def runs(stub: Any, model: str) -> int:
 
 async def test_out_of_order_they_run_in_order(server: ServerProcess, stub: Any) -> None:
     third = stub.ModelInfer(step("order", 3, 30.0), timeout=WAIT_S)
-    await until(lambda: server.metric("penstock_session_waiting") == 1, "the third waits")
+    await until_seen(lambda: server.metric("penstock_session_waiting") == 1, "the third waits")
     second = stub.ModelInfer(step("order", 2, 20.0), timeout=WAIT_S)
-    await until(lambda: server.metric("penstock_session_waiting") == 2, "the second waits, too")
+    await until_seen(lambda: server.metric("penstock_session_waiting") == 2, "the second waits, too")
     first = stub.ModelInfer(step("order", 1, 10.0), timeout=WAIT_S)
     answers = await asyncio.gather(first, second, third)
     assert [(answered(answer), place(answer)) for answer in answers] == [([10.0], 1), ([20.0], 2), ([30.0], 3)]
-    await until(lambda: server.metric("penstock_session_waiting") == 0, "nothing waits")
+    await until_seen(lambda: server.metric("penstock_session_waiting") == 0, "nothing waits")
 
 
 async def test_on_a_stream_their_answers_come_in_order(stub: Any) -> None:
@@ -107,15 +105,15 @@ async def test_a_repeat_is_answered_from_the_record(server: ServerProcess, stub:
     again = await stub.ModelInfer(step("again", 1, 2.0), timeout=WAIT_S)
     assert (answered(first), is_repeat(first)) == ([1.0], False)
     assert (answered(again), is_repeat(again), place(again)) == ([1.0], True, 1)
-    await until(lambda: server.metric("penstock_session_repeats") >= 1, "it was counted")
+    await until_seen(lambda: server.metric("penstock_session_repeats") >= 1, "it was counted")
 
 
 async def test_a_step_outlives_its_caller_and_runs_once(server: ServerProcess, stub: Any) -> None:
     before = await runs(stub, "slow")
     call = stub.ModelInfer(step("leaver", 1, LONG, "slow"), timeout=WAIT_S)
-    await until(lambda: server.metric("penstock_inflight_requests") == 1, "it is inside")
+    await until_seen(lambda: server.metric("penstock_inflight_requests") == 1, "it is inside")
     call.cancel()
-    await until(lambda: server.metric("penstock_inflight_requests") == 0, "its caller is gone")
+    await until_seen(lambda: server.metric("penstock_inflight_requests") == 0, "its caller is gone")
     again = await stub.ModelInfer(step("leaver", 1, LONG, "slow"), timeout=WAIT_S)
     assert answered(again) == [LONG]
     assert await runs(stub, "slow") - before == 1
@@ -177,7 +175,7 @@ def body(session: str, seq_no: int, number: float, **more: bool | int) -> dict[s
 async def test_over_rest(server: ServerProcess, http: httpx.AsyncClient) -> None:
     path = "/v2/models/echo/infer"
     second = asyncio.create_task(http.post(path, json=body("rest", 2, 2.0)))
-    await until(lambda: server.metric("penstock_session_waiting") == 1, "the second waits")
+    await until_seen(lambda: server.metric("penstock_session_waiting") == 1, "the second waits")
     first = (await http.post(path, json=body("rest", 1, 1.0))).json()
     assert first["outputs"][0]["data"] == [1.0]
     assert first["parameters"]["session_step"] == 1

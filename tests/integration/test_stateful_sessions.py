@@ -12,9 +12,11 @@ import grpc
 import numpy as np
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually, until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ROOT, ServerProcess, eventually
+from tests.servers import ROOT
 
 WAIT_S = 60.0
 MODEL = "session_counter"
@@ -32,7 +34,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
-    async with grpc.aio.insecure_channel(server.grpc_url) as channel:
+    async with grpc.aio.insecure_channel(server.grpc) as channel:
         yield GRPCInferenceServiceStub(channel)
 
 
@@ -83,9 +85,7 @@ async def test_a_session_goes_on_with_its_state_or_is_lost_with_its_worker(serve
     assert kept == [(6, [1, 2, 3])] * len(kept)
     anew = await stub.ModelInfer(step(lost[0], 1, is_start=True), timeout=WAIT_S)
     assert seen(anew) == (1, [1])
-    await asyncio.to_thread(
-        eventually, lambda: ready(server).get(victim, before[victim]) != before[victim], "the worker is back", WAIT_S
-    )
+    await until_seen(lambda: ready(server).get(victim, before[victim]) != before[victim], "the worker is back", WAIT_S)
     following = await asyncio.gather(*(go_on(stub, name, 4) for name in names if name not in lost))
     assert following == [(10, [1, 2, 3, 4])] * len(kept)  # a worker that comes back takes nobody's session
 

@@ -20,13 +20,15 @@ from typer.testing import CliRunner
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 from penstock.cli import stream as command
 from penstock.client import AsyncClient
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.streams.buffer import STREAM_BYTES
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ROOT, ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+from tests.servers import ROOT, answered, floats, floats_json, write_identity, write_slow
 
 WAIT_S = 90.0
 LONG = 10_000.0  # rounds of the slow model: some seconds
@@ -78,7 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 @pytest.fixture
 async def stub(server: ServerProcess) -> AsyncIterator[Any]:
     options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    async with grpc.aio.insecure_channel(server.grpc_url, options=options) as channel:
+    async with grpc.aio.insecure_channel(server.grpc, options=options) as channel:
         yield GRPCInferenceServiceStub(channel)
 
 
@@ -140,10 +142,6 @@ def is_idle(server: ServerProcess) -> bool:
     return not status["inflight_requests"] and not running
 
 
-async def wait_for(is_true: Callable[[], object], what: str) -> None:
-    await asyncio.to_thread(eventually, is_true, what, WAIT_S)
-
-
 # --- gRPC
 
 
@@ -195,11 +193,11 @@ async def test_a_grpc_client_that_does_not_read_is_not_read(stub: Any, server: S
         assert 4 * WIDE * sent < STREAM_BYTES + BUFFERS_BYTES
         for _ in range(40):
             assert (await call.read()).infer_response.model_name == "identity"
-        await wait_for(lambda: writer.sent > sent, "as answers are taken, the stream is read again")
+        await until_seen(lambda: writer.sent > sent, "as answers are taken, the stream is read again")
     finally:
         await writer.close()
         call.cancel()
-    await wait_for(lambda: is_idle(server), "the stream's requests are gone with it")
+    await until_seen(lambda: is_idle(server), "the stream's requests are gone with it")
 
 
 async def test_a_decoupled_model_over_grpc(stub: Any) -> None:
@@ -228,7 +226,7 @@ async def test_one_answer_of_a_decoupled_model_is_refused(stub: Any, server: Ser
     async with httpx.AsyncClient(base_url=server.http_url, timeout=WAIT_S) as http:
         answer = await http.post("/v2/models/repeat/infer", content=repeat_json(1))
     assert answer.status_code == 400
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(server.grpc) as client:
         with pytest.raises(InvalidRequest, match="infer_stream"):
             await client.infer("repeat", dict.fromkeys(["VALUE"], np.ones(1, np.float32)) | counts(2))
 
@@ -261,12 +259,12 @@ async def test_who_reads_slowly_stops_a_decoupled_model(stub: Any, server: Serve
         await call.read()
     assert await made() > stopped_at
     call.cancel()
-    await wait_for(lambda: is_idle(server), "who leaves stops it")
-    await wait_for(lambda: server.metric("penstock_cancelled", model="ticks") == 1, "it is counted")
+    await until_seen(lambda: is_idle(server), "who leaves stops it")
+    await until_seen(lambda: server.metric("penstock_cancelled", model="ticks") == 1, "it is counted")
 
 
 async def test_the_client_takes_many_answers(server: ServerProcess) -> None:
-    async with AsyncClient(server.grpc_url) as client:
+    async with AsyncClient(server.grpc) as client:
         inputs = {"VALUE": np.array([0.5], np.float32), **counts(20)}
         found = [int(answer["INDEX"][0]) async for answer in client.infer_stream("repeat", inputs)]
     assert found == list(range(20))
@@ -331,7 +329,7 @@ async def test_errors_end_nothing_and_are_counted(server: ServerProcess) -> None
         heard = [await hear(connection) for _ in range(4)]
     assert [answer.get("code") for answer in heard] == ["invalid_request", "invalid_request", "request_too_large", None]
     assert heard[3]["outputs"][0]["data"] == [7.0]
-    await wait_for(
+    await until_seen(
         lambda: (refused("invalid_request"), refused("request_too_large")) == (before[0] + 2, before[1] + 1),
         "they are counted",
     )
@@ -354,7 +352,7 @@ async def test_text_that_is_not_utf_8_closes_the_connection(server: ServerProces
             await connection.recv()
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1007
-    assert "Traceback" not in server.log_file.read_text()
+    assert "Traceback" not in server.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -376,7 +374,7 @@ async def test_handshakes_that_are_refused(
             pass
     assert refused.value.response.status_code == status
     assert says in json.loads(refused.value.response.body)["error"]
-    assert '"event":"uvicorn.error"' not in server.log_file.read_text()
+    assert '"event":"uvicorn.error"' not in server.log.read_text()
 
 
 async def test_this_server_s_own_pages_may_connect(server: ServerProcess) -> None:
@@ -418,10 +416,10 @@ async def test_a_websocket_client_that_does_not_read_is_not_read(server: ServerP
         assert sent * 4 * WIDE < STREAM_BYTES + BUFFERS_BYTES
         for _ in range(40):
             await connection.recv()
-        await wait_for(lambda: writer.sent > sent, "as answers are taken, the connection is read again")
+        await until_seen(lambda: writer.sent > sent, "as answers are taken, the connection is read again")
         await writer.close()
         connection.transport.abort()  # what it would say now might not be read
-    await wait_for(lambda: is_idle(server), "the connection's requests are gone with it")
+    await until_seen(lambda: is_idle(server), "the connection's requests are gone with it")
 
 
 async def test_a_websocket_client_that_leaves_takes_its_requests_along(server: ServerProcess) -> None:
@@ -429,17 +427,17 @@ async def test_a_websocket_client_that_leaves_takes_its_requests_along(server: S
     async with open_socket(server, "slow") as connection:
         for _ in range(3):
             await connection.send(asked(LONG, ""))
-        await wait_for(lambda: server.status()["inflight_requests"] == 3, "they are inside")
-    await wait_for(lambda: is_idle(server), "they are gone")
-    await wait_for(lambda: server.metric("penstock_cancelled", model="slow") > before, "the worker was told")
+        await until_seen(lambda: server.status()["inflight_requests"] == 3, "they are inside")
+    await until_seen(lambda: is_idle(server), "they are gone")
+    await until_seen(lambda: server.metric("penstock_cancelled", model="slow") > before, "the worker was told")
 
 
 async def test_a_client_that_is_gone_without_a_word(server: ServerProcess) -> None:
     connection = await open_socket(server, "slow")
     await connection.send(asked(LONG, ""))
-    await wait_for(lambda: server.status()["inflight_requests"] == 1, "it is inside")
+    await until_seen(lambda: server.status()["inflight_requests"] == 1, "it is inside")
     connection.transport.abort()
-    await wait_for(lambda: is_idle(server), "it is gone")
+    await until_seen(lambda: is_idle(server), "it is gone")
 
 
 def test_an_upgrade_on_a_connection_that_was_used_before(server: ServerProcess) -> None:
@@ -466,7 +464,7 @@ def test_leaving_servers_say_so(tmp_path: Path) -> None:
     async def check(server: ServerProcess) -> None:
         async with open_socket(server, "slow") as idle, open_socket(server, "slow") as busy:
             await busy.send(asked(2_000.0, "inside"))
-            await wait_for(lambda: server.status()["inflight_requests"] == 1, "it is inside")
+            await until_seen(lambda: server.status()["inflight_requests"] == 1, "it is inside")
             os.kill(server.pid, signal.SIGTERM)
             assert (await hear(busy))["id"] == "inside"
             for connection in (idle, busy):
@@ -491,7 +489,7 @@ def test_the_command_streams_frames(server: ServerProcess, tmp_path: Path) -> No
     for transport in ("grpc", "websocket"):
         out = tmp_path / transport
         arguments = [str(frames), "-o", str(out), "--transport", transport, "--window", "2", "--json"]
-        addresses = ["--grpc", server.grpc_url, "--http", server.http_url]
+        addresses = ["--grpc", server.grpc, "--http", server.http_url]
         result = CliRunner().invoke(app, [*arguments, *addresses])
         assert result.exit_code == 2, result.output
         found = json.loads(result.stdout)

@@ -17,8 +17,10 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess, answered, eventually, floats, floats_json, write_identity, write_slow
+from tests.servers import answered, floats, floats_json, write_identity, write_slow
 
 WAIT_S = 60.0
 LONG = 12_000.0  # rounds of the slow model: some seconds
@@ -108,7 +110,7 @@ def traced(models: Path, tmp_path_factory: pytest.TempPathFactory, collector: Co
 
 
 def infer(server: ServerProcess, model: str, *numbers: float, rows: int = 1, **metadata: str) -> list[float]:
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         message = floats(model, *numbers, rows=rows, request_id=metadata.pop("request_id", ""))
         stub = GRPCInferenceServiceStub(channel)
         return answered(stub.ModelInfer(message, timeout=WAIT_S, metadata=tuple(metadata.items())))
@@ -162,7 +164,7 @@ def test_refusals_and_gauges(server):
     with pytest.raises(grpc.RpcError):
         infer(server, "identity", 1.0, rows=5000)
     eventually(lambda: server.metric("penstock_refusals", reason="request_too_large") == 1, "the refusal is counted")
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         # Each of the two workers takes two, and one waits in the gateway.
         stub = GRPCInferenceServiceStub(channel)
         running = [stub.ModelInfer.future(floats("slow", LONG), timeout=WAIT_S) for _ in range(5)]
@@ -264,7 +266,7 @@ def test_a_failed_request_is_logged_with_its_id(server):
 
 
 def test_every_line_is_json(server):
-    text = server.log_file.read_text()
+    text = server.log.read_text()
     assert len(server.log_lines()) == len(text.splitlines()), text[-3000:]
 
 
@@ -291,7 +293,7 @@ def test_a_caller_s_trace_goes_on(traced, collector):
     infer(traced, "identity", 1.0, request_id="spans-grpc", traceparent=TRACEPARENT)
     body = {**floats_json(1.0), "id": "spans-rest"}
     httpx.post(f"{traced.http_url}/v2/models/identity/infer", json=body, headers={"traceparent": TRACEPARENT})
-    with grpc.insecure_channel(traced.grpc_url) as channel:
+    with grpc.insecure_channel(traced.grpc) as channel:
         messages = iter([floats("identity", 1.0, request_id="spans-stream")])
         metadata = (("traceparent", TRACEPARENT),)
         list(GRPCInferenceServiceStub(channel).ModelStreamInfer(messages, timeout=WAIT_S, metadata=metadata))

@@ -19,7 +19,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.servers import ROOT, ServerProcess, eventually, floats_json, free_port, write_identity, write_slow
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
+from tests.servers import ROOT, floats_json, free_port, write_identity, write_slow
 
 WITHIN_S = 60.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -182,17 +184,18 @@ def test_a_count_ends_it(server: ServerProcess) -> None:
 
 
 def test_a_restart_of_the_server_is_survived(models: Path, tmp_path: Path) -> None:
-    server = ServerProcess(models, tmp_path)
-    with server, Terminal("--http", server.http_url, "--interval", "0.2") as terminal:
+    with (
+        ServerProcess(models, tmp_path) as server,
+        Terminal("--http", server.http_url, "--interval", "0.2") as terminal,
+    ):
         terminal.wait(lambda text: "worker-0" in text, "the first look")
         server.terminate()
         terminal.wait(lambda text: "reconnecting" in text, "that it is gone")
-        server.start()
-        server.wait_ready()
-        terminal.raw = ""
-        terminal.wait(lambda text: re.search(r"penstock \S+ ready http", text), "that it is back")
-        terminal.type("q")
-        assert terminal.end() == 0
+        with ServerProcess(models, tmp_path, "--http-port", str(server.http_port)):
+            terminal.raw = ""
+            terminal.wait(lambda text: re.search(r"penstock \S+ ready http", text), "that it is back")
+            terminal.type("q")
+            assert terminal.end() == 0
 
 
 def test_a_stream_neither_delays_the_drain_nor_is_cut_off(models: Path, tmp_path: Path) -> None:

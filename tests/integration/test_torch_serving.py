@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.server import ServerProcess
 from penstock.client import Client
 from penstock.engines.onnx.bert_file import convert, find_minilm_weights
 from penstock.models.samples.texts import mixed
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ServerProcess
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def test_torch_and_onnx_side_by_side_give_the_same_embeddings(server: ServerProcess) -> None:
-    with Client(server.grpc_url) as client, ThreadPoolExecutor(8) as pool:
+    with Client(server.grpc) as client, ThreadPoolExecutor(8) as pool:
         # In parallel and few at a time, so that the worker batches and pads them as they come.
         parts = [TEXTS[start : start + 3] for start in range(0, len(TEXTS), 3)]
         found = np.concatenate(list(pool.map(lambda part: client.embed(part, "torch"), parts)))
@@ -71,7 +71,7 @@ def test_a_script_is_served_over_grpc_and_says_what_it_refuses(server: ServerPro
     request = pb.ModelInferRequest(model_name="double")
     request.inputs.add(name="x", datatype="FP32", shape=(2, 3))
     request.raw_input_contents.append(np.arange(6, dtype=np.float32).tobytes())
-    with grpc.insecure_channel(server.grpc_url) as channel:
+    with grpc.insecure_channel(server.grpc) as channel:
         stub = GRPCInferenceServiceStub(channel)
         answer = stub.ModelInfer(request, timeout=30)
         raw = dict(zip([output.name for output in answer.outputs], answer.raw_output_contents, strict=True))

@@ -14,7 +14,9 @@ import psutil
 import pytest
 import yaml
 
-from tests.servers import ROOT, ServerProcess, eventually, floats_json, write_identity
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
+from tests.servers import ROOT, floats_json, write_identity
 
 # A delay that everybody waits out: without it the model answers many times as often, however noisy the machine.
 DELAYED = """\

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.errors import InvalidRequest, InvalidTensor, ModelNotReady
 from penstock.core.tensors import Array
-from tests.servers import ROOT, ServerProcess, eventually, write_identity
+from tests.servers import ROOT, write_identity
 
 WAIT_S = 60.0
 WINDOW = 512
@@ -40,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def client(server: ServerProcess) -> Iterator[Client]:
-    with Client(server.grpc_url, timeout_s=WAIT_S) as opened:
+    with Client(server.grpc, timeout_s=WAIT_S) as opened:
         yield opened
 
 
@@ -132,7 +133,7 @@ def test_what_cannot_be_heard_is_refused_and_the_stream_goes_on(client: Client, 
 
 def test_torch_is_not_imported_for_it(client: Client, server: ServerProcess, audio: Array) -> None:
     hear(client, audio[:WINDOW])
-    family = psutil.Process(server.pid).children(recursive=True)
+    family = server.family()
     (host,) = [process for process in family if "penstock.engines.python.host" in process.cmdline()]
     mapped = Path(f"/proc/{host.pid}/maps").read_text()
     assert "onnxruntime" in mapped
@@ -146,7 +147,7 @@ def test_without_its_package_the_first_request_is_told_and_nobody_else_is_harmed
     write_identity(tmp_path / "models", "neighbour", "FP32")
     path = {"PYTHONPATH": f"{tmp_path / 'path'}:{ROOT / 'src'}"}
     server = ServerProcess(tmp_path / "models", tmp_path, "--workers", "1", environment=path)
-    with server, Client(server.grpc_url, timeout_s=WAIT_S) as client:
+    with server, Client(server.grpc, timeout_s=WAIT_S) as client:
         with pytest.raises(ModelNotReady, match="pip install --no-deps silero-vad"):
             hear(client, np.zeros(WINDOW, np.float32))
         numbers = np.ones((1, 2), np.float32)

@@ -18,7 +18,7 @@ ONE_INSTANCE = {"instances": {"count": 1, "threads": 2}}
 
 class PenstockPeer:
     name = "penstock"
-    title = f"Penstock {version('penstock')}"
+    title = f"Penstock {version('penstock-serve')}"
     grpc_method = oip.GRPC_METHOD
 
     def protocols(self, workload: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""The processes of a benchmark: the server and the echo; started, measured, stopped."""
+"""Child processes of a measurement, and the server among them: started, measured, stopped."""
 
 import json
 import signal
@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -17,6 +16,7 @@ from typing import Any, Self
 import psutil
 
 START_TIMEOUT_S = 120.0
+PERIOD_S = 0.05
 
 
 class Running:
@@ -28,7 +28,7 @@ class Running:
         """`without_ctrl_c`: a terminal sends it to all processes of its group, and this one is ended by us alone."""
         try:
             with log.open("wb") if log else nullcontext() as stderr, _interrupts_after(without_ctrl_c):
-                self.process = subprocess.Popen(command, stderr=stderr, **options)
+                self.process = subprocess.Popen(command, **{"stdout": stderr, "stderr": stderr, **options})
         except BaseException:
             if hasattr(self, "process"):
                 self.__exit__(None, None, None)
@@ -52,42 +52,56 @@ class Running:
                     pipe.close()
 
 
-class ServerRun(Running):
-    def __init__(self, models: Path, folder: Path, *flags: str) -> None:
-        self.log = folder / "server.log"
-        self._ports_from = self.log
-        command = [
-            sys.executable,
-            "-m",
-            "penstock",
-            "serve",
-            "--models",
-            str(models),
-            "--data-dir",
-            str(folder / "data"),
-        ]
-        super().__init__([*command, "--http-port", "0", "--grpc-port", "0", *flags], self.log)
-        self.http, self.grpc = self._wait_ready()
+class ServerFailed(Exception):
+    """The server did not start, or cannot load the model; its message says why."""
 
-    def _wait_ready(self) -> tuple[str, str]:
+
+class ServerRun(Running):
+    """`penstock serve` in `folder`, on free ports where `flags` name none; ready when it has been made."""
+
+    def __init__(self, models: Path, folder: Path, *flags: str, **options: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / "server.log"
+        command = [sys.executable, "-m", "penstock", "serve", "--models", str(models)]
+        command += ["--data-dir", str(folder / "data"), "--http-port", "0", "--grpc-port", "0", *flags]
+        super().__init__(command, self.log, **options)
+        try:
+            said = self._wait_ready()
+        except BaseException:  # its own block has not begun
+            self.__exit__(None, None, None)
+            raise
+        self.http, self.grpc, self.workers = _address(said), str(said["grpc"]), int(said["workers"])
+
+    def _wait_ready(self) -> dict[str, Any]:
+        """Returns what it said of itself."""
         deadline = time.monotonic() + START_TIMEOUT_S
-        addresses: tuple[str, str] | None = None
+        said: dict[str, Any] | None = None
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
-                raise RuntimeError(f"the server did not start:\n{self.log.read_text()[-2000:]}")
-            addresses = addresses or self._addresses()
-            if addresses and _is_ready(addresses[0]):
-                return addresses
-            time.sleep(0.05)
-        self.process.terminate()
-        raise RuntimeError(f"the server was not ready in time:\n{self.log.read_text()[-2000:]}")
+                raise ServerFailed(f"the server did not start: {self._last_words()}")
+            said = said or self._said()
+            if said and self._is_ready(_address(said)):
+                return said
+            time.sleep(PERIOD_S)
+        raise ServerFailed(f"the server was not ready within {START_TIMEOUT_S:g} s: {self._last_words()}")
 
-    def _addresses(self) -> tuple[str, str] | None:
-        for line in self.log.read_text().splitlines():
+    def _is_ready(self, http: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def _said(self) -> dict[str, Any] | None:
+        for line in self.log.read_text(errors="replace").splitlines():
             if '"event": "serving"' in line:
-                found = json.loads(line)
-                return found["http"].removeprefix("http://"), found["grpc"]
+                found: dict[str, Any] = json.loads(line)
+                return found
         return None
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("penstock: ") if lines else "it said nothing"
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far, by role."""
@@ -97,13 +111,6 @@ class ServerRun(Running):
             role = "gateway" if "gateway" in child.cmdline() else "worker"
             found[role] += _cpu_s(child)
         return found
-
-
-class EchoRun(Running):
-    def __init__(self) -> None:
-        super().__init__([sys.executable, "-m", "benchmarks.suite.echo"], stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        self.target = f"127.0.0.1:{int(self.process.stdout.readline())}"
 
 
 @contextmanager
@@ -129,12 +136,8 @@ def _interrupts_after(has_mask: bool) -> Iterator[None]:
             signal.raise_signal(heard[0])
 
 
-def _is_ready(http: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{http}/v2/health/ready", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+def _address(said: dict[str, Any]) -> str:
+    return str(said["http"]).removeprefix("http://")
 
 
 def _cpu_s(process: psutil.Process) -> float:

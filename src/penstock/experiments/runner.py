@@ -11,9 +11,9 @@ from penstock.experiments.accuracy import ServedAccuracy
 from penstock.experiments.case_run import CaseRun
 from penstock.experiments.experiment import Case, Experiment, digest, expand
 from penstock.experiments.load.steady import NothingAnswered
-from penstock.experiments.processes import ServerRun
+from penstock.experiments.processes import ServerFailed, ServerRun
 from penstock.experiments.results import FILE, PREVIOUS, CaseResult, Results, read_results
-from penstock.experiments.server import ServerFailed, serving
+from penstock.experiments.server import serving
 from penstock.experiments.variants import Variants
 from penstock.telemetry.machine import describe_machine
 

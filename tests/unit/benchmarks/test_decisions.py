@@ -1,6 +1,6 @@
 """The cost of a decision is measured for every policy."""
 
-from benchmarks.decisions import POLICIES, decision_costs, decision_rounds, worst_ratio
+from benchmarks.suite.decisions import POLICIES, decision_costs, decision_rounds, worst_ratio
 
 
 def test_every_policy_is_measured() -> None:

@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+from benchmarks.waiting import until
 from penstock.client import AsyncClient, Client, asynchronous
 from penstock.core.errors import (
     Cancelled,
@@ -281,9 +282,7 @@ async def test_leaving_many_answers_cancels_the_rest(server: Server) -> None:
         answers = client.infer_stream("many_and_silence", numbers(1))
         await anext(answers)
         await answers.aclose()
-        async with asyncio.timeout(10):
-            while not server.ended:  # noqa: ASYNC110 - by itself it would go on for a minute
-                await asyncio.sleep(0.01)
+        await until(lambda: server.ended, "it ended: by itself it would go on for a minute")
 
 
 async def test_asking_for_one_answer_of_many_is_refused(server: Server) -> None:

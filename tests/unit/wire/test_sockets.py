@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.tensors import Buffer
 from penstock.wire.sockets import DRAIN_AT_ONCE, DealerSocket, RouterSocket
 
@@ -26,9 +27,7 @@ class Pair:
         self.at_router.append([identity, *(bytes(frame) for frame in frames)])
 
     async def wait(self, received: list[list[bytes]], count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(received) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
+        await until(lambda: len(received) >= count, f"{count} have come")
 
     def close(self) -> None:
         self.dealer.close()

@@ -1,6 +1,5 @@
 """A worker's link with a real socket at its other end: what jobs carry, and what goes back."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from math import inf
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.errors import QueueTimeout
 from penstock.core.requests import Controls, InferRequest, SessionStep
 from penstock.core.tensors import Buffer, Tensor
@@ -57,14 +57,9 @@ class Gateway:
         kind, frame = frames.decode(message)
         self.received.append((kind, frame, message))
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
-            while not is_so():  # noqa: ASYNC110
-                await asyncio.sleep(0.002)
-
     async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
         """The next of that kind; what came before it is passed over."""
-        await self.until(lambda: any(found == kind for found, _, _ in self.received))
+        await until(lambda: any(found == kind for found, _, _ in self.received))
         while True:
             found, frame, message = self.received.pop(0)
             if found == kind:
@@ -76,7 +71,7 @@ class Gateway:
             request.controls = controls
         count = len(self.jobs)
         self.router.send(b"worker", frames.encode_job(job_id, 1, "blk", 9.0, request, **fields))  # type: ignore[arg-type]
-        await self.until(lambda: len(self.jobs) > count)
+        await until(lambda: len(self.jobs) > count)
         return self.jobs[-1]
 
     def send(self, **kind: object) -> None:
@@ -138,7 +133,7 @@ async def test_more_and_cancel_go_to_the_holder_of_the_job(gateway: Gateway) -> 
     gateway.send(more=pb.More(job_id=1))
     gateway.send(more=pb.More(job_id=99, credits=4))
     gateway.send(cancel=pb.Cancel(job_ids=[1, 99]))
-    await gateway.until(lambda: bool(gateway.cancelled))
+    await until(lambda: bool(gateway.cancelled))
     assert (gateway.allowed, gateway.cancelled) == ([(job, 4)], [job])
     job.reply(job, [TENSOR])  # nobody waits for it
     gateway.send(statistics_query=pb.StatisticsQuery(query_id=5))
@@ -148,7 +143,7 @@ async def test_more_and_cancel_go_to_the_holder_of_the_job(gateway: Gateway) -> 
 
 async def test_a_probe_is_answered_when_its_block_is(gateway: Gateway) -> None:
     gateway.send(probe=pb.Probe(probe_id=7, block_id="blk"))
-    await gateway.until(lambda: bool(gateway.probes))
+    await until(lambda: bool(gateway.probes))
     block_id, done = gateway.probes[0]
     assert block_id == "blk"
     done("it hangs")
@@ -159,14 +154,14 @@ async def test_a_probe_is_answered_when_its_block_is(gateway: Gateway) -> None:
 
 async def test_a_probe_that_is_answered_after_the_link_closed_is_dropped(gateway: Gateway) -> None:
     gateway.send(probe=pb.Probe(probe_id=7, block_id="blk"))
-    await gateway.until(lambda: bool(gateway.probes))
+    await until(lambda: bool(gateway.probes))
     gateway.link.close("the worker stops")
     gateway.probes[0][1]("")
 
 
 async def test_a_wake_goes_to_the_worker(gateway: Gateway) -> None:
     gateway.send(wake=pb.Wake(block_id="blk"))
-    await gateway.until(lambda: gateway.woken == ["blk"])
+    await until(lambda: gateway.woken == ["blk"])
 
 
 async def test_jobs_of_a_block_that_is_not_here_go_back(gateway: Gateway) -> None:

@@ -1,12 +1,13 @@
 """A worker between a real manager and a gateway's socket: what it offers, and when."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
@@ -32,7 +33,6 @@ class Gateway:
         self.hellos: list[pb.Hello] = []
         self.handed_back: list[int] = []
         self.identity = b""
-        self._changed = asyncio.Event()
         self.socket = RouterSocket(self._on_message)
         self.endpoint = self.socket.bind(f"ipc://{folder / 'gateway.ipc'}")
 
@@ -45,12 +45,6 @@ class Gateway:
     def send(self, frame: pb.Frame) -> None:
         self.socket.send(self.identity, frames.encode(frame))
 
-    async def until(self, is_true: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not is_true():
-                self._changed.clear()
-                await self._changed.wait()
-
     def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
         kind, frame = frames.decode(message)
         self.identity = identity
@@ -59,7 +53,6 @@ class Gateway:
             self.send(pb.Frame(welcome=pb.Welcome(gateway_id="gateway-0", beat_s=0.5)))
         elif kind == "hand_back":
             self.handed_back += frame.hand_back.job_ids
-        self._changed.set()
 
 
 class Cluster:
@@ -85,7 +78,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
     worker = Worker("worker-7", address, Config(worker=SETTINGS), metrics, traces)
     running = asyncio.create_task(worker.run(stop))
-    await gateway.until(lambda: gateway.offers().keys() == {"eager", "lazy"})
+    await until(lambda: gateway.offers().keys() == {"eager", "lazy"})
     yield Cluster(manager, gateway, stop, running)
     stop.set()
     await running
@@ -110,7 +103,7 @@ async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) ->
 async def test_a_wake_makes_it_tell_more(cluster: Cluster) -> None:
     gateway = cluster.gateway
     gateway.send(pb.Frame(wake=pb.Wake(block_id=gateway.offers()["lazy"].block_id)))
-    await gateway.until(lambda: not gateway.offers()["lazy"].is_dormant)
+    await until(lambda: not gateway.offers()["lazy"].is_dormant)
     assert [spec.name for spec in gateway.described("lazy").inputs] == ["x"]
     async with asyncio.timeout(30):
         while cluster.states()["lazy"] is not BlockState.READY:
@@ -122,6 +115,6 @@ async def test_it_leaves_with_an_empty_hello_and_what_waits(cluster: Cluster) ->
     job = pb.Job(job_id=3, attempt=1, block_id=gateway.offers()["lazy"].block_id, timeout_us=30_000_000)
     gateway.send(pb.Frame(job=job))
     cluster.stop.set()
-    await gateway.until(lambda: not gateway.hellos[-1].blocks)
-    await gateway.until(lambda: gateway.handed_back == [3])
+    await until(lambda: not gateway.hellos[-1].blocks)
+    await until(lambda: gateway.handed_back == [3])
     await cluster.running

@@ -10,7 +10,7 @@ from pathlib import Path
 from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
 from penstock.experiments.load.described import describe
 from penstock.experiments.load.steady import NothingAnswered
-from penstock.experiments.server import ServerFailed
+from penstock.experiments.processes import ServerFailed
 from penstock.experiments.tuning.accuracy import Checked, check_variants, floor_of
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel

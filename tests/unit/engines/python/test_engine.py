@@ -13,6 +13,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.waiting import eventually
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
@@ -281,8 +282,7 @@ def test_a_probe_asks_the_process_and_not_the_model(
     folder = tmp_path / "mine" / "1"
     running = threading.Thread(target=engine.infer_with, args=(0, X, [], do("wait")))
     running.start()
-    while not (folder / "waiting").exists():
-        time.sleep(0.01)
+    eventually((folder / "waiting").exists, "it runs")
     assert engine.probe(0) == "", "it runs a request"
     (folder / "go").touch()
     running.join()
@@ -425,8 +425,7 @@ def test_a_request_that_runs_at_the_close_fails(start_python: StartPython, tmp_p
 
     running = threading.Thread(target=infer)
     running.start()
-    while not (tmp_path / "mine" / "1" / "waiting").exists():
-        time.sleep(0.01)
+    eventually((tmp_path / "mine" / "1" / "waiting").exists, "it runs")
     engine.close()
     running.join()
     assert "signal 9, SIGKILL" in caught[0].message
@@ -465,9 +464,7 @@ def test_a_process_ends_with_the_worker_however_that_ends(tmp_path: Path) -> Non
     file.parent.mkdir(parents=True)
     file.write_text((MODELS / "misbehaving.py").read_text())
     with subprocess.Popen([sys.executable, "-c", WORKER, str(file), "wait"], stdout=subprocess.DEVNULL) as worker:
-        while not (file.parent / "waiting").exists():
-            assert worker.poll() is None
-            time.sleep(0.01)
+        eventually((file.parent / "waiting").exists, "it runs")
         (host,) = psutil.Process(worker.pid).children()
         worker.kill()
     psutil.wait_procs([host], timeout=30)

@@ -5,7 +5,6 @@ import mmap
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.waiting import eventually
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.engines.base import CallContext
 from penstock.engines.python import process as python_process
@@ -175,8 +175,7 @@ def test_what_the_system_does_not_limit_is_seen_and_ended(
         engine.infer_with(0, X, [], do(what))
     assert f"in do_{what}\n" in raised.value.message
     assert pid(engine) != before
-    while any(is_of_group(process, before) for process in psutil.process_iter()):  # a kill takes a moment
-        time.sleep(0.01)
+    eventually(lambda: not any(is_of_group(process, before) for process in psutil.process_iter()), "all are gone")
 
 
 def is_of_group(process: psutil.Process, group: int) -> bool:

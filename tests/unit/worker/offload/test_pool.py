@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
+from benchmarks.waiting import until
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
 from penstock.core.signature import Signature
@@ -163,8 +164,7 @@ async def test_a_request_over_which_processes_die_is_given_up():
         Image.effect_noise((4000, 3000), 50).save(file, "PNG")  # takes long enough to be killed in it
         preparing = asyncio.create_task(pool.prepare(images(file.getvalue())))
         for _ in range(3):
-            while not processes.pids():  # noqa: ASYNC110
-                await asyncio.sleep(0.005)
+            await until(processes.pids, "one has started")
             await asyncio.sleep(0.05)
             await kill_all(processes)
         with pytest.raises(Unavailable, match="died over it") as caught:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.wire.ipc.arena import Arena, send_arenas
 from penstock.wire.ipc.messages import Inbox, Message
 from penstock.worker.offload import task_worker
@@ -20,9 +21,7 @@ async def path(tmp_path: Path) -> AsyncIterator[Path]:
     made = tmp_path / "tasks.sock"
     made.touch()  # as one that was killed leaves it
     running = asyncio.create_task(TaskWorker(made).run(stop, drain_s=0.1))
-    async with asyncio.timeout(10):
-        while not made.is_socket():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(made.is_socket, "it listens")
     yield made
     stop.set()
     await running

@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.app.places import ServerPlaces
 from penstock.core.config import Config, DataPlane
 from penstock.core.errors import InvalidImage
@@ -64,12 +65,6 @@ async def processes(running: Running) -> AsyncIterator[TaskProcesses]:
     made = running.connections()
     yield made
     await made.close()
-
-
-async def until(is_true: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def serve(pool: TaskPool, request: TaskRequest) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """A worker's blocks with real models: loaded when they are wanted, let go of, reloaded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.errors import ModelNotReady, PenstockError
@@ -90,17 +91,11 @@ class Bed:
         return await self.answer(self.send(name, value))
 
     async def answer(self, job: WorkerJob) -> float:
-        await self.until(lambda: job.job_id in self.answers, "it is answered")
+        await until(lambda: job.job_id in self.answers, "it is answered")
         outcome = self.answers[job.job_id]
         if isinstance(outcome, PenstockError):
             raise outcome
         return float(to_array(outcome[0])[0, 0])
-
-    async def until(self, is_true: Callable[[], object], what: str) -> None:
-        end = now() + WAIT_S
-        while not is_true():
-            assert now() < end, f"it was never so: {what}"
-            await asyncio.sleep(0.005)
 
     def events(self, name: str) -> dict[str, float]:
         return {
@@ -152,7 +147,7 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 async def test_the_first_job_loads_a_lazy_block(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, LAZY)
     bed.assign("m")
-    await bed.until(bed.offers, "it is offered")
+    await until(bed.offers, "it is offered")
     assert bed.offers() == {"m": (True, False)}
     assert bed.state("m") is BlockState.DORMANT
     assert await bed.ask("m", 5.0) == 10.0
@@ -164,7 +159,7 @@ async def test_the_first_job_loads_a_lazy_block(bed: Bed) -> None:
 async def test_jobs_that_come_together_load_it_once(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, LAZY)
     bed.assign("m")
-    await bed.until(bed.offers, "it is offered")
+    await until(bed.offers, "it is offered")
     jobs = [bed.send("m", float(number)) for number in range(30)]
     assert [await bed.answer(job) for job in jobs] == [2.0 * number for number in range(30)]
     assert bed.events("m") == {"woken": 1, "loaded": 1}
@@ -173,19 +168,19 @@ async def test_jobs_that_come_together_load_it_once(bed: Bed) -> None:
 async def test_a_wake_loads_it_without_a_job(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, LAZY)
     bed.assign("m")
-    await bed.until(bed.offers, "it is offered")
+    await until(bed.offers, "it is offered")
     bed.blocks.wake("blk-m")
-    await bed.until(lambda: bed.offers()["m"] == (False, True), "it is loaded")
+    await until(lambda: bed.offers()["m"] == (False, True), "it is loaded")
     bed.blocks.wake("blk-nobody")
 
 
 async def test_an_idle_block_rests_with_its_description_and_comes_back(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, "residence: {load: lazy, idle_unload_s: 0.1}\n")
     bed.assign("m")
-    await bed.until(bed.offers, "it is offered")
+    await until(bed.offers, "it is offered")
     for number in range(3):
         assert await bed.ask("m", number) == 2.0 * number
-        await bed.until(lambda: bed.offers() == {"m": (True, True)}, "it rests, and is known")
+        await until(lambda: bed.offers() == {"m": (True, True)}, "it rests, and is known")
     ((block, _),) = bed.blocks.offers()
     assert block.fingerprint
     assert [spec.name for spec in block.inputs] == ["x"]
@@ -197,7 +192,7 @@ async def test_an_idle_block_rests_with_its_description_and_comes_back(bed: Bed)
 async def test_a_lazy_block_that_cannot_be_loaded_fails_its_jobs(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, LAZY)
     bed.assign("m")
-    await bed.until(bed.offers, "it is offered")
+    await until(bed.offers, "it is offered")
     (bed.repository / "m" / "1" / "model.onnx").write_bytes(b"no model")
     jobs = [bed.send("m"), bed.send("m")]
     for job in jobs:
@@ -208,7 +203,7 @@ async def test_a_lazy_block_that_cannot_be_loaded_fails_its_jobs(bed: Bed) -> No
     assert bed.blocks.holder("blk-m") is None
     write_again(bed.repository, "m", 3.0, LAZY)
     bed.assign("m", revision=2)
-    await bed.until(bed.offers, "it is offered again")
+    await until(bed.offers, "it is offered again")
     assert await bed.ask("m", 5.0) == 15.0
 
 
@@ -218,7 +213,7 @@ async def test_two_models_take_turns_in_room_for_one(tmp_path: Path) -> None:
         pad(tmp_path, name)
     bed = Bed(tmp_path, budget_bytes=PADDING_BYTES * 3 // 2)
     bed.assign("a", "b")
-    await bed.until(lambda: bed.offers().keys() == {"a", "b"}, "both are offered")
+    await until(lambda: bed.offers().keys() == {"a", "b"}, "both are offered")
     assert bed.offers() == {"a": (False, True), "b": (True, False)}, "the first was loaded ahead, the second not"
     for _ in range(3):
         assert await bed.ask("b", 5.0) == 15.0
@@ -233,7 +228,7 @@ async def test_a_model_larger_than_the_budget_says_so(tmp_path: Path) -> None:
     pad(tmp_path, "m")
     bed = Bed(tmp_path, budget_bytes=PADDING_BYTES // 2)
     bed.assign("m")
-    await bed.until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
+    await until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
     assert "worker.memory_budget_bytes" in dict(bed.blocks.held())["blk-m"].reason
     await bed.close()
 
@@ -241,14 +236,14 @@ async def test_a_model_larger_than_the_budget_says_so(tmp_path: Path) -> None:
 async def test_a_model_that_wants_task_workers_where_there_are_none_says_so(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, "placement: worker\n")
     bed.assign("m")
-    await bed.until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
+    await until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
     assert "worker.task_workers above 0" in dict(bed.blocks.held())["blk-m"].reason
 
 
 async def test_a_reload_swaps_under_load_and_a_failed_one_keeps_serving(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0)
     bed.assign("m")
-    await bed.until(bed.offers, "it is loaded")
+    await until(bed.offers, "it is loaded")
     file = bed.repository / "m" / "1" / "model.onnx"
     answers: set[float] = set()
     for revision in range(2, 8):
@@ -271,7 +266,7 @@ async def test_what_waits_goes_back_when_the_block_is_withdrawn_or_the_worker_le
     for name in ("a", "b"):
         write_factor(bed.repository, name, 2.0, LAZY)
     bed.assign("a", "b")
-    await bed.until(lambda: len(bed.offers()) == 2, "both are offered")
+    await until(lambda: len(bed.offers()) == 2, "both are offered")
     first, second = bed.send("a"), bed.send("b")
     announced = bed.announced
     bed.assign("b")
@@ -287,11 +282,11 @@ async def test_probes(bed: Bed) -> None:
     write_factor(bed.repository, "lazy", 2.0, LAZY)
     write_factor(bed.repository, "eager", 2.0)
     bed.assign("lazy", "eager")
-    await bed.until(lambda: len(bed.offers()) == 2, "both are offered")
+    await until(lambda: len(bed.offers()) == 2, "both are offered")
     told: dict[str, str] = {}
     for name in ("lazy", "eager", "nobody"):
         bed.blocks.probe(f"blk-{name}", lambda problem, name=name: told.update({name: problem}))
-    await bed.until(lambda: len(told) == 3, "all have answered")
+    await until(lambda: len(told) == 3, "all have answered")
     assert told["lazy"] == told["eager"] == ""
     assert told["nobody"]
     assert bed.offers()["lazy"] == (True, False), "a probe loads nothing"

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor
 from penstock.core.settings import Batching
 from penstock.core.tensors import Tensor
@@ -133,6 +134,4 @@ async def test_close_closes_the_engine_after_its_threads() -> None:
     made.send(1, 1)
     await made.wait(1)
     made.runner.close()
-    async with asyncio.timeout(10):
-        while not made.engine.is_closed:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: made.engine.is_closed, "the engine is closed")

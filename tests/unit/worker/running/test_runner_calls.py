@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Batching, Sessions
@@ -97,7 +98,7 @@ async def test_an_idle_session_is_over_and_new_the_next_time() -> None:
     bed.send(1, 1, session=SessionStep("s"))
     bed.send(2, 1, session=SessionStep("t"))
     await bed.wait(2)
-    await bed.until(lambda: len(engine.story) == 4)
+    await until(lambda: len(engine.story) == 4)
     bed.send(3, 1, session=SessionStep("s"))
     await bed.wait(3)
     heard = [line for line in engine.story if "s" in line.split()]
@@ -113,7 +114,7 @@ async def test_sessions_are_over_when_the_worker_leaves() -> None:
     await asyncio.wait_for(bed.runner.drain(), 10)
     assert engine.story == ["start s 0", "s worker leaves"]
     bed.close()
-    await bed.until(lambda: engine.is_closed)
+    await until(lambda: engine.is_closed)
     assert engine.story == ["start s 0", "s worker leaves"]
 
 
@@ -122,7 +123,7 @@ async def test_sessions_are_over_when_a_block_is_closed_without_being_drained() 
     bed.send(1, 1, session=SessionStep("s"))
     await bed.wait(1)
     bed.close()
-    await bed.until(lambda: engine.is_closed)
+    await until(lambda: engine.is_closed)
     assert engine.story == ["start s 0", "s worker leaves"]
 
 
@@ -130,7 +131,7 @@ async def test_what_waits_is_handed_back_and_its_session_was_never_here(bed: Bed
     engine = storyteller(bed)
     engine.gate.clear()
     bed.send(1, 1, session=SessionStep("s"))
-    await bed.until(lambda: engine.entered == 1)
+    await until(lambda: engine.entered == 1)
     bed.send(2, 1, session=SessionStep("t"))
     await asyncio.sleep(0)
     assert [job.job_id for job in bed.runner.hand_back()] == [2]
@@ -143,10 +144,10 @@ async def test_a_probe_asks_the_engine_and_sends_the_model_no_request(bed: Bed) 
     engine = storyteller(bed)
     told: list[str] = []
     bed.runner.probe(told.append)
-    await bed.until(lambda: told == [""])
+    await until(lambda: told == [""])
     engine.problem = "its process has left"
     bed.runner.probe(told.append)
-    await bed.until(lambda: len(told) == 2)
+    await until(lambda: len(told) == 2)
     assert told[1] == "its process has left"
     assert engine.entered == 0
 
@@ -186,12 +187,12 @@ async def test_a_decoupled_model_is_asked_through_a_stream_only(streaming: Bed) 
 async def test_a_slow_reader_stops_the_model(streaming: Bed) -> None:
     engine = storyteller(streaming)
     job = streaming.send(1, 1000, response_credits=2)
-    await streaming.until(lambda: engine.made == 3)
+    await until(lambda: engine.made == 3)
     await asyncio.sleep(0.05)
     assert streaming.partials == {1: [0.0, 1.0]}
     assert engine.made == 3  # one is kept ready
     streaming.runner.allow(job, 5)
-    await streaming.until(lambda: engine.made == 8)
+    await until(lambda: engine.made == 8)
     await asyncio.sleep(0.05)
     assert engine.made == 8
     assert streaming.partials[1] == [float(n) for n in range(7)]
@@ -201,9 +202,9 @@ async def test_a_slow_reader_stops_the_model(streaming: Bed) -> None:
 async def test_a_cancel_closes_the_stream_and_frees_its_instance(streaming: Bed) -> None:
     engine = storyteller(streaming)
     job = streaming.send(1, 1000, response_credits=1)
-    await streaming.until(lambda: engine.made == 2 and streaming.partials == {1: [0.0]})
+    await until(lambda: engine.made == 2 and streaming.partials == {1: [0.0]})
     streaming.runner.cancel(job)
-    await streaming.until(engine.stopped.is_set)
+    await until(engine.stopped.is_set)
     streaming.send(2, 2, response_credits=8)
     await streaming.wait(1)
     assert list(streaming.answers) == [2]
@@ -215,10 +216,10 @@ async def test_a_cancel_while_the_model_works_stops_it_after_that_answer(streami
     engine = storyteller(streaming)
     engine.gate.clear()
     job = streaming.send(1, 1000, response_credits=500)
-    await streaming.until(lambda: len(engine.contexts) == 1)
+    await until(lambda: len(engine.contexts) == 1)
     streaming.runner.cancel(job)
     engine.gate.set()
-    await streaming.until(engine.stopped.is_set)
+    await until(engine.stopped.is_set)
     assert engine.made == 1
     assert streaming.partials == {}
 
@@ -228,14 +229,14 @@ async def test_the_deadline_closes_the_stream(streaming: Bed) -> None:
     streaming.send(1, 1000, response_credits=1, timeout_s=0.3)
     await streaming.wait(1)
     assert isinstance(streaming.answers[1], DeadlineExceeded)
-    await streaming.until(engine.stopped.is_set)
+    await until(engine.stopped.is_set)
     assert engine.made == 2
 
 
 async def test_a_stream_that_waits_for_its_turn_expires_and_is_never_begun(streaming: Bed) -> None:
     engine = storyteller(streaming)
     running = streaming.send(1, 1000, response_credits=1)
-    await streaming.until(lambda: engine.made == 2)
+    await until(lambda: engine.made == 2)
     streaming.send(2, 1000, response_credits=1, timeout_s=0.01)
     await streaming.wait(1)
     assert isinstance(streaming.answers[2], DeadlineExceeded)
@@ -246,14 +247,14 @@ async def test_a_stream_that_waits_for_its_turn_expires_and_is_never_begun(strea
 async def test_a_stream_goes_on_while_its_worker_drains_and_is_cut_when_the_block_is_closed() -> None:
     bed, engine = make_bed(is_decoupled=True)
     job = bed.send(1, 1000, response_credits=1)
-    await bed.until(lambda: engine.made == 2)
+    await until(lambda: engine.made == 2)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(bed.runner.drain(), 0.02)
     bed.runner.allow(job, 1)
-    await bed.until(lambda: engine.made == 3)
+    await until(lambda: engine.made == 3)
     bed.close()
     assert isinstance(bed.answers[1], Draining)
-    await bed.until(lambda: engine.is_closed)
+    await until(lambda: engine.is_closed)
     assert engine.stopped.is_set()
     assert engine.made == 3
 
@@ -277,7 +278,7 @@ async def test_a_stream_may_end_its_session(streaming: Bed) -> None:
 async def test_a_cancelled_stream_has_not_ended_its_session() -> None:
     bed, engine = make_bed(is_decoupled=True)
     job = bed.send(1, 1000, response_credits=1, session=SessionStep("s", 1, is_end=True))
-    await bed.until(lambda: engine.made == 2)
+    await until(lambda: engine.made == 2)
     bed.runner.cancel(job)
     await asyncio.wait_for(bed.runner.drain(), 10)
     assert engine.stopped.is_set()
@@ -290,8 +291,8 @@ async def test_a_hung_model_of_its_own_code_is_closed_nevertheless(monkeypatch: 
     bed, engine = make_bed()
     engine.gate.clear()
     bed.send(1, 1)
-    await bed.until(lambda: engine.entered == 1)
+    await until(lambda: engine.entered == 1)
     bed.runner.close()
-    await bed.until(lambda: engine.is_closed)
+    await until(lambda: engine.is_closed)
     assert bed.answers == {}
     engine.gate.set()

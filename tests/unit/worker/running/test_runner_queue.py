@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, QueueTimeout
 from penstock.core.settings import Batching, Priorities, QueuePolicy
 from penstock.core.tensors import Array, to_array
@@ -24,7 +25,7 @@ async def bed() -> AsyncIterator[Bed]:
     made = Bed(LEVELS, is_steady=False)
     made.engine.gate.clear()
     made.send(0, 0)
-    await made.until(lambda: made.runner.idle == 0)
+    await until(lambda: made.runner.idle == 0)
     yield made
     made.close()
 
@@ -90,7 +91,7 @@ async def test_a_request_that_has_begun_is_not_timed_out_of_the_queue() -> None:
     made = Bed(ModelSettings(), is_steady=False, task=RowsTask)
     made.engine.gate.clear()
     made.send(1, 1, 2, 3, queue_timeout_s=0.02)
-    await made.until(lambda: made.runner.idle == 0)
+    await until(lambda: made.runner.idle == 0)
     made.send(2, 9, queue_timeout_s=0.03)
     await made.wait(1)
     assert list(made.answers) == [2]  # later due, so that of the first has passed as well
@@ -115,11 +116,11 @@ async def test_a_probe_runs_the_model_in_its_turn() -> None:
     told: list[str] = []
     made.engine.gate.clear()
     made.send(0, 5)
-    await made.until(lambda: made.runner.idle == 0)
+    await until(lambda: made.runner.idle == 0)
     made.runner.probe(told.append)
     made.runner.probe(told.append)
     made.engine.gate.set()
-    await made.until(lambda: len(told) == 2)
+    await until(lambda: len(told) == 2)
     assert told == ["", ""]
     assert made.engine.values == [5, 0]  # both were told of one run
     assert made.engine.threads == {"m-0"}
@@ -141,10 +142,10 @@ async def test_a_probe_tells_what_is_wrong() -> None:
     made = Bed(LEVELS, engine=engine)
     told: list[str] = []
     made.runner.probe(told.append)
-    await made.until(lambda: bool(told))
+    await until(lambda: bool(told))
     engine.is_lost = False
     made.runner.probe(told.append)
-    await made.until(lambda: len(told) == 2)
+    await until(lambda: len(told) == 2)
     assert told == ["RuntimeError: the device is gone", ""]
     made.close()
 
@@ -153,7 +154,7 @@ async def test_a_model_that_was_not_warmed_up_gets_no_inputs_made_up() -> None:
     made = Bed(LEVELS.model_copy(update={"warm_up": False}))
     told: list[str] = []
     made.runner.probe(told.append)
-    await made.until(lambda: told == [""])
+    await until(lambda: told == [""])
     assert made.engine.batches == []
     made.close()
 
@@ -164,7 +165,7 @@ async def test_a_probe_of_a_hung_model_never_answers_and_blocks_nothing_else(bed
         bed.runner.probe(told.append)
     other = Bed(LEVELS)
     other.runner.probe(lambda problem: told.append("other " + problem))
-    await other.until(lambda: told == ["other "])
+    await until(lambda: told == ["other "])
     other.send(1, 1)
     await other.wait(1)
     waiting = bed.send(1, 1)
@@ -173,7 +174,7 @@ async def test_a_probe_of_a_hung_model_never_answers_and_blocks_nothing_else(bed
     bed.runner.cancel(waiting)
     assert (list(bed.answers), bed.runner.waiting, told) == ([2], 0, ["other "])
     bed.engine.gate.set()
-    await bed.until(lambda: len(told) == MAX_PROBES + 1)  # it woke up: those that are kept are told
+    await until(lambda: len(told) == MAX_PROBES + 1)  # it woke up: those that are kept are told
     other.close()
 
 
@@ -181,7 +182,7 @@ async def test_one_hung_instance_of_two_leaves_the_other_to_serve_and_to_answer_
     made = Bed(LEVELS, instances=2, is_steady=False)
     made.engine.gate.clear()
     made.send(0, 0)
-    await made.until(lambda: made.engine.entered == 1)
+    await until(lambda: made.engine.entered == 1)
     hung = made.engine.gate
     made.engine.gate = type(hung)()  # the other instance has one of its own
     made.engine.gate.set()
@@ -189,7 +190,7 @@ async def test_one_hung_instance_of_two_leaves_the_other_to_serve_and_to_answer_
     await made.wait(1)
     told: list[str] = []
     made.runner.probe(told.append)
-    await made.until(lambda: told == [""])
+    await until(lambda: told == [""])
     assert list(made.answers) == [1]
     hung.set()
     await made.wait(2)

@@ -1,6 +1,6 @@
 """What it costs the router to place a job and take its answer, with ten workers and with a thousand.
 
-`python -m benchmarks.decisions` prints it as JSON: policy to rounds of microseconds with few and with many workers.
+`python -m benchmarks.suite.decisions` prints it as JSON: policy to rounds of microseconds with few and many workers.
 """
 
 import gc

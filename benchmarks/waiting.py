@@ -1,0 +1,37 @@
+"""Waiting for what must come true: asked again and again, within a time."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+
+IT = "what was waited for"
+
+
+def eventually(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
+    for period_s in _periods(what, within_s, 0.05):
+        if is_true():
+            return
+        time.sleep(period_s)
+
+
+async def until(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
+    """`is_true` is asked in the event loop, and must not block it."""
+    for period_s in _periods(what, within_s, 0.005):
+        if is_true():
+            return
+        await asyncio.sleep(period_s)
+
+
+async def until_seen(is_true: Callable[[], object], what: str = IT, within_s: float = 30.0) -> None:
+    """`is_true` is asked in a thread, as what asks a server is."""
+    await asyncio.to_thread(eventually, is_true, what, within_s)
+
+
+def _periods(what: str, within_s: float, longest_s: float) -> Iterator[float]:
+    """Short ones first: much comes true at once."""
+    end = time.monotonic() + within_s
+    period_s = 0.001
+    while time.monotonic() < end:
+        yield period_s
+        period_s = min(longest_s, period_s * 2)
+    raise TimeoutError(f"within {within_s:g} s it was never so: {what}")
