@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from penstock.experiments.results import CaseResult, Figure, Results
 from penstock.experiments.table import markdown_table
+from penstock.models.settings_file import dotted
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
 FLOORS = {"throughput": 0.05, "p99": 0.10}  # a few repeats may agree by chance, and a tail is a few requests
@@ -73,7 +74,7 @@ def compare(a: Results, b: Results) -> Comparison:
     }
     return Comparison(
         (a.experiment, b.experiment),
-        (*_changed("machine", a.machine, b.machine), *_changed("settings", _flat(a.settings), _flat(b.settings))),
+        (*_changed("machine", a.machine, b.machine), *_changed("settings", dotted(a.settings), dotted(b.settings))),
         tuple(_compare_case(*pair, pooled) for pair in (*pairs, *by_load)),
         tuple(result.case.id for result in left_a if id(result) not in paired),
         tuple(result.case.id for result in left_b if id(result) not in paired),
@@ -137,16 +138,6 @@ def _changed(what: str, a: Mapping[str, object], b: Mapping[str, object]) -> lis
     keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
     said = [f"{what} {key}: {a.get(key, '–')} → {b.get(key, '–')}" for key in keys]
     return said if len(said) <= MOST_SAID else [*said[:MOST_SAID], f"and {len(said) - MOST_SAID} more of {what}"]
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            found.update(_flat(value, f"{above}{key}."))
-        else:
-            found[f"{above}{key}"] = value
-    return found
 
 
 def to_markdown(found: Comparison) -> str:

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
-from penstock.experiments.experiment import Experiment
+from penstock.experiments.experiment import Experiment, first_problem
 from penstock.models.folder import NAME
 
 BASE = "base_config.yaml"
@@ -22,10 +22,7 @@ def read_experiment(file: Path) -> Experiment:
     try:
         found = Experiment.model_validate({**merged, "name": name, "description": own.description, "extends": None})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"{file}: with what it inherits, {where}: {message}", file=str(file)) from error
+        raise ConfigError(f"{file}: with what it inherits, {first_problem(error)}", file=str(file)) from error
     return found
 
 

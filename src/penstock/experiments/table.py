@@ -126,8 +126,8 @@ def to_markdown(results: Results) -> str:
     return "\n".join(lines)
 
 
-def markdown_table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    def line(values: Sequence[str]) -> str:
-        return "| " + " | ".join(value.replace("|", "\\|").replace("\n", " ") for value in values) + " |"
+def markdown_table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    def line(values: Sequence[object]) -> str:
+        return "| " + " | ".join(str(value).replace("|", "\\|").replace("\n", " ") for value in values) + " |"
 
     return [line(names), "|" + "---|" * len(names), *(line(row) for row in rows)]

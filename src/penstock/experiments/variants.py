@@ -13,7 +13,7 @@ from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
-from penstock.experiments.experiment import Case
+from penstock.experiments.experiment import Case, first_problem
 from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.model import LoadedModel, ModelFile
@@ -87,10 +87,7 @@ class Variants:
         try:
             ModelSettings.model_validate(self.settings(case))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            message = str(first["msg"]).removeprefix("Value error, ")
-            return f"{where}: {message}" if where else message
+            return first_problem(error)
         return None
 
     def settings(self, case: Case) -> dict[str, Any]:
@@ -108,19 +105,8 @@ class Variants:
         return found
 
     def build_repository(self, case: Case, target: Path) -> Path:
-        """A repository with this model alone; files are linked, not copied."""
-        version = target / case.model / "1"
-        version.mkdir(parents=True)
-        source = self.file(case.model)
         made = self.in_precision(case.model, case.engine, case.precision)
-        weights = weight_files(source) if source.suffix in (".onnx", ".xml") else [source]
-        for beside in source.parent.iterdir():
-            if beside not in weights and beside.name not in OWN:
-                (version / beside.name).symlink_to(beside.resolve())
-        for file in weight_files(made) if made != source else weights:
-            (version / file.name).symlink_to(file.resolve())
-        _write_settings(target / case.model / "model.yaml", self.settings(case))
-        return target
+        return write_repository(target, case.model, self.file(case.model), made, self.settings(case))
 
     def in_precision(self, model: str, engine: str, precision: str) -> Path:
         """The model's file for an engine; what must be converted for it is made once."""
@@ -148,5 +134,14 @@ def _is_converted(engine: str, precision: str) -> bool:
     return engine in RECIPES and precision in CONVERTED
 
 
-def _write_settings(file: Path, settings: Mapping[str, Any]) -> None:
-    file.write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+def write_repository(target: Path, model: str, source: Path, file: Path, settings: Mapping[str, Any]) -> Path:
+    """With this model alone: what is beside its `source`, and `file` in its place; linked, not copied."""
+    version = target / model / "1"
+    version.mkdir(parents=True)
+    weights = weight_files(file) if file != source else []
+    left_out = {*OWN, *(each.name for each in weight_files(source))} if weights else set(OWN)
+    beside = [each for each in source.parent.iterdir() if each.name not in left_out]
+    for each in (*beside, *weights):
+        (version / each.name).symlink_to(each.resolve())
+    (target / model / "model.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
+    return target

@@ -101,16 +101,18 @@ def _check(draft: Path, file: Path, changes: Mapping[str, Any]) -> None:
     except ConfigError as error:
         message = error.message.replace(str(draft), str(file)).replace(draft.name, file.name)
         raise ConfigError(f"{message}; {file.name} stays as it was", **{**error.fields, "file": str(file)}) from error
-    said = found.model_dump(mode="json")
+    said = dotted(found.model_dump(mode="json"))
     for key, value in changes.items():
-        if value is not REMOVED and _at(said, key) != (list(value) if isinstance(value, tuple) else value):
-            raise ConfigError(f"{file}: {key}: {value!r} reads back as {_at(said, key)!r}", file=str(file))
+        if value is not REMOVED and said.get(key) != (list(value) if isinstance(value, tuple) else value):
+            raise ConfigError(f"{file}: {key}: {value!r} reads back as {said.get(key)!r}", file=str(file))
 
 
-def _at(tree: Any, dotted: str) -> Any:
-    for part in dotted.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+def dotted(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """A tree's values by dotted keys (`batching.max_tokens`)."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= dotted(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return found
 
 
 def _change(section: CommentedMap, path: list[str], value: Any) -> None:

@@ -14,27 +14,27 @@ from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import Applied
 from penstock.experiments.tuning.space import Configuration
 from penstock.models.folder import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
-from penstock.models.settings_file import edit_settings
+from penstock.models.settings_file import dotted, edit_settings
 
 MODEL_FILE = "model.yaml"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Edit:
     """Where a change is written, so that it takes effect."""
 
     file: Path
     changes: Mapping[str, Any]
 
 
-def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> list[Place]:
+def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> list[Edit]:
     """In model.yaml; in version.yaml what that has already, and all of it where other versions are served beside."""
     own = folder.path / version / VERSION_FILE
-    laid_over = _keys(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else set()
+    laid_over = dotted(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else {}
     is_shared = folder.settings.versions != "latest" and len({*folder.versions, version}) > 1
     inside = {key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in laid_over)}
     outside = {key: value for key, value in changes.items() if key not in inside}
-    found = [Place(folder.path / MODEL_FILE, outside), Place(own, inside)]
+    found = [Edit(folder.path / MODEL_FILE, outside), Edit(own, inside)]
     return [place for place in found if place.changes]
 
 
@@ -99,13 +99,6 @@ def _check(model: TuneModel, version: str, winner: Configuration) -> None:
         raise ConfigError(
             f"{folder.path}: version {version} reads back as {found}, not as {winner}; it stays as it was"
         )
-
-
-def _keys(tree: Mapping[str, Any], above: str = "") -> set[str]:
-    found: set[str] = set()
-    for key, value in tree.items():
-        found |= _keys(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}"}
-    return found
 
 
 def _text(file: Path) -> str | None:

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from penstock.engines.availability import why_not
-from penstock.engines.onnx.variants import weight_files, weighted_nodes
+from penstock.engines.onnx.variants import weighted_nodes
+from penstock.experiments.experiment import first_problem
 from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
-from penstock.experiments.variants import Variants
+from penstock.experiments.variants import Variants, write_repository
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.model import ModelFile
-from penstock.models.convert.publish import REPORT, read_report
-from penstock.models.folder import VERSION_FILE, ModelFolder
+from penstock.models.convert.publish import read_report
+from penstock.models.folder import ModelFolder
 from penstock.models.settings import ModelSettings
 from penstock.models.survey import instance_count
 
@@ -93,19 +93,8 @@ class TuneModel:
         return space, refused
 
     def write(self, candidate: Configuration, repository: Path) -> Path:
-        """A repository with this candidate alone; files are linked, not copied."""
-        own = repository / self.folder.name
-        (own / "1").mkdir(parents=True)
-        left_out = {VERSION_FILE, REPORT}
-        original, file = self.folder.file(self.version), self.source(candidate.variant).file
-        weights = weight_files(file) if file != original else []
-        if weights:
-            left_out.update(each.name for each in weight_files(original))
-        beside = [each for each in (self.folder.path / self.version).iterdir() if each.name not in left_out]
-        for each in (*beside, *weights):
-            (own / "1" / each.name).symlink_to(each.resolve())
-        (own / "model.yaml").write_text(yaml.safe_dump(self.settings(candidate), sort_keys=False))
-        return repository
+        source, made = self.folder.file(self.version), self.source(candidate.variant).file
+        return write_repository(repository, self.folder.name, source, made, self.settings(candidate))
 
     def file(self, variant: Variant) -> ModelFile:
         """To be loaded in this process."""
@@ -170,7 +159,7 @@ class TuneModel:
         try:
             ModelSettings.model_validate({**own, "engine": variant.engine, "precision": precision, "instances": device})
         except ValidationError as error:
-            return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+            return first_problem(error)
         return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.experiments.table import markdown_table
-from penstock.experiments.tuning.record import Final, TuneRecord
+from penstock.experiments.tuning.record import Final, Tried, TuneRecord
 from penstock.experiments.tuning.space import Configuration
 
 NAMES = {
@@ -135,18 +135,15 @@ def _applied(record: TuneRecord) -> str:
 def _finals(record: TuneRecord) -> str:
     if not record.finals:
         return ""
-    rows = [
-        (
-            str(final.configuration),
-            f"{final.rate:.1f}",
-            f"{final.p99_ms:.1f}",
-            f"{final.over_shipped:.3f}",
-            _equality(final),
-            _role(record, final),
-        )
-        for final in record.finals
-    ]
+    rows = []
+    for final in record.finals:
+        rate, over, p99 = _figures(final)
+        rows.append((final.configuration, rate, p99, over, _equality(final), _role(record, final)))
     return _table(("configuration", "items/s", "p99 ms", "over shipped", "equal to the best", ""), rows)
+
+
+def _figures(found: Final | Tried) -> tuple[str, str, str]:
+    return f"{found.rate:.1f}", f"{found.over_shipped:.3f}", f"{found.p99_ms:.1f}"
 
 
 def _equality(final: Final) -> str:
@@ -177,17 +174,8 @@ def _variants(record: TuneRecord) -> str:
 
 
 def _tried(record: TuneRecord) -> str:
-    rows = [
-        (
-            str(each.configuration),
-            str(each.windows),
-            f"{each.rate:.1f}",
-            f"{each.over_shipped:.3f}",
-            f"{each.p99_ms:.1f}",
-        )
-        for each in record.tried
-        if each.over_shipped is not None
-    ]
+    measured = [each for each in record.tried if not each.failed]
+    rows = [(each.configuration, each.windows, *_figures(each)) for each in measured]
     failed = [f"- {each.configuration}: {each.failed}" for each in record.tried if each.failed]
     names = ("configuration", "windows", "items/s", "over shipped", "p99 ms")
     found = _table(names, rows) if rows else "Nothing.\n"
@@ -215,7 +203,7 @@ def _final(record: TuneRecord, configuration: Configuration) -> Final | None:
     return next((final for final in record.finals if final.configuration == configuration), None)
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(markdown_table(names, rows)) + "\n"
 
 
