@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli.terminal.interrupts import interruptible
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.repository import ServedModels, find_repository
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ OUT = Path("bench-out/experiments")
 
 Folder = Annotated[Path, typer.Argument(help="A folder of experiment files.")]
 Out = Annotated[Path, typer.Option(help="Where results go, in a folder for each experiment.")]
-Models = Annotated[Path | None, typer.Option(help="The model repository. [default: ./models, or the packaged models]")]
 Only = Annotated[list[str] | None, typer.Option(metavar="CASE", help="This case, or those like '*int8*'; may repeat.")]
 Repeats = Annotated[int | None, typer.Option(min=1, max=100, help="In place of the experiment's own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Short windows: to try an experiment, not to believe it.")]
@@ -42,7 +42,7 @@ Resume = Annotated[
 def run(
     file: Annotated[Path, typer.Argument(help="The experiment's YAML file.")],
     out: Out = OUT,
-    models: Models = None,
+    models: ServedModels = None,
     only: Only = None,
     repeats: Repeats = None,
     quick: Quick = False,
@@ -61,7 +61,7 @@ def run(
 def run_all(
     folder: Folder = EXPERIMENTS,
     out: Out = OUT,
-    models: Models = None,
+    models: ServedModels = None,
     repeats: Repeats = None,
     quick: Quick = False,
     msmarco: MsMarco = None,
@@ -113,7 +113,7 @@ def compare_results(
 
 
 @app.command("list")
-def list_experiments(folder: Folder = EXPERIMENTS, models: Models = None, as_json: AsJson = False) -> None:
+def list_experiments(folder: Folder = EXPERIMENTS, models: ServedModels = None, as_json: AsJson = False) -> None:
     """Show the experiments of a folder, and how many of their cases this machine can run."""
     from penstock.experiments.file import find_experiments
 
@@ -178,11 +178,9 @@ def _write_reports(results: "Results", folder: Path) -> None:
 
 
 def _variants(models: Path | None, out: Path) -> "Variants":
-    from penstock.cli.default_models import with_default_models
-    from penstock.core.config import load_config
     from penstock.experiments.variants import Variants
 
-    return Variants(with_default_models(load_config(models=models)).config.models, out / "variants")
+    return Variants(find_repository(models), out / "variants")
 
 
 def _place(path: Path, out: Path) -> Path:

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.progress import show_work
+from penstock.cli.terminal.repository import ServedModels
+
 if TYPE_CHECKING:
-    from penstock.cli.default_models import DefaultModels
     from penstock.core.config import Config
+    from penstock.models.default_models import DefaultModels
 
 Id = Annotated[str, typer.Option("--id", help="Its name in the cluster, stable over restarts.")]
 RunDir = Annotated[Path, typer.Option(help="The folder of the running server that it belongs to.")]
@@ -22,9 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(
-    models: Annotated[
-        Path | None, typer.Option(help="The model repository. [default: ./models, or the packaged models]")
-    ] = None,
+    models: ServedModels = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,
     http_port: Annotated[int | None, typer.Option(help="REST, metrics and health. [default: 8080]")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC. [default: 50051]")] = None,
@@ -35,8 +36,8 @@ def serve(
 ) -> None:
     """Serve a folder of models on this machine."""
     from penstock.app.serve import run_serve
-    from penstock.cli.default_models import with_default_models
     from penstock.core.config import load_config
+    from penstock.models.default_models import with_default_models
 
     loaded = load_config(
         config,
@@ -48,7 +49,7 @@ def serve(
         workers=workers,
         data_dir=data_dir,
     )
-    found = with_default_models(_with_readable_logs(loaded))
+    found = with_default_models(_with_readable_logs(loaded), show_work)
     run_serve(found.config, on_listening=lambda http, grpc: _welcome(found, http, grpc))
 
 

@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.terminal.interrupts import interruptible
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.repository import ServedModels, find_repository
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def tune(
         bool, typer.Option("--quick", help="Two minutes of short windows: less is tried and seen.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Report, and leave the model as it is.")] = False,
-    models: Annotated[
-        Path | None, typer.Option(help="The model repository. [default: ./models, or the packaged models]")
-    ] = None,
+    models: ServedModels = None,
     output: Annotated[Path, typer.Option(help="Where reports go, in a folder for each model.")] = OUT,
     as_json: AsJson = False,
 ) -> None:
@@ -140,15 +139,13 @@ def _write(record: "TuneRecord", folder: Path) -> None:
 
 
 def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
-    from penstock.cli.default_models import with_default_models
-    from penstock.core.config import load_config
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.variants import Variants
     from penstock.models.folder import list_model_folders, read_model_folder
 
     path = Path(model)
     if not (path / "model.yaml").is_file():
-        repository = with_default_models(load_config(models=models)).config.models
+        repository = find_repository(models)
         path = repository / model
         if not (path / "model.yaml").is_file():
             known = ", ".join(each.name for each in list_model_folders(repository)) or "none"

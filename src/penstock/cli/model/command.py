@@ -6,10 +6,10 @@ from pathlib import Path
 import typer
 
 from penstock.cli.model.check import check
-from penstock.cli.model.folders import MODELS, Repository, folders
 from penstock.cli.model.importing import import_model
 from penstock.cli.model.quantize import quantize
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.repository import MODELS, Repository, list_folders
 from penstock.core.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="The model repository: list, import, check and quantize its models.")
@@ -22,7 +22,7 @@ app.command("quantize")(quantize)
 @app.command("list")
 def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served."""
-    rows = [_describe(path) for path in folders(repository)]
+    rows = [_describe(path) for path in list_folders(repository)]
     if as_json:
         print(json.dumps(rows, indent=2))
         return

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.model.folders import MODELS, Repository
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.progress import show_steps
+from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -2,13 +2,12 @@
 
 import ast
 import json
-import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ConfigError
-from penstock.models.check.findings import Finding, command
+from penstock.models.check.findings import Finding, command, dangling_link, unreadable
 from penstock.models.settings import ModelSettings
 
 HEAD_BYTES = 512
@@ -61,18 +60,16 @@ def is_model_file(path: Path) -> bool:
 
 
 def explain_missing_file(folder: Path, settings: ModelSettings) -> Finding:
-    """Why a version's folder has not the file that it should have."""
+    """Why a version's folder does not have its model file."""
     file = folder / settings.file
     if file.is_symlink():
-        message = f"{file} is a link to {os.readlink(file)}, which is not there"
-        return Finding("dangling_link", message, "Make the link anew, or copy the file in its place.")
+        return dangling_link(file)
     if file.is_dir():
         return Finding("missing_file", f"{file} is a folder, not a file", "Put the file itself there, not a folder.")
     try:
         names = sorted(child.name for child in folder.iterdir())
     except OSError as error:
-        advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
-        return Finding("unreadable", f"{folder} cannot be read: {(error.strerror or str(error)).lower()}", advice)
+        return unreadable(folder, error)
     there = f"it has {', '.join(names[:8])}{' …' if len(names) > 8 else ''}" if names else "it is empty"
     return Finding("missing_file", f"{folder} has no {settings.file}; {there}", _advise_missing(folder, settings))
 
@@ -106,7 +103,7 @@ def _advise_missing(folder: Path, settings: ModelSettings) -> str:
 
 
 def examine_files(folder: Path, settings: ModelSettings) -> list[Finding]:
-    """Of a version whose model file is there."""
+    """What is wrong with the files of a version whose model file is there."""
     file = folder / settings.file
     found = list(_examine_bytes(file, settings))
     if not found and settings.engine in GRAPH_ENGINES and file.suffix not in (".xml", ".ort"):
@@ -126,8 +123,7 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
         with file.open("rb") as opened:
             head = opened.read(HEAD_BYTES)
     except OSError as error:
-        advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
-        yield Finding("unreadable", f"{file} cannot be read: {(error.strerror or str(error)).lower()}", advice)
+        yield unreadable(file, error)
         return
     start = head.lstrip().lower()
     if not head:

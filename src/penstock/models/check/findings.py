@@ -1,8 +1,10 @@
 """What a check of a model finds: problems that keep it from being served, and warnings."""
 
+import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +20,13 @@ class Finding:
         return {key: value for key, value in found.items() if value}
 
 
+def as_json(findings: Iterable[Finding]) -> dict[str, list[dict[str, str]]]:
+    told: dict[str, list[dict[str, str]]] = {"problems": [], "warnings": []}
+    for found in findings:
+        told["warnings" if found.is_warning else "problems"].append(found.as_json())
+    return told
+
+
 def warning(code: str, message: str, advice: str = "", version: str = "") -> Finding:
     return Finding(code, message, advice, is_warning=True, version=version)
 
@@ -29,3 +38,13 @@ def command(*words: object) -> str:
 
 def has_problem(findings: Iterable[Finding]) -> bool:
     return any(not finding.is_warning for finding in findings)
+
+
+def dangling_link(file: Path) -> Finding:
+    message = f"{file} is a link to {os.readlink(file)}, which is not there"
+    return Finding("dangling_link", message, "Make the link anew, or copy the file in its place.")
+
+
+def unreadable(path: Path, error: OSError) -> Finding:
+    advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
+    return Finding("unreadable", f"{path} cannot be read: {(error.strerror or str(error)).lower()}", advice)

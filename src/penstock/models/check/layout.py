@@ -10,7 +10,7 @@ from typing import Any
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml, examine_yaml_over
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
-from penstock.models.check.findings import Finding, command, has_problem, warning
+from penstock.models.check.findings import Finding, command, dangling_link, has_problem, unreadable, warning
 from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE
 from penstock.models.settings import DEFAULT_FILES, ModelSettings
 
@@ -50,7 +50,7 @@ def examine_folder(path: Path) -> Layout:
     try:
         _examine(layout)
     except OSError as error:
-        layout.findings.append(_unreadable(Path(error.filename or path), error))
+        layout.findings.append(unreadable(Path(error.filename or path), error))
     return layout
 
 
@@ -91,7 +91,7 @@ def _examine_name(path: Path) -> list[Finding]:
 def _no_settings(path: Path, children: Iterable[Path]) -> Finding:
     file = path / SETTINGS_FILE
     if file.is_symlink():
-        return _dangling(file)
+        return dangling_link(file)
     near = next((child.name for child in children if child.name in NOT_SETTINGS), "")
     advice = f"Make one. For an ONNX model that takes and gives tensors an empty file will do: {command('touch', file)}"
     if near in ("model.yml", "Model.yaml"):
@@ -108,13 +108,16 @@ def _explain_faults(faults: Iterable[ConfigError]) -> list[Finding]:
 
 def _explain_fault(fault: ConfigError) -> Finding:
     if fault.reason == "unreadable":
-        return _unreadable(Path(fault.fields["file"]), fault.__cause__)
+        path, cause = Path(fault.fields["file"]), fault.__cause__
+        if isinstance(cause, OSError):
+            return unreadable(path, cause)
+        return Finding("unreadable", f"{path} is not UTF-8 text: {cause}", "Save it as UTF-8.")
     code, advice = _SETTINGS_ADVICE[fault.reason]
     return Finding(code, fault.message, advice)
 
 
 def _guess(file: Path) -> ModelSettings:
-    """Of settings that make no sense together, those that say which files there should be."""
+    """As much of settings that make no sense together as says which files there should be."""
     import yaml
 
     try:
@@ -221,16 +224,3 @@ def _unpinned(settings: ModelSettings, present: list[int], path: Path) -> list[F
         message = f"version {present[-1]} is there, but versions pins {', '.join(map(str, settings.versions))}"
         return [warning("version_not_served", message, "Add it to versions, or say versions: latest.")]
     return []
-
-
-def _dangling(file: Path) -> Finding:
-    message = f"{file} is a link to {os.readlink(file)}, which is not there"
-    return Finding("dangling_link", message, "Make the link anew, or copy the file in its place.")
-
-
-def _unreadable(path: Path, cause: BaseException | None) -> Finding:
-    if isinstance(cause, OSError):
-        reason = (cause.strerror or str(cause)).lower()
-        advice = "The user that runs Penstock must be able to read it: chmod -R a+rX, or chown."
-        return Finding("unreadable", f"{path} cannot be read: {reason}", advice)
-    return Finding("unreadable", f"{path} is not UTF-8 text: {cause}", "Save it as UTF-8.")

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
-from penstock.models.check.findings import Finding, has_problem, warning
+from penstock.models.check.findings import Finding, as_json, has_problem, warning
 from penstock.models.check.load_errors import explain_load_error, explain_trial_error
 from penstock.models.check.samples import example_command, sample_inputs
 
@@ -51,7 +51,7 @@ class Trial:
             findings += self._ask(block, facts)
             block.engine.close()
         timer.cancel()
-        tell({"facts": facts, "problems": _json(findings, False), "warnings": _json(findings, True)})
+        tell({"facts": facts, **as_json(findings)})
 
     def _load(self) -> "tuple[LoadedBlock, float]":
         from penstock.core.config import Limits
@@ -191,10 +191,6 @@ def _facts(block: "LoadedBlock", load_s: float) -> dict[str, object]:
         "memory_bytes": block.size_bytes,
         "file_bytes": size_bytes(model_files(read_version(folder, told.version), told.version)),
     }
-
-
-def _json(findings: Sequence[Finding], is_warning: bool) -> list[dict[str, str]]:
-    return [found.as_json() for found in findings if found.is_warning == is_warning]
 
 
 def main() -> None:

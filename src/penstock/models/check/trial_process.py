@@ -15,7 +15,7 @@ from penstock.models.check.findings import Finding
 
 GRACE_S = 5.0  # after its time it says itself what hangs, if it can
 LAST_LINES = 12
-_OWN_LINES = ("<frozen", "Extension modules", "Fatal Python error", "model_trial.py")
+_OWN_LINES = ("<frozen", "Extension modules", "Fatal Python error", "models/check/trial.py")
 _DOING = {"": "started", "load": "loaded the model", "request": "answered a request"}
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.engines.checkpoint import MODULES, Checkpoint, file_error
+from penstock.models.folder import NAME
 from penstock.models.settings import ModelSettings
 
 TASKS = ("embed", "score", "classify")
 ENGINES = ("openvino", "onnx", "torch")
 MAX_SCORES = 2  # numbers of a cross-encoder for a pair
-# Of what other runtimes and trainers need, or what lies there in a safe format as well.
+# What other runtimes and trainers need, or what lies there in a safe format as well.
 LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
 VERSION = "1"
 LABELS = "labels.txt"
@@ -29,8 +30,24 @@ class Wish:
     engine: str | None = None
 
 
+def place_model(repository: Path, name: str) -> Path:
+    """The folder of a model that is to be made; a name may not lead out of the repository."""
+    if not NAME.match(name):
+        raise ConfigError(f"'{name}' is no model name: letters, digits, '.', '_' and '-', at most 128")
+    return repository / name
+
+
 def import_checkpoint(source: Path, model: Path, wish: Wish) -> str:
     """Makes version 1 of the model and, where it has none, its model.yaml. Returns its task; raises ConfigError."""
+    if wish.engine is not None and wish.engine not in ENGINES:
+        raise ConfigError(f"--engine {wish.engine}: a folder is imported for {', '.join(ENGINES)}")
+    try:
+        return _import(source, model, wish)
+    except OSError as error:
+        raise ConfigError(f"{model}: cannot be written: {error.strerror or error}") from error
+
+
+def _import(source: Path, model: Path, wish: Wish) -> str:
     checkpoint = Checkpoint.read(source)
     wish = _with_settings(wish, model)
     task = _task_of(checkpoint, wish.task)
@@ -86,7 +103,7 @@ def _misfit(checkpoint: Checkpoint, message: str) -> ConfigError:
 
 
 def _copy(checkpoint: Checkpoint, target: Path) -> str:
-    """The file that stands for the folder."""
+    """Returns the name of the file that stands for the folder."""
     file = "config.json" if checkpoint.is_classifier else MODULES
     if not (checkpoint.folder / file).is_file():
         raise file_error(
@@ -126,6 +143,6 @@ def _settings(checkpoint: Checkpoint, task: str, engine: str, file: str) -> Iter
 
 
 def _activation(checkpoint: Checkpoint, task: str) -> dict[str, Any]:
-    """Of a classifier whose labels do not exclude each other."""
+    """Labels that do not exclude each other need a sigmoid."""
     is_multiple = checkpoint.config.get("problem_type") == "multi_label_classification"
     return {"activation": "sigmoid"} if task == "classify" and is_multiple else {}

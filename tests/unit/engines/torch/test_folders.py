@@ -141,7 +141,7 @@ def test_torch_gives_the_onnx_engine_s_embeddings(minilm: Path, vectors: Array) 
 def test_a_library_that_is_missing_is_named(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(
-        ConfigError, match=r"needs the package sentence_transformers, .*pip install 'penstock\[torch\]'"
+        ConfigError, match=r"needs the package sentence_transformers, .*pip install 'penstock-serve\[torch\]'"
     ):
         engine(small)
 

@@ -194,7 +194,7 @@ def test_fp16_on_the_cpu_is_refused_with_advice(file: Path) -> None:
 
 def test_a_package_that_is_missing_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock\[torch\]'"):
+    with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock-serve\[torch\]'"):
         on("cpu", file).load()
     assert "pip install 'penstock-serve[torch]'" in (why_not("torch", "cpu", "fp32") or "")
 

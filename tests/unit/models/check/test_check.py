@@ -19,10 +19,10 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from penstock.cli import main as cli
-from penstock.cli.model.check import check_model, find_models
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
+from penstock.models.check.check import check_model, find_models
 from penstock.models.check.fit import examine_fit, examine_precision
 from penstock.models.check.layout import _SETTINGS_ADVICE, examine_folder
 from penstock.models.check.load_errors import _SAID_BY_OTHERS, LOADING_ADVICE, explain_load_error

@@ -1,6 +1,8 @@
 """The models that come with the package, for a server that is told of no repository."""
 
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -10,6 +12,7 @@ from penstock.core.errors import ConfigError
 
 MINILM = "minilm"
 PACKAGED = "default_models"  # beside this package's own code; only a wheel has it
+ShowWork = Callable[[str], AbstractContextManager[object]]  # is open while what it is told takes place
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,32 +21,30 @@ class DefaultModels:
     advice: str = ""  # how to get what is missing
 
 
-def with_default_models(config: Config) -> DefaultModels:
+def with_default_models(config: Config, show_work: ShowWork = nullcontext) -> DefaultModels:
     """Points `models` at a copy of the packaged models where it is not set and ./models does not exist."""
     packaged = Path(str(resources.files("penstock"))) / PACKAGED
     if "models" in config.model_fields_set or config.models.exists() or not packaged.is_dir():
         return DefaultModels(config)
     repository = config.data_dir / "models"
-    advice = seed(packaged, repository)
+    advice = seed(packaged, repository, show_work)
     return DefaultModels(config.model_copy(update={"models": repository}), advice)
 
 
-def seed(packaged: Path, repository: Path) -> str:
+def seed(packaged: Path, repository: Path, show_work: ShowWork = nullcontext) -> str:
     """Adds the models that are not there, and changes none that is. Returns what to do for those left out."""
     try:
         repository.mkdir(parents=True, exist_ok=True)
         for source in sorted(packaged.iterdir()):
             if source.name != MINILM and not (repository / source.name).exists():
                 shutil.copytree(source, repository / source.name)
-        return _seed_minilm(packaged / MINILM, repository / MINILM)
+        return _seed_minilm(packaged / MINILM, repository / MINILM, show_work)
     except OSError as error:
         raise ConfigError(f"{repository}: the packaged models cannot be copied there: {error.strerror}") from error
 
 
-def _seed_minilm(source: Path, target: Path) -> str:
+def _seed_minilm(source: Path, target: Path, show_work: ShowWork) -> str:
     """Its weights are a package of their own; without them the model is left out, and the server starts."""
-    from penstock.cli.terminal.progress import show_work
-
     if (target / "model.yaml").exists():
         return ""
     with show_work(f"building {target}, once"):

