@@ -22,8 +22,8 @@ from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.http.app import build_http_app
-from penstock.gateway.http.live import standing
-from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.http.live.routes import standing
+from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.server import http_server, open_http_socket
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher

@@ -15,8 +15,8 @@ from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
 from penstock.gateway.http.calls import RestCalls
-from penstock.gateway.http.live import LiveRest
-from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.http.live.routes import LiveRest
+from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest

@@ -14,8 +14,8 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
 from penstock.gateway.http.json_tensors import HALVES, flatten, json_array, pack_elements
 from penstock.gateway.http.message import parse_json
-from penstock.gateway.http.multipart import FormPart
 from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, encode_infer
+from penstock.gateway.http.v1.multipart import FormPart
 from penstock.gateway.http.v1.schemas import V1InferBody
 
 B64 = "b64"

@@ -12,10 +12,10 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.calls import RestCalls, validate
-from penstock.gateway.http.multipart import FormPart, parse_multipart
 from penstock.gateway.http.openapi import Route, add_routes, json_answer
 from penstock.gateway.http.schemas import OpenAiError
 from penstock.gateway.http.v1 import codec, schemas
+from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
 
 FORM = "multipart/form-data"
 BINARY = {"schema": {"type": "string", "format": "binary"}}

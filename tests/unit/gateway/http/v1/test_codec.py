@@ -13,8 +13,8 @@ from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import NUMPY_TYPES, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.gateway.http.multipart import FormPart
 from penstock.gateway.http.v1.codec import decode, encode, form_inputs
+from penstock.gateway.http.v1.multipart import FormPart
 from penstock.gateway.http.v1.schemas import V1InferBody
 
 PNG = b"\x89PNG\r\n\x1a\n\xff\0"

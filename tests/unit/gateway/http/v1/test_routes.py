@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import PenstockError, QueueFull, RequestTooLarge
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor, from_array, pack_bytes, to_array, unpack_bytes
-from penstock.gateway.http.multipart import parse_multipart
+from penstock.gateway.http.v1.multipart import parse_multipart
 
 VECTORS = np.array([[0.25, -1.5, 3.0], [1.0, 2.0, 4.0]], np.float32)
 

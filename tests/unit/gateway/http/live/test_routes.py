@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from penstock.core.config import Limits
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http import live as live_rest
-from penstock.gateway.http import live_streams
 from penstock.gateway.http.app import build_http_app
-from penstock.gateway.http.live_streams import LiveStreams
+from penstock.gateway.http.live import routes as live_rest
+from penstock.gateway.http.live import streams
+from penstock.gateway.http.live.streams import LiveStreams
 from penstock.telemetry.snapshot import ProcessFigures, Series, Snapshot
 
 OK = Series("penstock_requests_total", frozenset({"code": "ok", "model": "echo", "version": "1"}.items()))
@@ -189,7 +189,7 @@ async def test_who_joins_gets_the_newest_event_at_once(watched):
 
 
 async def test_too_many_streams_are_refused_until_one_leaves(watched, browser, monkeypatch):
-    monkeypatch.setattr(live_streams, "MAX_STREAMS", 2)
+    monkeypatch.setattr(streams, "MAX_STREAMS", 2)
     async with watching(watched) as first:
         async with watching(watched) as second:
             await first.event()

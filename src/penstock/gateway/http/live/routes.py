@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
-from penstock.gateway.http.live_streams import LiveStreams, LiveWatch
+from penstock.gateway.http.live.streams import LiveStreams, LiveWatch
 from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
 from penstock.gateway.http.openapi import REF, Handler, Route, add_routes, json_answer
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
@@ -45,7 +45,7 @@ class LiveRest:
     def __init__(self, streams: LiveStreams, version: str) -> None:
         self._streams = streams
         self._version = version
-        folder = files("penstock.gateway.http").joinpath("dashboard")
+        folder = files("penstock.gateway.http.live").joinpath("dashboard")
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def router(self) -> APIRouter:

@@ -1,0 +1,1 @@
+"""The live view: the page, and the stream of events that it draws."""
