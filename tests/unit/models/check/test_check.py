@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from penstock.cli import main as cli
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import ConfigError
+from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
 from penstock.models.check.check import check_model, find_models
 from penstock.models.check.fit import examine_fit, examine_precision
@@ -447,7 +448,7 @@ def test_samples_and_their_commands() -> None:
     assert [array.shape for array in inputs.values()] == [(1, 1), (1, 2048), (1,)]
     assert sample_inputs([TensorSpec("image", "BYTES", (-1, 1))], True)["image"][0, 0].startswith(b"\x89PNG")
     assert sample_inputs([TensorSpec("x", "FP32", (-1, -1))], False)["x"].shape == (8, 8)
-    block = BlockDescription("b", "m", "1", "", "", specs, (), 1, 1, ModelSettings())
+    block = BlockDescription("b", "m", "1", "", "", specs, (), 1, 1, BlockSettings())
     assert example_command(block, inputs) == (
         "python -c \"import numpy; numpy.save('big.npy', numpy.zeros((1, 2048), 'int32'))\" && "
         "penstock infer m -i 'query=What does a penstock do?' -i big=@big.npy -i 'b=[false]'"
