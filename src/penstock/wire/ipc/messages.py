@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from penstock.core.errors import WireError
 from penstock.core.tensors import Buffer, Tensor
 from penstock.wire.ipc.arena import Arena
@@ -35,7 +37,7 @@ class Message:
             assert outgoing is not None
             outgoing.write(data)
             data, size = [], 0
-        header = json.dumps((self.kind, self.fields, self.slot, described)).encode()
+        header = _dump((self.kind, self.fields, self.slot, described))
         return b"".join((_PREFIX.pack(len(header), size), header, *data))
 
 
@@ -94,10 +96,26 @@ class Inbox:
 
 def _parse(header: bytearray, body: bytearray) -> Envelope:
     try:
-        kind, fields, slot, described = json.loads(header)
+        kind, fields, slot, described = _load(header)
         return Envelope(kind, dict(fields), slot, described, body)
     except (ValueError, TypeError, RecursionError) as error:
         raise WireError("it sent what is no message") from error
+
+
+def _dump(header: object) -> bytes:
+    """As JSON. orjson is many times faster, but writes null for NaN and infinity, and takes no lone surrogates."""
+    try:
+        dumped = orjson.dumps(header)
+    except TypeError:
+        dumped = b"null"
+    return json.dumps(header).encode() if b"null" in dumped else dumped
+
+
+def _load(header: bytearray) -> Any:
+    try:
+        return orjson.loads(header)
+    except orjson.JSONDecodeError:
+        return json.loads(header)
 
 
 def _cut(body: bytearray, sizes: Sequence[int]) -> list[memoryview]:

@@ -6,19 +6,9 @@ from random import Random
 import pytest
 
 from penstock.core.blocks import BlockState
+from penstock.worker.residency import steps
 from penstock.worker.residency.residency import Residency
-from penstock.worker.residency.steps import (
-    Action,
-    Assigned,
-    FailBlock,
-    ForgetBlock,
-    LoadBlock,
-    Outlook,
-    RestBlock,
-    SurveyBlocks,
-    UnloadBlock,
-    Why,
-)
+from penstock.worker.residency.steps import Action, Assigned, Outlook, Why
 
 START, RELOAD, DEMAND = Why.START, Why.RELOAD, Why.DEMAND
 EAGER = Outlook(files_bytes=10)
@@ -33,14 +23,14 @@ def deploy(residency: Residency, outlook: Outlook, *names: str, now: float = 0.0
     """Assigns these beside what is held, and surveys them."""
     fresh = [block(name) for name in names]
     held = [each.block for each in residency.held.values()]
-    assert residency.assign([*held, *fresh], now)[-1] == SurveyBlocks(tuple(fresh))
+    assert residency.assign([*held, *fresh], now)[-1] == steps.SurveyBlocks(tuple(fresh))
     return [action for each in fresh for action in residency.surveyed(each, outlook, now)]
 
 
 def reload(residency: Residency, outlook: Outlook, name: str, revision: int, now: float = 0.0) -> list[Action]:
     newer = block(name, revision)
     held = [newer if each.block.block_id == newer.block_id else each.block for each in residency.held.values()]
-    assert residency.assign(held, now) == [SurveyBlocks((newer,))]
+    assert residency.assign(held, now) == [steps.SurveyBlocks((newer,))]
     return residency.surveyed(newer, outlook, now)
 
 
@@ -63,8 +53,8 @@ def state(residency: Residency, name: str = "a") -> BlockState:
 
 def test_eager_blocks_are_loaded_one_after_the_other() -> None:
     residency = Residency()
-    assert deploy(residency, EAGER, "a", "b") == [LoadBlock(block("a"), START)]
-    assert residency.loaded(block("a"), 10, 1.0) == (True, [LoadBlock(block("b"), START)])
+    assert deploy(residency, EAGER, "a", "b") == [steps.LoadBlock(block("a"), START)]
+    assert residency.loaded(block("a"), 10, 1.0) == (True, [steps.LoadBlock(block("b"), START)])
     assert (state(residency, "a"), state(residency, "b")) == (BlockState.READY, BlockState.LOADING)
     assert residency.loaded(block("b"), 10, 2.0) == (True, [])
 
@@ -77,23 +67,23 @@ def test_the_same_assignment_twice_does_nothing() -> None:
 def test_what_is_not_wanted_any_more_is_let_go_of() -> None:
     residency = in_memory(0, "a", "b")
     deploy(residency, LAZY, "c")
-    assert residency.assign([block("b")], 5.0) == [UnloadBlock("blk-a", "unloaded"), ForgetBlock("blk-c")]
+    assert residency.assign([block("b")], 5.0) == [steps.UnloadBlock("blk-a", "unloaded"), steps.ForgetBlock("blk-c")]
     assert set(residency.held) == {"blk-b"}
 
 
 def test_what_was_withdrawn_while_it_loaded_is_not_taken_up() -> None:
     residency = Residency(15)
     deploy(residency, EAGER, "a")
-    assert residency.assign([], 1.0) == [ForgetBlock("blk-a")]
+    assert residency.assign([], 1.0) == [steps.ForgetBlock("blk-a")]
     assert residency.loaded(block(), 10, 2.0) == (False, [])
     deploy(residency, EAGER, "b", now=3.0)
-    assert residency.released(10, 4.0) == [LoadBlock(block("b"), START)], "its memory was waited for"
+    assert residency.released(10, 4.0) == [steps.LoadBlock(block("b"), START)], "its memory was waited for"
 
 
 def test_a_folder_that_cannot_be_read_fails_the_block() -> None:
     residency = Residency()
     residency.assign([block("a")], 0.0)
-    assert residency.failed(block("a"), "no model.yaml", 1.0) == [FailBlock(block("a"), "no model.yaml")]
+    assert residency.failed(block("a"), "no model.yaml", 1.0) == [steps.FailBlock(block("a"), "no model.yaml")]
     assert residency.held["blk-a"].reason == "no model.yaml"
 
 
@@ -103,7 +93,7 @@ def test_a_failed_block_is_tried_again_only_when_asked() -> None:
     residency.failed(block(), "broken", 1.0)
     assert residency.assign([block()], 2.0) == []
     assert residency.demand("blk-a", 2.0) == []
-    assert reload(residency, EAGER, "a", 2) == [LoadBlock(block(revision=2), START)]
+    assert reload(residency, EAGER, "a", 2) == [steps.LoadBlock(block(revision=2), START)]
 
 
 # --- reloading
@@ -111,7 +101,9 @@ def test_a_failed_block_is_tried_again_only_when_asked() -> None:
 
 def test_a_higher_revision_loads_beside_the_old_one_and_then_replaces_it() -> None:
     residency = in_memory(10, "a")
-    assert reload(residency, EAGER, "a", 2) == [LoadBlock(block(revision=2), RELOAD)], "although the budget is full"
+    assert reload(residency, EAGER, "a", 2) == [steps.LoadBlock(block(revision=2), RELOAD)], (
+        "although the budget is full"
+    )
     assert residency.loaded(block(revision=2), 10, 5.0) == (True, [])
     assert residency.occupied_bytes == 20, "the old one drains"
     residency.released(10, 6.0)
@@ -122,12 +114,12 @@ def test_a_failed_reload_keeps_the_old_one_serving_and_in_memory() -> None:
     restless = Outlook(files_bytes=10, idle_unload_s=1.0)
     residency = in_memory(20, "a", outlook=restless)
     reload(residency, restless, "a", 2)
-    assert residency.failed(block(revision=2), "bad file", 5.0) == [FailBlock(block(revision=2), "bad file")]
+    assert residency.failed(block(revision=2), "bad file", 5.0) == [steps.FailBlock(block(revision=2), "bad file")]
     assert (state(residency), residency.held["blk-a"].reason) == (BlockState.FAILED, "bad file")
     assert residency.tick(100.0) == [], "out of memory it could not come back"
     deploy(residency, Outlook(is_lazy=True, files_bytes=20), "b", now=100.0)
     assert residency.demand("blk-b", 100.0) == []
-    assert residency.assign([], 101.0) == [UnloadBlock("blk-a", "unloaded"), ForgetBlock("blk-b")]
+    assert residency.assign([], 101.0) == [steps.UnloadBlock("blk-a", "unloaded"), steps.ForgetBlock("blk-b")]
 
 
 def test_a_reload_that_turns_out_larger_than_the_budget_keeps_the_old_one() -> None:
@@ -135,7 +127,7 @@ def test_a_reload_that_turns_out_larger_than_the_budget_keeps_the_old_one() -> N
     reload(residency, EAGER, "a", 2)
     is_wanted, actions = residency.loaded(block(revision=2), 16, 5.0)
     assert not is_wanted
-    assert [type(action) for action in actions] == [FailBlock]
+    assert [type(action) for action in actions] == [steps.FailBlock]
     assert residency.held["blk-a"].is_resident
 
 
@@ -143,7 +135,7 @@ def test_a_revision_that_came_while_loading_is_loaded_next() -> None:
     residency = Residency()
     deploy(residency, EAGER, "a")
     assert reload(residency, EAGER, "a", 3) == []
-    assert residency.loaded(block(), 10, 1.0) == (False, [LoadBlock(block(revision=3), START)])
+    assert residency.loaded(block(), 10, 1.0) == (False, [steps.LoadBlock(block(revision=3), START)])
     assert residency.loaded(block(revision=3), 10, 2.0) == (True, [])
 
 
@@ -153,24 +145,24 @@ def test_those_who_wait_for_an_outdated_revision_wait_for_the_newer() -> None:
     residency.demand("blk-a", 0.0)
     residency.assign([block(revision=2)], 1.0)
     assert residency.failed(block(), "gone", 2.0) == [], "its folder is looked at again first"
-    assert residency.surveyed(block(revision=2), LAZY, 3.0) == [LoadBlock(block(revision=2), DEMAND)]
+    assert residency.surveyed(block(revision=2), LAZY, 3.0) == [steps.LoadBlock(block(revision=2), DEMAND)]
 
 
 def test_what_was_withdrawn_while_it_was_reloaded_and_wanted_again_is_loaded_as_new() -> None:
     residency = in_memory(0, "a")
     reload(residency, EAGER, "a", 2)
-    assert residency.assign([], 5.0) == [UnloadBlock("blk-a", "unloaded")]
-    assert residency.assign([block(revision=3)], 6.0) == [SurveyBlocks((block(revision=3),))]
-    assert residency.surveyed(block(revision=3), LAZY, 7.0) == [RestBlock("blk-a")]
+    assert residency.assign([], 5.0) == [steps.UnloadBlock("blk-a", "unloaded")]
+    assert residency.assign([block(revision=3)], 6.0) == [steps.SurveyBlocks((block(revision=3),))]
+    assert residency.surveyed(block(revision=3), LAZY, 7.0) == [steps.RestBlock("blk-a")]
     assert residency.loaded(block(revision=2), 10, 8.0) == (False, []), "it is lazy now, and nobody waits for it"
-    assert residency.demand("blk-a", 9.0) == [LoadBlock(block(revision=3), DEMAND)]
+    assert residency.demand("blk-a", 9.0) == [steps.LoadBlock(block(revision=3), DEMAND)]
 
 
 def test_a_newer_revision_that_cannot_be_loaded_ends_the_matter() -> None:
     residency = Residency(15)
     deploy(residency, EAGER, "a")
     (failed,) = reload(residency, Outlook(files_bytes=20), "a", 2)
-    assert isinstance(failed, FailBlock)
+    assert isinstance(failed, steps.FailBlock)
     assert residency.loaded(block(), 10, 1.0) == (False, [])
     assert residency.tick(100.0) == []
 
@@ -180,9 +172,9 @@ def test_a_newer_revision_that_cannot_be_loaded_ends_the_matter() -> None:
 
 def test_a_lazy_block_rests_until_somebody_wants_it_and_is_loaded_once() -> None:
     residency = Residency()
-    assert deploy(residency, LAZY, "a") == [RestBlock("blk-a")]
+    assert deploy(residency, LAZY, "a") == [steps.RestBlock("blk-a")]
     assert state(residency) is BlockState.DORMANT
-    assert residency.demand("blk-a", 1.0) == [LoadBlock(block(), DEMAND)]
+    assert residency.demand("blk-a", 1.0) == [steps.LoadBlock(block(), DEMAND)]
     assert residency.demand("blk-a", 1.1) == []
     assert state(residency) is BlockState.DORMANT, "it takes requests all the while"
     assert residency.loaded(block(), 10, 2.0) == (True, [])
@@ -194,22 +186,22 @@ def test_what_is_wanted_goes_before_what_is_only_loaded_ahead() -> None:
     deploy(residency, LAZY, "lazy")
     deploy(residency, EAGER, "a", "b")
     assert residency.demand("blk-lazy", 1.0) == []
-    assert residency.loaded(block("a"), 10, 2.0) == (True, [LoadBlock(block("lazy"), DEMAND)])
+    assert residency.loaded(block("a"), 10, 2.0) == (True, [steps.LoadBlock(block("lazy"), DEMAND)])
 
 
 def test_a_lazy_block_that_cannot_be_loaded_fails_those_who_wait() -> None:
     residency = Residency()
     deploy(residency, LAZY, "a")
     residency.demand("blk-a", 0.0)
-    assert residency.failed(block(), "broken", 1.0) == [FailBlock(block(), "broken")]
-    assert reload(residency, LAZY, "a", 2) == [RestBlock("blk-a")], "mended, it rests again"
+    assert residency.failed(block(), "broken", 1.0) == [steps.FailBlock(block(), "broken")]
+    assert reload(residency, LAZY, "a", 2) == [steps.RestBlock("blk-a")], "mended, it rests again"
 
 
 def test_a_newer_revision_of_a_dormant_lazy_block_rests_too() -> None:
     residency = Residency()
     deploy(residency, LAZY, "a")
-    assert reload(residency, LAZY, "a", 2) == [RestBlock("blk-a")]
-    assert residency.demand("blk-a", 1.0) == [LoadBlock(block(revision=2), DEMAND)]
+    assert reload(residency, LAZY, "a", 2) == [steps.RestBlock("blk-a")]
+    assert residency.demand("blk-a", 1.0) == [steps.LoadBlock(block(revision=2), DEMAND)]
 
 
 def test_a_block_that_ran_nothing_for_long_is_unloaded_and_comes_back() -> None:
@@ -219,9 +211,9 @@ def test_a_block_that_ran_nothing_for_long_is_unloaded_and_comes_back() -> None:
     assert residency.tick(30.0) == [], "it has jobs"
     residency.look([], ["blk-a"], 31.0)
     assert residency.tick(40.9) == []
-    assert residency.tick(41.0) == [UnloadBlock("blk-a", "idle"), RestBlock("blk-a")]
+    assert residency.tick(41.0) == [steps.UnloadBlock("blk-a", "idle"), steps.RestBlock("blk-a")]
     assert state(residency) is BlockState.DORMANT
-    assert residency.demand("blk-a", 42.0) == [LoadBlock(block(), DEMAND)]
+    assert residency.demand("blk-a", 42.0) == [steps.LoadBlock(block(), DEMAND)]
 
 
 # --- the budget
@@ -229,9 +221,9 @@ def test_a_block_that_ran_nothing_for_long_is_unloaded_and_comes_back() -> None:
 
 def test_eager_blocks_are_loaded_while_they_fit() -> None:
     residency = Residency(25)
-    assert deploy(residency, EAGER, "a", "b", "c") == [LoadBlock(block("a"), START)]
-    assert residency.loaded(block("a"), 10, 1.0) == (True, [LoadBlock(block("b"), START)])
-    assert residency.loaded(block("b"), 12, 2.0) == (True, [RestBlock("blk-c")])
+    assert deploy(residency, EAGER, "a", "b", "c") == [steps.LoadBlock(block("a"), START)]
+    assert residency.loaded(block("a"), 10, 1.0) == (True, [steps.LoadBlock(block("b"), START)])
+    assert residency.loaded(block("b"), 12, 2.0) == (True, [steps.RestBlock("blk-c")])
     assert state(residency, "c") is BlockState.DORMANT
 
 
@@ -239,12 +231,12 @@ def test_the_least_recently_used_makes_room_once_it_is_really_gone() -> None:
     residency = in_memory(25, "a", "b")
     deploy(residency, LAZY, "c")
     residency.look([], ["blk-a"], 5.0)
-    assert residency.demand("blk-c", 6.0) == [UnloadBlock("blk-b", "evicted"), RestBlock("blk-b")]
+    assert residency.demand("blk-c", 6.0) == [steps.UnloadBlock("blk-b", "evicted"), steps.RestBlock("blk-b")]
     assert residency.demand("blk-b", 6.5) == [], "behind the other"
-    assert residency.released(10, 7.0) == [LoadBlock(block("c"), DEMAND)]
+    assert residency.released(10, 7.0) == [steps.LoadBlock(block("c"), DEMAND)]
     is_wanted, actions = residency.loaded(block("c"), 10, 8.0)
     assert is_wanted
-    assert actions == [UnloadBlock("blk-a", "evicted"), RestBlock("blk-a")], "for b; not c, whose jobs come now"
+    assert actions == [steps.UnloadBlock("blk-a", "evicted"), steps.RestBlock("blk-a")], "for b; c has jobs now"
 
 
 def test_what_has_jobs_is_not_evicted_and_the_load_waits_for_it() -> None:
@@ -255,8 +247,8 @@ def test_what_has_jobs_is_not_evicted_and_the_load_waits_for_it() -> None:
     assert "no room" in residency.why_waiting("blk-b")
     assert residency.tick(6.0) == []
     residency.look([], ["blk-a"], 7.0)
-    assert residency.tick(7.0) == [UnloadBlock("blk-a", "evicted"), RestBlock("blk-a")]
-    assert residency.released(10, 8.0) == [LoadBlock(block("b"), DEMAND)]
+    assert residency.tick(7.0) == [steps.UnloadBlock("blk-a", "evicted"), steps.RestBlock("blk-a")]
+    assert residency.released(10, 8.0) == [steps.LoadBlock(block("b"), DEMAND)]
 
 
 def test_nothing_is_evicted_where_that_would_not_make_room() -> None:
@@ -289,7 +281,7 @@ def test_a_newer_revision_is_looked_at_before_its_load_is_given_up() -> None:
     assert residency.tick(9.0) == []
     assert state(residency, "b") is BlockState.LOADING, "whoever loads it anew is not told yet"
     residency.surveyed(block("b", 2), patient, 10.0)
-    assert residency.tick(10.1) == [RestBlock("blk-b")]
+    assert residency.tick(10.1) == [steps.RestBlock("blk-b")]
 
 
 def test_a_smaller_load_passes_one_that_must_wait() -> None:
@@ -298,22 +290,22 @@ def test_a_smaller_load_passes_one_that_must_wait() -> None:
     deploy(residency, Outlook(is_lazy=True, files_bytes=5), "small")
     residency.look(["blk-a", "blk-b"], [], 5.0)
     assert residency.demand("blk-large", 5.0) == []
-    assert residency.demand("blk-small", 5.1) == [LoadBlock(block("small"), DEMAND)]
+    assert residency.demand("blk-small", 5.1) == [steps.LoadBlock(block("small"), DEMAND)]
 
 
 def test_nobody_takes_the_room_that_is_made_for_another() -> None:
     residency = in_memory(25, "a", "b")
     deploy(residency, Outlook(is_lazy=True, files_bytes=12), "large")
     deploy(residency, Outlook(is_lazy=True, files_bytes=5), "small")
-    assert residency.demand("blk-large", 5.0) == [UnloadBlock("blk-a", "evicted"), RestBlock("blk-a")]
+    assert residency.demand("blk-large", 5.0) == [steps.UnloadBlock("blk-a", "evicted"), steps.RestBlock("blk-a")]
     assert residency.demand("blk-small", 5.1) == []
-    assert residency.released(10, 6.0) == [LoadBlock(block("large"), DEMAND)]
+    assert residency.released(10, 6.0) == [steps.LoadBlock(block("large"), DEMAND)]
 
 
 def test_a_block_larger_than_the_budget_fails_and_says_so() -> None:
     residency = Residency(9)
     (failed,) = deploy(residency, LAZY, "a")
-    assert isinstance(failed, FailBlock)
+    assert isinstance(failed, steps.FailBlock)
     assert "10 bytes" in failed.reason
     assert "worker.memory_budget_bytes (9)" in failed.reason
     assert residency.demand("blk-a", 1.0) == []
@@ -325,11 +317,11 @@ def test_a_block_that_turns_out_larger_than_the_budget_fails_too() -> None:
     residency.demand("blk-a", 0.0)
     is_wanted, (failed,) = residency.loaded(block(), 21, 1.0)
     assert not is_wanted
-    assert isinstance(failed, FailBlock)
+    assert isinstance(failed, steps.FailBlock)
     assert state(residency) is BlockState.FAILED
     residency.released(21, 2.0)
     assert residency.occupied_bytes == 0
-    assert reload(residency, LAZY, "a", 2) == [RestBlock("blk-a")], "its settings may be others"
+    assert reload(residency, LAZY, "a", 2) == [steps.RestBlock("blk-a")], "its settings may be others"
 
 
 def test_a_block_that_turns_out_larger_than_its_files_makes_others_go() -> None:
@@ -337,7 +329,10 @@ def test_a_block_that_turns_out_larger_than_its_files_makes_others_go() -> None:
     deploy(residency, LAZY, "c")
     residency.look(["blk-a"], [], 5.0)
     residency.demand("blk-c", 5.0)
-    assert residency.loaded(block("c"), 15, 6.0) == (True, [UnloadBlock("blk-b", "evicted"), RestBlock("blk-b")])
+    assert residency.loaded(block("c"), 15, 6.0) == (
+        True,
+        [steps.UnloadBlock("blk-b", "evicted"), steps.RestBlock("blk-b")],
+    )
 
 
 def test_the_size_that_was_measured_is_remembered_until_the_files_change() -> None:
@@ -348,12 +343,12 @@ def test_the_size_that_was_measured_is_remembered_until_the_files_change() -> No
     deploy(residency, LAZY, "b", now=2.0)
     residency.look([], [], 2.0)
     residency.tick(2.0)
-    assert residency.demand("blk-b", 3.0) == [LoadBlock(block("b"), DEMAND)]
+    assert residency.demand("blk-b", 3.0) == [steps.LoadBlock(block("b"), DEMAND)]
     residency.loaded(block("b"), 20, 4.0)  # too much for both
     assert state(residency, "a") is BlockState.DORMANT
     residency.released(30, 5.0)
     residency.look([], [], 5.0)
-    assert residency.demand("blk-a", 5.0) == [UnloadBlock("blk-b", "evicted"), RestBlock("blk-b")], (
+    assert residency.demand("blk-a", 5.0) == [steps.UnloadBlock("blk-b", "evicted"), steps.RestBlock("blk-b")], (
         "30 are needed, not 10"
     )
     reload(residency, Outlook(is_lazy=True, files_bytes=11), "a", 2, now=6.0)
@@ -365,7 +360,7 @@ def test_what_keeps_sessions_is_not_evicted_while_they_may_live() -> None:
     deploy(residency, LAZY, "b")
     residency.look([], [], 30.0)
     assert residency.demand("blk-b", 30.0) == []
-    assert residency.tick(60.0) == [UnloadBlock("blk-a", "evicted"), RestBlock("blk-a")]
+    assert residency.tick(60.0) == [steps.UnloadBlock("blk-a", "evicted"), steps.RestBlock("blk-a")]
 
 
 def test_somebody_who_loads_an_eager_block_anew_may_have_its_room() -> None:
@@ -373,9 +368,12 @@ def test_somebody_who_loads_an_eager_block_anew_may_have_its_room() -> None:
     deploy(residency, EAGER, "b")
     assert state(residency, "b") is BlockState.DORMANT
     residency.look([], [], 5.0)
-    assert reload(residency, EAGER, "b", 2, now=5.0) == [UnloadBlock("blk-a", "evicted"), RestBlock("blk-a")]
+    assert reload(residency, EAGER, "b", 2, now=5.0) == [
+        steps.UnloadBlock("blk-a", "evicted"),
+        steps.RestBlock("blk-a"),
+    ]
     assert state(residency, "b") is BlockState.LOADING
-    assert residency.released(10, 6.0) == [LoadBlock(block("b", 2), START)]
+    assert residency.released(10, 6.0) == [steps.LoadBlock(block("b", 2), START)]
 
 
 def test_an_eager_block_that_gets_no_room_when_loaded_anew_rests_in_the_end() -> None:
@@ -383,7 +381,7 @@ def test_an_eager_block_that_gets_no_room_when_loaded_anew_rests_in_the_end() ->
     deploy(residency, EAGER, "b")
     residency.look(["blk-a"], [], 5.0)
     assert reload(residency, EAGER, "b", 2, now=5.0) == []
-    assert residency.tick(65.0) == [RestBlock("blk-b")]
+    assert residency.tick(65.0) == [steps.RestBlock("blk-b")]
 
 
 # --- long lives
@@ -402,7 +400,7 @@ class World:
         self.wanted: dict[str, Assigned] = {}
         self.outlooks: dict[Assigned, Outlook] = {}
         self.surveys: list[Assigned] = []
-        self.loading: LoadBlock | None = None
+        self.loading: steps.LoadBlock | None = None
         self.room = 0  # that is kept for it
         self.resident: dict[str, int] = {}
         self.leaving: list[int] = []
@@ -522,21 +520,21 @@ class World:
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
             match action:
-                case SurveyBlocks(blocks):
+                case steps.SurveyBlocks(blocks):
                     self.surveys += blocks
-                case LoadBlock():
+                case steps.LoadBlock():
                     self.start_load(action)
-                case RestBlock(block_id):
+                case steps.RestBlock(block_id):
                     assert block_id not in self.resident
                     self.waiting.setdefault(block_id, [])
-                case UnloadBlock(block_id, event):
+                case steps.UnloadBlock(block_id, event):
                     self.unload(block_id, event)
-                case ForgetBlock(block_id):
+                case steps.ForgetBlock(block_id):
                     self.ended["handed back"] += len(self.waiting.pop(block_id, []))
-                case FailBlock(failed):
+                case steps.FailBlock(failed):
                     self.ended["failed"] += len(self.waiting.pop(failed.block_id, []))
 
-    def start_load(self, action: LoadBlock) -> None:
+    def start_load(self, action: steps.LoadBlock) -> None:
         assert self.loading is None, "one at a time"
         held = self.residency.held[action.block.block_id]
         assert held.block == action.block
