@@ -105,10 +105,8 @@ class RequestStream(Generic[M, A]):
         if isinstance(request, PenstockError):
             self._put(self._buffer.begin(exchange.size_bytes, is_decoupled=False), *exchange.refuse(request))
             return
-        is_decoupled = self._is_decoupled(request)
-        slot = self._buffer.begin(exchange.size_bytes, is_decoupled)
-        serve = self._stream if is_decoupled else self._serve
-        task = asyncio.create_task(serve(request, exchange, slot))
+        slot = self._buffer.begin(exchange.size_bytes, self._is_decoupled(request))
+        task = asyncio.create_task(self._answer(request, exchange, slot))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
@@ -118,32 +116,27 @@ class RequestStream(Generic[M, A]):
         except PenstockError:
             return False  # serving says what is wrong, and counts it
 
-    async def _serve(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
+    async def _answer(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
         try:
-            answer, size_bytes = exchange.encode(await self._serving.serve(request), is_decoupled=False)
-            self._put(slot, answer, size_bytes)
+            if slot.is_decoupled:
+                await self._answer_often(request, exchange, slot)
+            else:
+                self._put(slot, *exchange.encode(await self._serving.serve(request), is_decoupled=False))
         except PenstockError as error:
             self._fail(slot, exchange, error)
         except Exception:  # the client is told of a bug of ours in the protocol's own words
             log.exception("bug", where=self._where)
             self._fail(slot, exchange, InternalError(BUG))
 
-    async def _stream(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
+    async def _answer_often(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
         """Takes the next answer when the one before is sent: a client that does not read stops the model."""
-        try:
-            async with aclosing(self._serving.stream(request)) as responses:
-                async for response in responses:
-                    if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
-                        answer, size_bytes = exchange.encode(response, is_decoupled=True)
-                        self._put(slot, answer, size_bytes, response.is_final)
-                        if not response.is_final:
-                            await self._until_sent(slot)
-            self._end(slot)
-        except PenstockError as error:
-            self._fail(slot, exchange, error)
-        except Exception:
-            log.exception("bug", where=self._where)
-            self._fail(slot, exchange, InternalError(BUG))
+        async with aclosing(self._serving.stream(request)) as responses:
+            async for response in responses:
+                if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
+                    self._put(slot, *exchange.encode(response, is_decoupled=True), response.is_final)
+                    if not response.is_final:
+                        await self._until_sent(slot)
+        self._end(slot)
 
     async def _until_sent(self, slot: StreamSlot[A]) -> None:
         sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
