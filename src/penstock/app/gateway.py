@@ -27,6 +27,7 @@ from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.server import http_server, open_http_socket
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.zmq import ZmqLane
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.resolve import Resolver
@@ -61,11 +62,9 @@ class Gateway:
         self._admission = Admission(config.limits)
         self._resolver = Resolver()
         self._dispatcher = Dispatcher(
-            gateway_id,
-            config.data_plane,
+            config.data_plane.max_attempts,
             self._router_metrics,
             self._workers_changed,
-            config.worker.zone,
             lambda worker, blocks: self._sessions.lost(worker, blocks),
         )
         self._cache = ResponseCache(
@@ -92,7 +91,11 @@ class Gateway:
 
     def listen(self, endpoint: str) -> str:
         """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
-        return self._dispatcher.start(endpoint)
+        config = self._config
+        lane = ZmqLane(self.gateway_id, config.data_plane, self._router_metrics, self._dispatcher, config.worker.zone)
+        self._dispatcher.add(lane)
+        self._dispatcher.start()
+        return lane.listen(endpoint)
 
     def cluster_changed(self, views: Sequence[BlockView]) -> None:
         self._dispatcher.set_routings(

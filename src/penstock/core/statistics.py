@@ -1,5 +1,6 @@
 """What a block has done since its worker started, in the terms of the protocol's ModelStatistics."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -55,3 +56,11 @@ class BlockStatistics:
             self.batches.setdefault(rows, BatchStatistics()).merge(batch)
         for reason, count in other.closed.items():
             self.closed[reason] = self.closed.get(reason, 0) + count
+
+
+def summed(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:
+    """One for each block."""
+    total: dict[str, BlockStatistics] = {}
+    for one in found:
+        total.setdefault(one.block_id, BlockStatistics(one.block_id, one.model, one.version)).merge(one)
+    return list(total.values())

@@ -1,16 +1,13 @@
-"""Workers' results as answers; and those of a job that has several, on their way to the caller that takes them."""
+"""The answers of a job that has several, on their way to the caller that takes them."""
 
 import asyncio
 from collections import deque
 
 from penstock.core.errors import PenstockError
-from penstock.core.requests import InferRequest, InferResponse
-from penstock.core.tensors import Buffer
-from penstock.pb.v1 import job_pb2 as pb
-from penstock.wire import frames
+from penstock.core.requests import InferResponse
 
 
-class Answers:
+class AnswerStream:
     def __init__(self, ahead: int) -> None:
         """The worker may have sent `ahead` answers that were not taken; the last one comes in any case."""
         self._ahead = ahead
@@ -42,14 +39,3 @@ class Answers:
             raise self._end
         assert self._end is not None
         return self._end
-
-
-def response_to(request: InferRequest, result: pb.Result, message: list[Buffer]) -> InferResponse:
-    return InferResponse(
-        request.model,
-        request.version,
-        request.request_id,
-        frames.tensors(result.outputs, message),
-        frames.timing(result),
-        frames.parameters(result.parameters) if result.parameters else {},
-    )

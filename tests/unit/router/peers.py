@@ -13,6 +13,7 @@ from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.zmq import ZmqLane
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.descriptions import encode_description
@@ -105,15 +106,17 @@ class Bed:
         self.changes = 0
         self.lost: list[tuple[bytes, set[str]]] = []
         self._registry = CollectorRegistry()
+        metrics = RouterMetrics(self._registry)
         self.dispatcher = Dispatcher(
-            "gateway-0",
-            settings,
-            RouterMetrics(self._registry),
+            settings.max_attempts,
+            metrics,
             self._on_change,
-            "zone-a",
             lambda worker, blocks: self.lost.append((worker, set(blocks))),
         )
-        self._endpoint = self.dispatcher.start(f"ipc://{folder}/d.ipc")
+        lane = ZmqLane("gateway-0", settings, metrics, self.dispatcher, "zone-a")
+        self.dispatcher.add(lane)
+        self.dispatcher.start()
+        self._endpoint = lane.listen(f"ipc://{folder}/d.ipc")
         self._peers: list[Peer] = []
         self._asked: list[asyncio.Task[InferResponse]] = []
         self._is_stopped = False

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import WorkerLost
 from penstock.core.requests import InferResponse, Timing
-from penstock.router.answers import Answers
+from penstock.router.answers import AnswerStream
 
 
 def answer(number: int, is_final: bool = False) -> InferResponse:
@@ -14,7 +14,7 @@ def answer(number: int, is_final: bool = False) -> InferResponse:
 
 
 async def test_answers_come_in_order_and_the_end_last() -> None:
-    answers = Answers(2)
+    answers = AnswerStream(2)
     assert answers.put(answer(1))
     assert answers.put(answer(2))
     answers.end(answer(3, is_final=True))
@@ -22,13 +22,13 @@ async def test_answers_come_in_order_and_the_end_last() -> None:
 
 
 async def test_a_worker_that_does_not_wait_is_found_out() -> None:
-    answers = Answers(1)
+    answers = AnswerStream(1)
     assert answers.put(answer(1))
     assert not answers.put(answer(2))
 
 
 async def test_a_caller_waits_for_the_next_and_hears_of_failure() -> None:
-    answers = Answers(1)
+    answers = AnswerStream(1)
     waiting = asyncio.create_task(answers.get())
     await asyncio.sleep(0)
     answers.put(answer(1))

@@ -1,4 +1,4 @@
-"""The dispatcher and its workers over real sockets: how they join, what they hold, fail, tell, and how they go."""
+"""The ZeroMQ lane under a dispatcher: how workers join, what they hold, fail, tell, and how they go."""
 
 import asyncio
 from contextlib import suppress
@@ -12,7 +12,7 @@ from penstock.core.requests import Controls
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.router.members import ELSEWHERE, SAME_HOST, SAME_ZONE
+from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
 from penstock.wire.sockets import host_identity
 from penstock.wire.statistics import encode_statistics
@@ -27,13 +27,7 @@ async def test_a_worker_is_welcomed_and_its_blocks_are_known(bed: Bed) -> None:
     assert (welcome.gateway_id, welcome.beat_s) == ("gateway-0", 0.05)
     await until(lambda: bed.changes == 1)
     (known,) = bed.dispatcher.workers()
-    assert (known.identity, known.worker_id, known.pid, known.host, known.zone) == (
-        b"a",
-        "a",
-        1,
-        "elsewhere",
-        "zone-b",
-    )
+    assert (known.key, known.worker_id, known.pid, known.zone) == (b"a", "a", 1, "zone-b")
     assert (set(known.blocks), known.dormant, known.resident()) == ({"blk", "blk-2"}, {"blk-2"}, {"blk"})
     assert bed.dispatcher.descriptions() == {"blk": block(), "blk-2": block("blk-2")}
     (standing,) = bed.dispatcher.standing("blk")
@@ -339,7 +333,7 @@ async def test_a_routing_that_is_set_stands_before_the_models_own(bed: Bed) -> N
     asked.controls = Controls(shard_key="s")
     for _ in range(8):
         answer = bed.ask(asked=asked)
-        taker = first if owner.identity == b"a" else second
+        taker = first if owner.key == b"a" else second
         taker.answer(await taker.get_job())
         await answer
     bed.dispatcher.set_routings({})
@@ -360,7 +354,7 @@ async def test_who_owns_a_key_is_a_worker_that_is_known(bed: Bed) -> None:
     await bed.worker()
     owner = bed.dispatcher.owner("blk", "s")
     assert owner is not None
-    assert owner.identity == b"a"
+    assert owner.key == b"a"
     assert bed.dispatcher.owner("blk-unknown", "s") is None
 
 

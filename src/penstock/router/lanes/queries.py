@@ -12,9 +12,12 @@ TIMEOUT_S = 1.0
 class Queries:
     def __init__(self) -> None:
         self._open: dict[int, tuple[set[bytes], asyncio.Event]] = {}
+        self._last_id = 0
 
-    def ask(self, query_id: int, workers: Iterable[bytes]) -> None:
-        self._open[query_id] = (set(workers), asyncio.Event())
+    def ask(self, workers: Iterable[bytes]) -> int:
+        self._last_id += 1
+        self._open[self._last_id] = (set(workers), asyncio.Event())
+        return self._last_id
 
     async def wait(self, query_id: int) -> None:
         """Until all have answered or are gone; one that does not answer in time is not waited for."""

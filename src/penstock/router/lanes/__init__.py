@@ -1,0 +1,1 @@
+"""How jobs travel from a gateway to workers."""

@@ -1,0 +1,78 @@
+"""The workers of the ZeroMQ lane: how near they are, what they have done, and when they die."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from penstock.core.statistics import BlockStatistics, summed
+from penstock.router.lanes.lane import Member
+from penstock.wire.sockets import host_identity
+
+log = structlog.get_logger()
+SAME_HOST, SAME_ZONE, ELSEWHERE = 0, 1, 2
+
+
+@dataclass(slots=True, eq=False)
+class ZmqMember(Member):
+    host: str = ""
+    last_heard: float = 0.0
+    statistics: list[BlockStatistics] = field(default_factory=list)
+    pidfd: int = -1
+
+
+class Members:
+    def __init__(self, zone: str, on_death: Callable[[bytes, str], None]) -> None:
+        self._host = host_identity()
+        self._zone = zone
+        self._on_death = on_death
+        self._members: dict[bytes, ZmqMember] = {}
+        self._departed: list[BlockStatistics] = []  # what workers that are gone had done
+
+    def get(self, key: bytes) -> ZmqMember | None:
+        return self._members.get(key)
+
+    def all(self) -> list[ZmqMember]:
+        return list(self._members.values())
+
+    def add(self, member: ZmqMember) -> bool:
+        """On one machine the kernel tells of a death at once; elsewhere the heartbeats do. False: dead already."""
+        if member.host == self._host:
+            try:
+                member.pidfd = os.pidfd_open(member.pid)
+            except (OSError, OverflowError):
+                return False
+            asyncio.get_running_loop().add_reader(member.pidfd, self._on_death, member.key, "died")
+        self._members[member.key] = member
+        log.info("worker_joined", worker=member.worker_id, pid=member.pid)
+        return True
+
+    def remove(self, key: bytes, reason: str) -> ZmqMember | None:
+        member = self._members.pop(key, None)
+        if member is None:
+            return None
+        _forget_process(member)
+        log.info("worker_gone", worker=member.worker_id, pid=member.pid, reason=reason)
+        self._departed = summed([*self._departed, *member.statistics])
+        return member
+
+    def close(self) -> None:
+        for member in self._members.values():
+            _forget_process(member)
+
+    def distance(self, member: ZmqMember) -> int:
+        if member.host == self._host:
+            return SAME_HOST
+        return SAME_ZONE if self._zone and member.zone == self._zone else ELSEWHERE
+
+    def statistics(self) -> list[BlockStatistics]:
+        return [*self._departed, *(found for member in self._members.values() for found in member.statistics)]
+
+
+def _forget_process(member: ZmqMember) -> None:
+    if member.pidfd >= 0:
+        asyncio.get_running_loop().remove_reader(member.pidfd)
+        os.close(member.pidfd)
+        member.pidfd = -1

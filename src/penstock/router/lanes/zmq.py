@@ -1,0 +1,207 @@
+"""The ZeroMQ lane: workers connect to this gateway's socket, say hello, beat, and take jobs."""
+
+import asyncio
+import time
+
+import structlog
+
+from penstock.core.config import DataPlane
+from penstock.core.errors import WireError
+from penstock.core.requests import InferResponse
+from penstock.core.statistics import BlockStatistics
+from penstock.core.tensors import Buffer
+from penstock.pb.v1 import job_pb2 as pb
+from penstock.router.lanes.lane import LaneOwner
+from penstock.router.lanes.members import Members, ZmqMember
+from penstock.router.lanes.queries import Queries
+from penstock.router.slots import Job, Offer
+from penstock.telemetry.metrics import RouterMetrics
+from penstock.wire import frames
+from penstock.wire.descriptions import decode_description
+from penstock.wire.sockets import RouterSocket
+from penstock.wire.statistics import decode_statistics
+
+log = structlog.get_logger()
+now = time.monotonic
+
+
+class ZmqLane:
+    """A Lane whose workers are known by the identity of their socket."""
+
+    def __init__(
+        self, gateway_id: str, settings: DataPlane, metrics: RouterMetrics, owner: LaneOwner, zone: str = ""
+    ) -> None:
+        self._welcome = frames.encode(pb.Frame(welcome=pb.Welcome(gateway_id=gateway_id, beat_s=settings.beat_s)))
+        self._settings = settings
+        self._metrics = metrics
+        self._owner = owner
+        self._members = Members(zone, self._remove)
+        self._queries = Queries()
+        self._next_beat = 0.0
+        self._socket: RouterSocket | None = None
+        self._handlers = {
+            "result": self._on_result,
+            "beat": self._on_beat,
+            "hello": self._on_hello,
+            "hand_back": self._on_hand_back,
+            "probe_result": self._on_probe_result,
+            "statistics": self._on_statistics,
+            "bye": self._on_bye,
+        }
+
+    def listen(self, endpoint: str) -> str:
+        """Returns the endpoint that was bound, where the port was left open."""
+        self._socket = RouterSocket(self._on_message)
+        return self._socket.bind(endpoint)
+
+    # --- what the owner asks for
+
+    def send(self, worker: bytes, job: Job) -> None:
+        at = now()
+        encoded = frames.encode_job(
+            job.job_id,
+            job.attempt,
+            job.block_id,
+            job.deadline - at,
+            job.request,
+            job.queue_deadline - at,
+            job.answers_ahead,
+        )
+        if not self._send(worker, encoded):
+            asyncio.get_running_loop().call_soon(self._remove, worker, "unreachable")
+
+    def cancel(self, worker: bytes, job_id: int) -> None:
+        self._say(worker, pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
+
+    def allow(self, worker: bytes, job_id: int, answers: int) -> None:
+        self._say(worker, pb.Frame(more=pb.More(job_id=job_id, credits=answers)))
+
+    def probe(self, worker: bytes, block_id: str) -> None:
+        self._say(worker, pb.Frame(probe=pb.Probe(block_id=block_id)))
+
+    def wake(self, worker: bytes, block_id: str) -> None:
+        self._say(worker, pb.Frame(wake=pb.Wake(block_id=block_id)))
+
+    async def statistics(self) -> list[BlockStatistics]:
+        """Asked from the workers now; one that does not answer in time counts with its last answer."""
+        asked = [member.key for member in self._members.all()]
+        query_id = self._queries.ask(asked)
+        query = frames.encode(pb.Frame(statistics_query=pb.StatisticsQuery(query_id=query_id)))
+        for key in asked:
+            self._send(key, query)
+        await self._queries.wait(query_id)
+        return self._members.statistics()
+
+    def tick(self, now: float) -> None:
+        if now < self._next_beat:
+            return
+        self._next_beat = now + self._settings.beat_s
+        beat = frames.encode(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.jobs())))
+        for member in self._members.all():
+            if now - member.last_heard > self._settings.silence_s:
+                self._remove(member.key, "silent")
+            else:
+                self._send(member.key, beat)
+
+    def close(self) -> None:
+        for member in self._members.all():
+            self._say(member.key, pb.Frame(bye=pb.Bye(reason="the gateway stops")))
+        self._members.close()
+        if self._socket is not None:
+            self._socket.close(linger_ms=200)
+
+    # --- what workers say
+
+    def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
+        try:
+            kind, frame = frames.decode(message)
+            handler = self._handlers.get(kind)
+            if handler is None:
+                raise WireError(f"a worker does not send {kind}")
+            member = self._members.get(identity)
+            if member is not None:
+                member.last_heard = now()
+            elif kind != "hello":
+                if kind == "result":
+                    self._metrics.late_replies.inc()  # of a worker that was taken for dead
+                raise WireError("say hello first", reason="unknown_worker")
+            handler(identity, frame, message)
+        except WireError as error:
+            self._metrics.wire_errors.inc()
+            log.debug("wire_error", peer=identity.hex(), error=error.message)
+            self._send(identity, frames.encode_refused(error))
+
+    def _on_result(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        result = frame.result
+        if result.HasField("failure"):
+            self._owner.answered(identity, result.job_id, result.attempt, frames.failure(result))
+            return
+        response = InferResponse(
+            "",
+            "",
+            "",
+            frames.tensors(result.outputs, message),
+            frames.timing(result),
+            frames.parameters(result.parameters) if result.parameters else {},
+            not result.is_partial,
+        )
+        self._owner.answered(identity, result.job_id, result.attempt, response)
+
+    def _on_hello(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        hello = frame.hello
+        if hello.protocol != frames.PROTOCOL:
+            raise WireError(f"protocol {hello.protocol} is not spoken here: use {frames.PROTOCOL}")
+        blocks = {offer.block_id: decode_description(offer.description) for offer in hello.blocks}
+        if any(block_id != block.block_id for block_id, block in blocks.items()):
+            raise WireError("an offer names one block and describes another")
+        member = self._members.get(identity)
+        if member is None:
+            member = ZmqMember(
+                identity, hello.worker_id, hello.pid, self, hello.zone, host=hello.host, last_heard=now()
+            )
+            if not self._members.add(member):
+                return
+        before = member.resident()
+        member.blocks = blocks
+        member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
+        self._send(identity, self._welcome)
+        distance = self._members.distance(member)
+        offers = [
+            Offer(offer.block_id, offer.credits, hello.worker_id, offer.weight or 1.0, distance)
+            for offer in hello.blocks
+        ]
+        self._owner.joined(member, offers, before - member.resident())
+
+    def _on_beat(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        member = self._members.get(identity)
+        if member is not None:
+            member.jobs, member.memory_bytes = frame.beat.jobs, frame.beat.memory_bytes
+
+    def _on_hand_back(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._owner.handed_back(identity, frame.hand_back.job_ids)
+
+    def _on_probe_result(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._owner.probed(identity, frame.probe_result.block_id, frame.probe_result.problem)
+
+    def _on_statistics(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        member = self._members.get(identity)
+        if member is not None:
+            member.statistics = decode_statistics(frame.statistics)
+        self._queries.answered(frame.statistics.query_id, identity)
+
+    def _on_bye(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
+        self._remove(identity, "left")
+
+    # --- what the above is made of
+
+    def _remove(self, identity: bytes, reason: str) -> None:
+        member = self._members.remove(identity, reason)
+        if member is not None:
+            self._queries.left(identity)
+            self._owner.left(member, reason)
+
+    def _say(self, identity: bytes, frame: pb.Frame) -> None:
+        self._send(identity, frames.encode(frame))
+
+    def _send(self, identity: bytes, message: list[Buffer]) -> bool:
+        return self._socket is not None and self._socket.send(identity, message)

@@ -1,0 +1,121 @@
+"""A dispatcher with two lanes: each worker hears of its own jobs on its own lane."""
+
+import asyncio
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from penstock.core.errors import EngineFailed
+from penstock.core.requests import InferResponse, Timing
+from penstock.core.statistics import BlockStatistics
+from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.lane import Member
+from penstock.router.slots import Job, Offer
+from penstock.telemetry.metrics import RouterMetrics
+from tests.unit.router.peers import block, request, until
+
+
+class FakeLane:
+    """Keeps what it is told to say."""
+
+    def __init__(self, name: str) -> None:
+        self.worker = Member(name.encode(), name, 1, self, blocks={"blk": block()})
+        self.said: list[tuple[object, ...]] = []
+        self.sent: list[Job] = []
+        self.ticks = 0
+        self.is_closed = False
+
+    def send(self, worker: bytes, job: Job) -> None:
+        assert worker == self.worker.key
+        self.sent.append(job)
+
+    def cancel(self, worker: bytes, job_id: int) -> None:
+        self.said.append(("cancel", worker, job_id))
+
+    def allow(self, worker: bytes, job_id: int, answers: int) -> None:
+        self.said.append(("allow", worker, job_id, answers))
+
+    def probe(self, worker: bytes, block_id: str) -> None:
+        self.said.append(("probe", worker, block_id))
+
+    def wake(self, worker: bytes, block_id: str) -> None:
+        self.said.append(("wake", worker, block_id))
+
+    async def statistics(self) -> list[BlockStatistics]:
+        return [BlockStatistics("blk", "m", "1", inference_count=2)]
+
+    def tick(self, now: float) -> None:
+        self.ticks += 1
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher(3, RouterMetrics(CollectorRegistry()))
+        self.lanes = [FakeLane("a"), FakeLane("b")]
+        for lane in self.lanes:
+            self.dispatcher.add(lane)
+            self.join(lane)
+
+    def join(self, lane: FakeLane) -> None:
+        self.dispatcher.joined(lane.worker, [Offer("blk", 1, lane.worker.worker_id)], ())
+
+    async def ask(self) -> asyncio.Task[InferResponse]:
+        asked = asyncio.create_task(self.dispatcher.run(block(), request(), time.monotonic() + 60.0))
+        await asyncio.sleep(0)
+        return asked
+
+
+def answer() -> InferResponse:
+    return InferResponse("", "", "", [], Timing())
+
+
+async def test_jobs_go_to_workers_of_every_lane_and_their_answers_to_the_callers() -> None:
+    bench = Bench()
+    asked = [await bench.ask(), await bench.ask()]
+    for lane in bench.lanes:
+        (job,) = lane.sent
+        bench.dispatcher.answered(lane.worker.key, job.job_id, job.attempt, answer())
+    responses = await asyncio.gather(*asked)
+    assert [(found.model, found.version, found.request_id) for found in responses] == [("m", "1", "r")] * 2
+
+
+async def test_a_worker_that_leaves_its_lane_leaves_its_job_to_another() -> None:
+    bench = Bench()
+    first, second = bench.lanes
+    bench.dispatcher.left(second.worker, "left")
+    asked = await bench.ask()
+    bench.join(second)
+    bench.dispatcher.left(first.worker, "left")
+    (job,) = second.sent
+    assert job.attempt == 2
+    bench.dispatcher.answered(b"b", job.job_id, job.attempt, EngineFailed("it broke"))
+    with pytest.raises(EngineFailed):
+        await asked
+    assert [member.worker_id for member in bench.dispatcher.workers()] == ["b"]
+
+
+async def test_a_cancel_and_a_wake_go_to_the_lane_of_their_worker() -> None:
+    bench = Bench()
+    first, second = bench.lanes
+    second.worker.dormant = {"blk"}
+    bench.dispatcher.wake("blk")
+    bench.dispatcher.left(first.worker, "left")
+    asked = await bench.ask()
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    assert first.said == []
+    assert second.said == [("wake", b"b", "blk"), ("cancel", b"b", second.sent[0].job_id)]
+
+
+async def test_statistics_time_and_the_end_are_for_all_lanes() -> None:
+    bench = Bench()
+    (total,) = await bench.dispatcher.statistics()
+    assert total.inference_count == 4
+    bench.dispatcher.start()
+    await until(lambda: all(lane.ticks for lane in bench.lanes))
+    await bench.dispatcher.stop()
+    assert all(lane.is_closed for lane in bench.lanes)
