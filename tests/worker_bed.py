@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,13 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
-from penstock.core.config import Telemetry
+from penstock.core.config import Limits, Telemetry
 from penstock.core.errors import EngineFailed, PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext
 from penstock.engines.options import PythonOptions, TensorOption
+from penstock.models.building import TaskSpec
 from penstock.models.loading import LoadedBlock
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
@@ -140,7 +142,11 @@ class Bed:
         )
         self.registry = CollectorRegistry()
         loaded = LoadedBlock(
-            description, settings, task(MODEL, settings.batching.max_rows, None), self.engine, has_steady_cost=is_steady
+            TaskSpec(Path("nowhere"), settings, MODEL, Limits()),
+            task(MODEL, settings.batching.max_rows, None),
+            self.engine,
+            description,
+            has_steady_cost=is_steady,
         )
         tools = WorkerTools(ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
         self.runner = make_runner(loaded, tools)

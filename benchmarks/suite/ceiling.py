@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.config import Limits
+from penstock.core.settings import Instances
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.engines.base import EngineSpec
-from penstock.engines.onnx.engine import OnnxEngine
 from penstock.models.folder import read_model_folder
+from penstock.models.loading import ModelFile, load_model
+from penstock.models.running import cut, infer, prepare_all
 from penstock.tasks.base import Piece, TaskRequest
-from penstock.tasks.embed import EmbedTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +27,10 @@ class EmbedCeiling:
     def __init__(self, model: Path, schedule: Schedule) -> None:
         folder = read_model_folder(model)
         version = folder.versions[-1]
-        spec = EngineSpec(folder.file(version), "fp32", schedule.threads, schedule.instances)
+        changes = {"engine": "onnx", "precision": "fp32", "instances": Instances(threads=schedule.threads)}
+        settings = folder.settings.model_copy(update=changes)
         self._schedule = schedule
-        self._engine = OnnxEngine(spec)
-        signature = self._engine.load()
-        settings = folder.settings
-        self._max_rows = settings.batching.max_rows
-        self._task = EmbedTask(model / version, settings.embed, self._max_rows, signature, Limits().max_tokens)
+        self._model = load_model(ModelFile(folder.file(version), model / version, settings), schedule.instances)
 
     def run(self, texts: Sequence[str], seconds: float) -> float:
         """Texts a second, all instances busy, over whole passes of the texts that fill at least `seconds`."""
@@ -46,14 +42,15 @@ class EmbedCeiling:
         return passes * len(texts) / (time.perf_counter() - start)
 
     def close(self) -> None:
-        self._engine.close()
+        self._model.engine.close()
 
     def _run_pass(self, texts: Sequence[str]) -> None:
         # Tokenizing is shared out like the batches: a serial part would idle a core that a server uses.
         shares = [list(texts[i :: self._schedule.instances]) for i in range(self._schedule.instances)]
         pieces: list[list[Piece]] = [[] for _ in shares]
         _in_threads(lambda i: pieces[i].extend(self._tokenize(shares[i])), len(shares))
-        batches = self._cut(sorted((p for share in pieces for p in share), key=lambda piece: piece.length))
+        max_rows = self._model.settings.batching.max_rows
+        batches = cut((piece for share in pieces for piece in share), max_rows, self._schedule.max_tokens)
         lock = threading.Lock()
 
         def work(instance: int) -> None:
@@ -62,28 +59,13 @@ class EmbedCeiling:
                     if not batches:
                         return
                     batch = batches.pop()
-                outputs = self._engine.infer(instance, self._task.join(batch), self._task.engine_outputs)
-                self._task.split(batch, outputs)
+                infer(self._model, batch, instance)
 
         _in_threads(work, self._schedule.instances)
 
     def _tokenize(self, texts: Sequence[str]) -> list[Piece]:
-        pieces = []
-        for text in texts:
-            tensor = Tensor("text", "BYTES", (1,), pack_bytes([text]))
-            pieces += self._task.prepare(TaskRequest([tensor], [])).pieces
-        return pieces
-
-    def _cut(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
-        batches: list[list[Piece]] = []
-        batch: list[Piece] = []
-        for piece in pieces:
-            is_full = (len(batch) + 1) * piece.length > self._schedule.max_tokens or len(batch) == self._max_rows
-            if batch and is_full:
-                batches.append(batch)
-                batch = []
-            batch.append(piece)
-        return [*batches, batch] if batch else batches
+        tensors = (Tensor("text", "BYTES", (1,), pack_bytes([text])) for text in texts)
+        return prepare_all(self._model, (TaskRequest([tensor], []) for tensor in tensors))
 
 
 def _in_threads(work: Callable[[int], None], count: int) -> None:

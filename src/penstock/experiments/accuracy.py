@@ -5,7 +5,7 @@ from penstock.core.tensors import BYTES, Tensor, from_array, pack_bytes
 from penstock.experiments.results import Accuracy
 from penstock.experiments.variants import Variants
 from penstock.models.convert.fidelity import Answers, answer_all, compare_answers
-from penstock.models.convert.model import LoadedModel
+from penstock.models.loading import load_model
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import mixed
 from penstock.tasks.base import TaskRequest
@@ -29,7 +29,7 @@ class ServedAccuracy:
         if task not in MEASURES:
             return None
         if model not in self._expected:
-            with LoadedModel(self._variants.original(model)) as original:
+            with load_model(self._variants.original(model)) as original:
                 self._expected[model] = answer_all(original, [_requests(task)])
         with Client(address) as client:
             served = _serve(client, task, model)

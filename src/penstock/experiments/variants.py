@@ -16,10 +16,10 @@ from penstock.engines.openvino import variants as openvino_variants
 from penstock.experiments.experiment import Case, first_problem
 from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
 from penstock.models.convert.methods import why_not as why_not_converted
-from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.convert.samples import collect
 from penstock.models.folder import ModelFolder, read_model_folder
+from penstock.models.loading import ModelFile, load_model
 from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.settings import ModelSettings
 
@@ -118,7 +118,7 @@ class Variants:
         target = folder / method.file_name(source)
         if not target.is_file():
             original = self.original(model)
-            with LoadedModel(original) as loaded:
+            with load_model(original) as loaded:
                 samples = collect(original.settings.task, loaded.task, None)
                 Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
         return target

@@ -1,6 +1,9 @@
-"""A model's folder: its model.yaml and its versions."""
+"""A model's folder: its model.yaml, its versions and their files."""
 
+import hashlib
+import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,3 +104,34 @@ def _may_be_model(child: Path) -> bool:
         return (child / "model.yaml").is_file()
     except PermissionError:
         return True
+
+
+def read_version(folder: Path, version: str) -> ModelFolder:
+    model = read_model_folder(folder)
+    if version not in model.versions:
+        raise ConfigError(f"{folder}: version {version} is not there any more")
+    return model.of_version(version)
+
+
+def model_files(model: ModelFolder, version: str) -> list[Path]:
+    """Its model.yaml and all that lies in the version's folder: a model may keep its weights in files beside it."""
+    found = [model.path / "model.yaml"]
+    for folder, folders, names in os.walk(model.path / version):
+        folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
+        found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+    return found
+
+
+def size_bytes(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def fingerprint_of(root: Path, files: Sequence[Path]) -> str:
+    """The same for the same files, wherever they lie and however old they are."""
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").digest()
+        name = os.fsencode(file.relative_to(root))
+        total.update(len(name).to_bytes(4, "big") + name + digest)
+    return total.hexdigest()

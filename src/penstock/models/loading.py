@@ -1,16 +1,17 @@
-"""From a model folder to a block that is ready to run: engine, task, warm-up."""
+"""From a model's folder to a version that runs in this process: engine, task, warm-up."""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.settings import BlockSettings
+from penstock.core.signature import Signature
 from penstock.engines.base import Engine
 from penstock.models.building import TaskSpec, build_engine, build_task
+from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.memory import family_bytes, trim
 from penstock.models.settings import ModelSettings
-from penstock.models.survey import fingerprint_of, instance_count, model_files, read_version, size_bytes
 from penstock.tasks.base import Task
 
 STEADY_ENGINES = ("onnx", "openvino")
@@ -18,53 +19,92 @@ STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be 
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedBlock:
-    description: BlockDescription
+class ModelFile:
+    """What can be loaded: a file, the folder with what its task needs, and settings that fit both."""
+
+    file: Path
+    folder: Path
     settings: ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """As a context it closes the engine at its end."""
+
+    spec: TaskSpec  # what its task was made of
     task: Task
     engine: Engine
+
+    @property
+    def signature(self) -> Signature:
+        return self.spec.signature
+
+    @property
+    def settings(self) -> ModelSettings:
+        return self.spec.settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedBlock(LoadedModel):
+    description: BlockDescription
     has_steady_cost: bool
     size_bytes: int = 0  # what it added to the worker's memory, at least its files' size
-    task_spec: TaskSpec | None = None  # what its task was made of
+
+
+def load_model(model: ModelFile, instances: int = 1) -> LoadedModel:
+    """Raises ConfigError with what is wrong."""
+    return _load(build_engine(model.file, model.settings, instances), model, Limits(), is_warmed_up=False)
 
 
 def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> LoadedBlock:
     """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
     model = read_version(folder, version)
-    settings = model.settings
+    settings, file = model.settings, model.file(version)
     files = model_files(model, version)
     fingerprint = fingerprint_of(model.path, files)
-    engine = build_engine(model.file(version), settings, instance_count(settings))
+    engine = build_engine(file, settings, settings.instance_count())
     trim()  # what others have freed must not hide what this one takes
     before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
-    try:
-        signature = engine.load()
-        task_spec = TaskSpec(model.path / version, settings, signature, limits)
-        task = build_task(task_spec)
-        if settings.warm_up:
-            for inputs in task.warm_up_inputs():
-                engine.warm_up(inputs)
-    except BaseException:
-        engine.close()
-        raise
+    loaded = _load(engine, ModelFile(file, model.path / version, settings), limits, settings.warm_up)
     trim()
     added_bytes = family_bytes() - before_bytes
+    signature, seen = loaded.signature, loaded.task.signature
     description = BlockDescription(
         block_id=block_id,
         model=model.name,
         version=version,
         platform=signature.platform,
         precision=signature.precision,
-        inputs=task.signature.inputs,
-        outputs=task.signature.outputs,
-        max_batch_size=task.signature.max_batch_size,
-        instances=instance_count(settings, signature.device),
+        inputs=seen.inputs,
+        outputs=seen.outputs,
+        max_batch_size=seen.max_batch_size,
+        instances=settings.instance_count(signature.device),
         settings=settings.for_block(),
         device=signature.device,
         fingerprint=fingerprint,
     )
-    is_steady = _is_steady(settings, signature.device, model.file(version))
-    return LoadedBlock(description, settings, task, engine, is_steady, max(added_bytes, size_bytes(files)), task_spec)
+    is_steady = _is_steady(settings, signature.device, file)
+    size = max(added_bytes, size_bytes(files))
+    return LoadedBlock(loaded.spec, loaded.task, engine, description, is_steady, size)
+
+
+def _load(engine: Engine, model: ModelFile, limits: Limits, is_warmed_up: bool) -> LoadedModel:
+    try:
+        spec = TaskSpec(model.folder, model.settings, engine.load(), limits)
+        task = build_task(spec)
+        if is_warmed_up:
+            for inputs in task.warm_up_inputs():
+                engine.warm_up(inputs)
+    except BaseException:
+        engine.close()
+        raise
+    return LoadedModel(spec, task, engine)
 
 
 def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
@@ -81,8 +121,3 @@ def has_steady_cost(file: Path) -> bool:
         return False
     data = file.read_bytes()
     return not any(b"\x22" + bytes([len(name)]) + name in data for name in (b"Loop", b"If", b"Scan"))
-
-
-def credits(settings: BlockSettings, instances: int) -> int:
-    """Twice what the instances can hold: enough for like lengths to meet, the rest waits where it can go elsewhere."""
-    return 2 * instances * settings.batching.max_rows

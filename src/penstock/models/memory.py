@@ -1,7 +1,6 @@
-"""The worker's memory: how much it has, and giving back what was freed."""
+"""What this process has of the machine's memory, and giving back what was freed."""
 
 import ctypes
-import gc
 from contextlib import suppress
 
 import psutil
@@ -10,26 +9,17 @@ import psutil
 _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
 def family_bytes() -> int:
     """With the processes that models run in. It goes over all of the machine's: not for the event loop."""
-    total = resident_bytes()
-    for child in psutil.Process().children(recursive=True):
+    this = psutil.Process()
+    total = int(this.memory_info().rss)
+    for child in this.children(recursive=True):
         with suppress(psutil.Error):
             total += child.memory_info().rss
     return total
 
 
 def trim() -> None:
-    """What was freed goes back to the system. Takes some milliseconds, as `reclaim` does: not for the event loop."""
+    """What was freed goes back to the system. Takes some milliseconds: not for the event loop."""
     if _TRIM is not None:
         _TRIM(0)
-
-
-def reclaim() -> None:
-    """After a model was let go of."""
-    gc.collect()
-    trim()

@@ -1,5 +1,6 @@
 """model.yaml: what all read of it, and the options that each task and engine owns."""
 
+import os
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,7 @@ from penstock.engines.options import PythonOptions, TorchOptions
 from penstock.tasks.options import ClassifyOptions, EmbedOptions, ScoreOptions, UpscaleOptions
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt"}  # by engine; else model.onnx
+INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
 class ModelSettings(SharedSettings):
@@ -28,6 +30,16 @@ class ModelSettings(SharedSettings):
     python: PythonOptions = PythonOptions()
     torch: TorchOptions = TorchOptions()
     options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it; of a task or an engine that another package brings
+
+    def instance_count(self, device: str = "cpu") -> int:
+        """`device` is the one that runs the model: what `auto` became."""
+        if self.instances.count != "auto":
+            return self.instances.count
+        if self.sessions.is_stateful:
+            return 1  # the requests of a session must not overtake each other
+        if device != "cpu":
+            return INSTANCES_ON_A_GPU
+        return max(1, len(os.sched_getaffinity(0)) // self.instances.threads)
 
     def for_block(self) -> BlockSettings:
         """What a block's gateways are told of them."""

@@ -8,12 +8,11 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from pathlib import Path
 
 import grpc
+import psutil
 import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
-from penstock.models.loading import credits
-from penstock.models.memory import resident_bytes
 from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -24,6 +23,7 @@ from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
 from penstock.worker.residency.blocks import Blocks, BlocksOwner
 from penstock.worker.residency.steps import Assigned
+from penstock.worker.running.budget import credits_of
 
 log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5
@@ -146,7 +146,7 @@ class Worker:
         )
 
     def _offer(self, block: BlockDescription, is_dormant: bool) -> job_pb2.BlockOffer:
-        share = max(1, credits(block.settings, block.instances) // max(1, len(self._links)))
+        share = max(1, credits_of(block.settings, block.instances) // max(1, len(self._links)))
         return job_pb2.BlockOffer(
             block_id=block.block_id,
             model=block.model,
@@ -161,7 +161,7 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         while True:
-            memory_bytes = resident_bytes()
+            memory_bytes = psutil.Process().memory_info().rss
             self._metrics.memory_bytes.labels(self._worker_id).set(memory_bytes)
             for link in self._links.values():
                 link.beat(self._config.data_plane.silence_s, memory_bytes)

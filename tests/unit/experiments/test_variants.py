@@ -13,8 +13,8 @@ from penstock.engines.onnx.variants import convert
 from penstock.experiments.variants import Variants
 from penstock.models.building import build_engine
 from penstock.models.convert.fidelity import answer_all, compare_answers
-from penstock.models.convert.model import LoadedModel
 from penstock.models.folder import read_model_folder
+from penstock.models.loading import load_model
 from penstock.models.samples.texts import mixed
 from penstock.tasks.base import TaskRequest
 from tests.measured import make_cases
@@ -36,7 +36,7 @@ def test_a_converted_minilm_stays_near_fp32_and_is_smaller(
     convert(source, tmp_path / "other.onnx", precision)
     assert (tmp_path / "other.onnx").stat().st_size < size * source.stat().st_size
     texts = [TaskRequest([Tensor("text", BYTES, (1,), pack_bytes([text]))], []) for text in mixed(32, 3)]
-    with LoadedModel(original) as one, LoadedModel(replace(original, file=tmp_path / "other.onnx")) as other:
+    with load_model(original) as one, load_model(replace(original, file=tmp_path / "other.onnx")) as other:
         found = compare_answers("embed", answer_all(one, [texts]), answer_all(other, [texts]))
     assert found.samples == 32
     assert found.value >= least_mean

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.settings import Instances
+from penstock.core.settings import Instances, Sessions
 from penstock.models.folder import read_model_folder
-from penstock.models.settings import ModelSettings
-from penstock.models.survey import INSTANCES_ON_A_GPU, instance_count
+from penstock.models.settings import INSTANCES_ON_A_GPU, ModelSettings
 
 
 def make(folder: Path, text: str, *versions: str) -> Path:
@@ -70,10 +69,15 @@ def test_devices(tmp_path: Path, device: str) -> None:
 
 def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert instance_count(ModelSettings()) == cores
-    assert instance_count(ModelSettings(instances=Instances(threads=2 * cores))) == 1
-    assert instance_count(ModelSettings(), "cuda:1") == INSTANCES_ON_A_GPU
-    assert instance_count(ModelSettings(instances=Instances(count=3)), "cuda") == 3
+    assert ModelSettings().instance_count() == cores
+    assert ModelSettings(instances=Instances(threads=2 * cores)).instance_count() == 1
+    assert ModelSettings().instance_count("cuda:1") == INSTANCES_ON_A_GPU
+    assert ModelSettings(instances=Instances(count=3)).instance_count("cuda") == 3
+
+
+def test_a_model_with_state_has_one_instance() -> None:
+    assert ModelSettings(sessions=Sessions(is_stateful=True)).instance_count() == 1
+    assert ModelSettings(instances=Instances(count=2)).instance_count() == 2
 
 
 def test_what_a_block_is_told_is_what_all_read_and_not_the_options_of_its_task() -> None:

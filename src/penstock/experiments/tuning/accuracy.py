@@ -7,9 +7,9 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Variant
 from penstock.models.convert.fidelity import Fidelity, Reference, Rule, rule_of
-from penstock.models.convert.model import LoadedModel
 from penstock.models.convert.publish import read_report
 from penstock.models.convert.samples import Samples, collect
+from penstock.models.loading import load_model
 
 SHARE = 2  # every other sample of what quantizing measures: enough to tell, in half the time
 
@@ -39,7 +39,7 @@ def check_variants(
     original = Variant("torch" if shipped.engine == "torch" else "onnx", "fp32")
     tell(f"the original's answers ({original})")
     try:
-        with LoadedModel(model.file(original)) as loaded:
+        with load_model(model.file(original)) as loaded:
             task = model.folder.settings.task
             reference = Reference(task, loaded, _some(collect(task, loaded.task, None)))
     except PenstockError as error:
@@ -53,7 +53,7 @@ def _check(
 ) -> Checked:
     tell(f"accuracy of {variant}")
     try:
-        with LoadedModel(model.file(variant)) as loaded:
+        with load_model(model.file(variant)) as loaded:
             found = reference.compare(loaded)
     except ConfigError as error:
         return Checked(variant, problem=error.message)

@@ -14,11 +14,10 @@ from penstock.experiments.experiment import first_problem
 from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
 from penstock.experiments.variants import Variants, write_repository
 from penstock.models.convert.methods import method_of
-from penstock.models.convert.model import ModelFile
 from penstock.models.convert.publish import read_report
 from penstock.models.folder import ModelFolder
+from penstock.models.loading import ModelFile
 from penstock.models.settings import ModelSettings
-from penstock.models.survey import instance_count
 
 ON_ONNX = (
     Variant("openvino", "int8"),
@@ -67,7 +66,7 @@ class TuneModel:
             settings.engine,
             self._shipped_precision(),
             device,
-            instance_count(settings, device),
+            settings.instance_count(device),
             settings.instances.threads,
             batching.max_tokens,
             batching.max_rows,

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
-from penstock.models.survey import instance_count
 
 TASK_SECTIONS = ("embed", "score", "classify", "upscale")
 ENGINE_SECTIONS = ("python", "torch")
@@ -28,7 +27,7 @@ def examine_precision(settings: ModelSettings, facts: Mapping[str, object]) -> l
 def _threads(settings: ModelSettings) -> Iterator[Finding]:
     cores = len(os.sched_getaffinity(0))
     instances = settings.instances
-    count = instance_count(settings)
+    count = settings.instance_count()
     if instances.device in ("cpu", "auto") and count * instances.threads > cores:
         message = (
             f"{count} instance{'s' if count > 1 else ''} of {instances.threads} "

@@ -8,20 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
 
+from penstock.core.config import Limits
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.engines.base import ContextEngine
 from penstock.models.check.findings import Finding, as_json, has_problem, warning
 from penstock.models.check.load_errors import explain_load_error, explain_trial_error
 from penstock.models.check.samples import example_command, sample_inputs
-
-if TYPE_CHECKING:
-    from penstock.models.loading import LoadedBlock
+from penstock.models.folder import model_files, read_version, size_bytes
+from penstock.models.loading import LoadedBlock, load_block
+from penstock.models.running import first_answers, infer
+from penstock.tasks.base import TaskRequest
 
 STREAMED = 3  # answers that a decoupled model is asked for
 
@@ -53,20 +54,17 @@ class Trial:
         timer.cancel()
         tell({"facts": facts, **as_json(findings)})
 
-    def _load(self) -> "tuple[LoadedBlock, float]":
-        from penstock.core.config import Limits
-        from penstock.models.loading import load_block
-
+    def _load(self) -> tuple[LoadedBlock, float]:
         start = time.perf_counter()
         block = load_block("blk-check", self._folder, self._version, Limits())
         return block, time.perf_counter() - start
 
-    def _ask(self, block: "LoadedBlock", facts: dict[str, object]) -> list[Finding]:
+    def _ask(self, block: LoadedBlock, facts: dict[str, object]) -> list[Finding]:
         description = block.description
         inputs = sample_inputs(description.inputs, description.max_batch_size > 0)
         start = time.perf_counter()
         try:
-            answers = _request(block, inputs)
+            answers = first_answers(block, _request(inputs), STREAMED, "check")
         except Exception as error:  # noqa: BLE001
             late = self._late(error)
             return [late] if late else [explain_trial_error(error, block.settings)]
@@ -102,41 +100,19 @@ class Trial:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGABRT)
 
 
-def _request(block: "LoadedBlock", inputs: Mapping[str, Array]) -> list[list[Tensor]]:
-    """Through the task and the engine, as a request of a client goes. One answer, or a decoupled model's first."""
-    from penstock.engines.base import CallContext, ContextEngine
-    from penstock.tasks.base import TaskRequest
-
-    task, engine = block.task, block.engine
-    request = TaskRequest([from_array(name, array) for name, array in inputs.items()], [])
-    prepared = task.prepare(request)
-    if isinstance(engine, ContextEngine):
-        (piece,) = prepared.pieces
-        stream = engine.stream(0, task.join([piece]), task.engine_outputs, CallContext(request_id="check"))
-        made = list(islice(stream, STREAMED))
-        cast("Any", stream).close()
-        return [task.finish(request, prepared, task.split([piece], outputs)) for outputs in made]
-    results = []
-    for piece in prepared.pieces:
-        outputs = engine.infer(0, task.join([piece]), task.engine_outputs)
-        results.append(task.split([piece], outputs)[0])
-    return [task.finish(request, prepared, results)]
+def _request(inputs: Mapping[str, Array]) -> TaskRequest:
+    return TaskRequest([from_array(name, array) for name, array in inputs.items()], [])
 
 
-def _try_batch(block: "LoadedBlock", inputs: Mapping[str, Array]) -> list[Finding]:
+def _try_batch(block: LoadedBlock, inputs: Mapping[str, Array]) -> list[Finding]:
     """Two requests at once, as the batcher joins them."""
-    from penstock.engines.base import ContextEngine
-    from penstock.tasks.base import TaskRequest
-
-    task, engine = block.task, block.engine
-    if isinstance(engine, ContextEngine):  # such a model's requests are never joined
+    if isinstance(block.engine, ContextEngine):  # such a model's requests are never joined
         return []
-    request = TaskRequest([from_array(name, array) for name, array in inputs.items()], [])
-    pieces = [task.prepare(request).pieces[0] for _ in range(2)]
+    pieces = [block.task.prepare(_request(inputs)).pieces[0] for _ in range(2)]
     if pieces[0].key != pieces[1].key:
         return []
     try:
-        task.split(pieces, engine.infer(0, task.join(pieces), task.engine_outputs))
+        infer(block, pieces)
     except Exception as error:  # noqa: BLE001
         message = f"two requests joined into one batch fail, so each is run again alone: {error}"
         advice = (
@@ -174,11 +150,9 @@ def _look_for_no_numbers(answers: Sequence[Sequence[Tensor]]) -> list[Finding]:
     return [warning("not_finite", f"output '{name}' has infinities or no numbers", advice) for name in wrong]
 
 
-def _facts(block: "LoadedBlock", load_s: float) -> dict[str, object]:
-    from penstock.models.survey import model_files, read_version, size_bytes
-
+def _facts(block: LoadedBlock, load_s: float) -> dict[str, object]:
     told = block.description
-    folder = Path(block.task_spec.folder).parent if block.task_spec else Path()
+    folder = block.spec.folder.parent
     return {
         "platform": told.platform,
         "precision": told.precision,

@@ -8,9 +8,10 @@ import numpy as np
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import BYTES, Array, Tensor, to_array, unpack_bytes
-from penstock.models.convert.model import LoadedModel
 from penstock.models.convert.ranks import cosines, distribution, psnr_db, rank_agreement
 from penstock.models.convert.samples import Samples
+from penstock.models.loading import LoadedModel
+from penstock.models.running import answer
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.images import decode, read_header
 
@@ -40,7 +41,7 @@ class Fidelity:
 
 
 def answer_all(model: LoadedModel, groups: Sequence[Sequence[TaskRequest]]) -> Answers:
-    return [[model.answer(request) for request in group] for group in groups]
+    return [[answer(model, request) for request in group] for group in groups]
 
 
 class Reference:

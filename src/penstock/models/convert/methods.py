@@ -9,8 +9,9 @@ from penstock.core.errors import ConfigError
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.openvino import variants as openvino_variants
 from penstock.models.convert.fidelity import Reference, rule_of
-from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.samples import Samples
+from penstock.models.loading import LoadedModel, ModelFile, load_model
+from penstock.models.running import BatchArrays, prepare_all
 from penstock.models.settings import ModelSettings
 
 STATIC_SHARES = (0, 1 / 12, 1 / 6, 1 / 3)  # of the nodes with weights, that are left in floats while too much is lost
@@ -105,7 +106,7 @@ class Converter:
             recipe = self._search(method, target, folder / ".tries", tell)
         elif method.precision == "int8" and method.engine == "openvino":
             tell("openvino: NNCF quantizes")
-            inputs = self._loaded.graph_inputs(self._samples.learnt)
+            inputs = self._learnt_arrays()
             openvino_variants.write_int8(source, target, inputs, is_text=self._is_text())
         elif method.engine == "openvino":
             tell("openvino: compressing weights")
@@ -114,6 +115,10 @@ class Converter:
             tell(f"{method.name}: converting to {method.precision}")
             onnx_variants.convert(source, target, method.precision)
         return self.model_file(method, target), recipe
+
+    def _learnt_arrays(self) -> list[BatchArrays]:
+        """What the network gets for each piece of the samples to learn from."""
+        return [self._loaded.task.join([piece]) for piece in prepare_all(self._loaded, self._samples.learnt)]
 
     def model_file(self, method: Method, file: Path) -> ModelFile:
         settings = self._original.settings.model_copy(update=method.settings(file.name))
@@ -130,7 +135,7 @@ class Converter:
         task = self._original.settings.task
         rehearsal = Reference(task, self._loaded, self._samples.rehearsal())
         folder.mkdir(parents=True)
-        quantizer = StaticQuantizer(self._original.file, self._loaded.graph_inputs(self._samples.learnt), folder)
+        quantizer = StaticQuantizer(self._original.file, self._learnt_arrays(), folder)
         nodes: list[str] = []
         best: dict[str, Any] = {}
         for share in STATIC_SHARES:
@@ -144,7 +149,7 @@ class Converter:
                 tell(f"static: {calibration} ranges, {len(spared) or 'no'} nodes left in floats")
                 file = folder / f"{len(spared)}-{calibration}" / target.name
                 quantizer.write(file, calibration, spared)
-                with LoadedModel(self.model_file(method, file)) as found:
+                with load_model(self.model_file(method, file)) as found:
                     value = rehearsal.compare(found).value
                 if not best or value > best["learnt"]:
                     best = {"calibration": calibration, "in_floats": spared, "learnt": value, "folder": file.parent}

@@ -11,12 +11,12 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.engines.onnx.variants import weight_files, weighted_nodes
 from penstock.models.convert.fidelity import Fidelity, Reference, rule_of
 from penstock.models.convert.methods import Converter, Method, choose, method_of
-from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.publish import fill, original_of, publish, read_report, staging
 from penstock.models.convert.report import FP32, ORIGINAL, Candidate, Measured, Order, Run, build_report
 from penstock.models.convert.samples import Samples, collect
 from penstock.models.convert.speed import REQUESTS, take_turns
 from penstock.models.folder import ModelFolder
+from penstock.models.loading import LoadedModel, ModelFile, load_model
 from penstock.models.settings_file import edit_settings
 
 ENGINES = ("onnx", "openvino")
@@ -40,7 +40,7 @@ def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> 
     floor = rule.floor if order.min_accuracy is None else order.min_accuracy
     with staging(folder.path) as staged, ExitStack() as loaded:
         tell(f"loading version {version}")
-        in_fp32 = loaded.enter_context(LoadedModel(_with(original, precision="fp32")))
+        in_fp32 = loaded.enter_context(load_model(_with(original, precision="fp32")))
         _check_file(original.file, in_fp32, order.precision, version)
         samples = collect(original.settings.task, in_fp32.task, order.calibration)
         converter = Converter(original, in_fp32, samples, floor)
@@ -122,7 +122,7 @@ def _measure(
     tell("answering with the original in FP32")
     reference = Reference(original.settings.task, in_fp32, samples)
     with ExitStack() as stack:
-        served = stack.enter_context(LoadedModel(original))
+        served = stack.enter_context(load_model(original))
         models = {FP32: in_fp32}
         if served.signature.precision != in_fp32.signature.precision:
             models[ORIGINAL] = served
@@ -131,7 +131,7 @@ def _measure(
             if candidate.file is not None:
                 tell(f"measuring accuracy: {candidate.method.name}")
                 with _explained(candidate) as problem:
-                    loaded = stack.enter_context(LoadedModel(candidate.file))
+                    loaded = stack.enter_context(load_model(candidate.file))
                     fidelity = reference.compare(loaded)
                     models[candidate.method.name] = loaded
                     candidate = replace(candidate, fidelity=fidelity, precision=loaded.signature.precision)

@@ -9,10 +9,10 @@ from typing import Any
 from penstock.engines.onnx.variants import weight_files
 from penstock.models.convert.fidelity import Fidelity
 from penstock.models.convert.methods import Method
-from penstock.models.convert.model import ModelFile
 from penstock.models.convert.samples import Samples
 from penstock.models.convert.speed import Speed
 from penstock.models.folder import ModelFolder
+from penstock.models.loading import ModelFile
 from penstock.telemetry.machine import describe_machine
 
 ORIGINAL, FP32 = "original", "fp32"

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from penstock.models.convert.model import Batch, LoadedModel
+from penstock.models.loading import LoadedModel
+from penstock.models.running import BatchArrays, cut, infer_arrays, prepare_all
 from penstock.tasks.base import TaskRequest
 
 ROUNDS = 5
@@ -34,7 +35,7 @@ def take_turns(
     models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest], tell: Callable[[str], None]
 ) -> dict[str, Speed]:
     chosen = _fitting(models, requests[:REQUESTS])
-    inputs = {name: model.batches(chosen) for name, model in models.items()}
+    inputs = {name: _batches(model, chosen) for name, model in models.items()}
     found: dict[str, list[float]] = {name: [] for name in models}
     for number in range(ROUNDS):
         tell(f"measuring speed: round {number + 1} of {ROUNDS}")
@@ -47,12 +48,19 @@ def take_turns(
 def _fitting(models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest]) -> Sequence[TaskRequest]:
     """Also warms every model up."""
     few = requests[: max(2, len(requests) // 8)]
-    slowest = max(_pass_s(model, model.batches(few)) for model in models.values()) / len(few)
+    slowest = max(_pass_s(model, _batches(model, few)) for model in models.values()) / len(few)
     return requests[: max(2, min(len(requests), int(PASS_S / slowest)))]
 
 
-def _pass_s(model: LoadedModel, batches: Sequence[Batch]) -> float:
+def _batches(model: LoadedModel, requests: Sequence[TaskRequest]) -> list[BatchArrays]:
+    batching = model.settings.batching
+    return [
+        model.task.join(pieces) for pieces in cut(prepare_all(model, requests), batching.max_rows, batching.max_tokens)
+    ]
+
+
+def _pass_s(model: LoadedModel, batches: Sequence[BatchArrays]) -> float:
     begun = time.perf_counter()
     for batch in batches:
-        model.run(batch)
+        infer_arrays(model, batch)
     return time.perf_counter() - begun

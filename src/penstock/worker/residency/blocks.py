@@ -1,6 +1,7 @@
 """A worker's blocks, in memory and out of it: performs what residency decides."""
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -16,8 +17,7 @@ from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.core.statistics import BlockStatistics
 from penstock.models.loading import LoadedBlock, load_block
-from penstock.models.memory import reclaim
-from penstock.models.survey import Surveyed, reason, survey, undescribed
+from penstock.models.memory import trim
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
@@ -37,6 +37,7 @@ from penstock.worker.residency.steps import (
     UnloadBlock,
     Why,
 )
+from penstock.worker.residency.survey import Surveyed, reason, survey, undescribed
 from penstock.worker.running.runner import WorkerTools
 
 log = structlog.get_logger()
@@ -245,10 +246,10 @@ class Blocks:
         placement = loaded.settings.placement
         if placement == "worker" and not self._has_task_workers:
             raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
-        if placement == "inline" or loaded.task.is_prepare_cheap or loaded.task_spec is None:
+        if placement == "inline" or loaded.task.is_prepare_cheap:
             return None
         processes = self._task_workers if placement == "worker" else self._task_processes
-        return await processes.open(loaded.task_spec, loaded.task)
+        return await processes.open(loaded.spec, loaded.task)
 
     def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
         block_id = loaded.description.block_id
@@ -331,7 +332,7 @@ class Blocks:
 
     async def _release(self, size_bytes: int) -> None:
         """Nothing refers to the model any more."""
-        await asyncio.to_thread(reclaim)
+        await asyncio.to_thread(_reclaim)
         self._perform(self._residency.released(size_bytes, self._look()))
 
     def _show(self, block: BlockDescription, waiting: int, idle: int, busy: int) -> None:
@@ -347,3 +348,9 @@ class Blocks:
 def _part(total: dict[str, BlockStatistics], of: BlockStatistics | BlockDescription) -> BlockStatistics:
     """What the block has in the total."""
     return total.setdefault(of.block_id, BlockStatistics(of.block_id, of.model, of.version))
+
+
+def _reclaim() -> None:
+    """What a model held goes back to the system. Takes some milliseconds."""
+    gc.collect()
+    trim()

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull
 from penstock.core.statistics import BlockStatistics
-from penstock.models.loading import credits
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.worker.job import Holder, WorkerJob
+from penstock.worker.running.budget import credits_of
 
 now = time.monotonic
 LEAST_CAPACITY = 64  # every gateway has a credit, however few a block has
@@ -38,7 +38,7 @@ class Dormant:
     def accept(self, job: WorkerJob) -> None:
         job.arrived = now()
         description = self.description
-        capacity = max(LEAST_CAPACITY, credits(description.settings, description.instances))
+        capacity = max(LEAST_CAPACITY, credits_of(description.settings, description.instances))
         if len(self._waiting) >= capacity:
             self._fail(job, QueueFull(f"{capacity} requests wait for model '{description.model}' to be loaded"))
             return

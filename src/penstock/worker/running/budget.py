@@ -44,6 +44,11 @@ def budget_of(settings: BlockSettings, instances: int) -> Budget:
     )
 
 
+def credits_of(settings: BlockSettings, instances: int) -> int:
+    """Twice what the instances can hold: enough for like lengths to meet, the rest waits where it can go elsewhere."""
+    return 2 * instances * settings.batching.max_rows
+
+
 def delaying_levels(priorities: Priorities) -> frozenset[int]:
     """The levels whose requests are delayed when they have waited for too long; the others' are rejected."""
     levels = range(1, priorities.levels + 1)

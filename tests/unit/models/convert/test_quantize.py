@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from penstock.cli import main as cli
 from penstock.core.errors import ConfigError
 from penstock.models.convert.fidelity import Reference
-from penstock.models.convert.model import LoadedModel, ModelFile
 from penstock.models.convert.publish import publish, read_report, staging
 from penstock.models.convert.quantize import publish_variant, quantize
 from penstock.models.convert.report import Order
 from penstock.models.convert.samples import FEWEST, collect
 from penstock.models.folder import ModelFolder, read_model_folder
+from penstock.models.loading import ModelFile, load_model
 from tests.servers import write_identity, write_model
 from tests.small_models import WIDTH, dense_graph, write_dense
 
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_written() -> None:
 
 def test_nncf_that_is_not_installed_says_what_to_install(dense: ModelFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'penstock\[quantize\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'penstock-serve\[quantize\]'"):
         quantize(dense, Order(method="openvino"))
 
 
@@ -430,7 +430,7 @@ def test_answers_that_are_no_numbers_are_no_accuracy(dense: ModelFolder, tmp_pat
     graph.initializer[3].CopyFrom(onnx.numpy_helper.from_array(np.full(16, np.nan, np.float32), "b2"))
     write_model(tmp_path, "broken", graph)
     files = [ModelFile(tmp_path / name / "1" / "model.onnx", tmp_path, dense.settings) for name in ("dense", "broken")]
-    with LoadedModel(files[0]) as original, LoadedModel(files[1]) as broken:
+    with load_model(files[0]) as original, load_model(files[1]) as broken:
         reference = Reference("tensor", original, collect("tensor", original.task, None))
         assert reference.compare(original).value == 1.0
         with pytest.raises(ConfigError, match="no numbers any more"):

@@ -8,12 +8,12 @@ from penstock.core.settings import Batching, Instances, Residence
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.models.settings import ModelSettings
-from penstock.models.survey import undescribed
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.dormant import LEAST_CAPACITY, Dormant, now
 from penstock.worker.residency.steps import Assigned
+from penstock.worker.residency.survey import undescribed
 
 SETTINGS = ModelSettings(
     batching=Batching(max_rows=1), instances=Instances(count=1), residence=Residence(load="lazy", max_waiting_s=5.0)

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.settings import Instances, Sessions
-from penstock.models.folder import read_model_folder
 from penstock.models.settings import ModelSettings
-from penstock.models.survey import Surveyed, fingerprint_of, instance_count, model_files, survey, undescribed
 from penstock.worker.residency.steps import Assigned
+from penstock.worker.residency.survey import Surveyed, survey, undescribed
 
 
 @pytest.fixture
@@ -23,11 +22,6 @@ def model(tmp_path: Path) -> Path:
 
 def assigned(folder: Path, version: str = "1") -> Assigned:
     return Assigned("blk-m", "m", version, str(folder), 1)
-
-
-def fingerprint(folder: Path) -> str:
-    found = read_model_folder(folder)
-    return fingerprint_of(found.path, model_files(found, "1"))
 
 
 def test_settings_and_size_are_told(model: Path) -> None:
@@ -49,26 +43,6 @@ def test_what_is_wrong_is_told_of_that_block_alone(model: Path) -> None:
     assert "model.yaml:1" in wrong
 
 
-def test_the_fingerprint_follows_from_the_files_alone(model: Path, tmp_path: Path) -> None:
-    first = fingerprint(model)
-    copy = tmp_path / "elsewhere" / "n"
-    (copy / "1").mkdir(parents=True)
-    for file in ("model.yaml", "1/model.onnx", "1/weights.bin"):
-        (copy / file).write_bytes((model / file).read_bytes())
-    assert fingerprint(copy) == first
-    (copy / "1" / "__pycache__").mkdir()
-    (copy / "1" / "__pycache__" / "model.pyc").write_bytes(b"x")
-    assert fingerprint(copy) == first, "what running it leaves behind is not the model"
-
-
-@pytest.mark.parametrize("changed", ["model.yaml", "1/model.onnx", "1/weights.bin", "1/tokenizer.json"])
-def test_any_other_file_is_another_fingerprint(model: Path, changed: str) -> None:
-    first = fingerprint(model)
-    with (model / changed).open("ab") as file:
-        file.write(b"\n")
-    assert fingerprint(model) != first
-
-
 def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
     settings = ModelSettings(instances=Instances(count=3))
     block = undescribed(assigned(model), settings)
@@ -78,8 +52,6 @@ def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
     assert block.settings == settings.for_block()
 
 
-def test_a_model_with_state_has_one_instance_and_is_kept_for_its_sessions() -> None:
+def test_a_model_with_state_is_kept_for_its_sessions() -> None:
     settings = ModelSettings(sessions=Sessions(is_stateful=True, idle_s=40.0))
-    assert instance_count(settings) == 1
     assert Surveyed(settings, 0).outlook().keep_s == 40.0
-    assert instance_count(ModelSettings(instances=Instances(count=2))) == 2
