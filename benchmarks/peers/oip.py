@@ -1,18 +1,18 @@
 """The Open Inference Protocol, as Triton, KServe and MLServer speak it: one request and one answer of each workload."""
 
 import json
-import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import MINILM, NOOP, SRCNN, Item
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Item, Launch, Setting
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,35 @@ def value(workload: str, raw: bytes) -> Any:
     return array.reshape(1, 256) if workload == NOOP else array
 
 
-def free_ports(count: int) -> list[int]:
-    """All are held until all are found, so that they differ."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+class OipPeer:
+    """A server that speaks the protocol with binary tensors, both ways."""
+
+    name: str
+    title: str
+    grpc_method = GRPC_METHOD
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("grpc", "rest")
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return grpc_request(workload, item) if protocol == "grpc" else binary_request(workload, item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return grpc_answer(workload, body) if protocol == "grpc" else binary_answer(workload, body)
+
+
+def launch(command: Sequence[object], workload: str, rest: int, grpc: int, *import_from: Path) -> Launch:
+    return Launch(
+        command=[str(word) for word in command],
+        environment={"PYTHONPATH": ":".join(map(str, (SHARED, *import_from)))},
+        targets={"rest": f"{HOST}:{rest}", "grpc": f"{HOST}:{grpc}", "stream": f"{HOST}:{grpc}"},
+        ready_url=f"http://{HOST}:{rest}/v2/models/{workload}/ready",
+    )
+
+
+def engine_setting(name: str, defaults: Mapping[str, Any], engine: str, **values: Any) -> Setting:
+    """OpenVINO in BF16 is the model's own doing, and a candidate for the best alone."""
+    return Setting(f"OpenVINO BF16, {name}" if engine == "openvino" else name, {**defaults, "engine": engine, **values})

@@ -1,10 +1,13 @@
 """What a peer must tell so that it can be started, loaded and checked like the others."""
 
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+HOST = "127.0.0.1"
+SHARED = Path(__file__).parent / "shared"  # what the peers' own processes import
 # What is served. An item of each: a text, a JPEG file, a float32 array [1, 256].
 MINILM, SRCNN, NOOP = "minilm", "srcnn", "noop"
 WORKLOADS = (MINILM, SRCNN, NOOP)
@@ -22,6 +25,9 @@ class Assets:
     minilm_torch: Path  # a folder in Hugging Face's form: model.safetensors, config.json, tokenizer.json
     srcnn: Path  # a folder: model.onnx (luminance → luminance_sr, [n, 1, h, w])
     noop: Path  # a folder: model.onnx (x → y, [n, 256])
+
+    def folder(self, workload: str) -> Path:
+        return {MINILM: self.minilm, SRCNN: self.srcnn, NOOP: self.noop}[workload].resolve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +75,12 @@ class Peer(Protocol):
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         """From the body of an answer: a float32 array [384], the bytes of a PNG, a float32 array [1, 256]."""
         ...
+
+
+def free_ports(count: int) -> list[int]:
+    """All are held until all are found, so that they differ."""
+    sockets = [socket.create_server((HOST, 0)) for _ in range(count)]
+    ports: list[int] = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports

@@ -1,14 +1,12 @@
 """Items and answers as raw bytes, for the peers whose handlers get the body of a request as it came."""
 
-import socket
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import NOOP, SRCNN, Assets, Item
+from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Setting
 
-SHARED = Path(__file__).parent / "shared"
 ANSWER_SHAPES = {NOOP: (1, 256)}  # else as many as there are
 
 
@@ -33,12 +31,32 @@ def answer_of(workload: str, body: bytes) -> Any:
 def handler_of(workload: str, assets: Assets, values: Any) -> dict[str, Any]:
     """The arguments of shared/handler.py's Handler, for a setting's values."""
     given = {key: values[key] for key in ("engine", "threads", "alike") if key in values}
-    return {"workload": workload, "folder": str(getattr(assets, workload).absolute()), **given}
+    return {"workload": workload, "folder": str(assets.folder(workload)), **given}
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+class RawPeer:
+    """A server whose handler takes one route's bytes; for BEST, a handler that calls OpenVINO by hand."""
+
+    name: str
+    title: str
+    grpc_method = ""
+    route = "/predict"
+    candidates: Mapping[str, Sequence[Setting]]
+
+    def protocols(self, workload: str) -> Sequence[str]:
+        return ("rest", "grpc") if self.grpc_method else ("rest",)
+
+    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
+        found = self.candidates[workload]
+        if comparison != BEST or workload == NOOP:
+            return found
+        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in found]
+
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
+
+    def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        return http_request(self.route, item)
+
+    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
+        return answer_of(workload, body)

@@ -14,12 +14,10 @@ What its documentation advises, and what was set:
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
-from benchmarks.peers.raw import SHARED, answer_of, free_ports, handler_of, http_request
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
+from benchmarks.peers.raw import RawPeer, handler_of
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
@@ -42,21 +40,10 @@ SETTINGS = {
 }
 
 
-class BentoML:
+class BentoML(RawPeer):
     name = "bentoml"
     title = "BentoML 1.4.39"
-    grpc_method = ""
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("rest",)
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if comparison != BEST or workload == NOOP:
-            return SETTINGS[workload]
-        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
-
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
+    candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         [port] = free_ports(1)
@@ -69,8 +56,8 @@ class BentoML:
             "handler": handler_of(workload, assets, setting.values),
         }
         here = str(Path(__file__).parent.absolute())
-        options = ("--working-dir", here, "--host", "127.0.0.1", "--port", str(port), "--timeout-keep-alive", "600")
-        target = f"127.0.0.1:{port}"
+        options = ("--working-dir", here, "--host", HOST, "--port", str(port), "--timeout-keep-alive", "600")
+        target = f"{HOST}:{port}"
         return Launch(
             # Not python -m bentoml: that would look for the package in the current folder first.
             command=(str(python.parent / "bentoml"), "serve", "server:Model", *options),
@@ -86,12 +73,6 @@ class BentoML:
             # BentoML ends its workers when it is told to end, but a kill leaves them: each has its own process group.
             stop_command=(str(python), str(SHARED / "leftovers.py"), str(folder.absolute())),
         )
-
-    def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return http_request("/predict", item)
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return answer_of(workload, body)
 
 
 PEER = BentoML()

@@ -35,7 +35,6 @@ special_tokens_map.json, vocab.txt, modules.json, sentence_bert_config.json and 
 import base64
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import BEST, MINILM, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import BEST, HOST, MINILM, Assets, Item, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
 MODEL = "minilm"
@@ -85,7 +84,7 @@ class Infinity:
             export = [python, HERE / "export.py", model, folder / "onnx"]
             subprocess.run(export, check=True, timeout=EXPORT_TIMEOUT_S, env=environment, capture_output=True)
             model, start = ".", ["env", f"--chdir={folder / 'onnx'}", *start]
-        port = free_port()
+        [port] = free_ports(1)
         options = {
             "--model-id": model,
             "--served-model-name": MODEL,
@@ -94,7 +93,7 @@ class Infinity:
             "--pooling-method": "mean",  # for optimum "auto" is the first token
             "--dtype": "float32",
             "--batch-size": values["batch"],
-            "--host": "127.0.0.1",
+            "--host": HOST,
             "--port": port,
             "--log-level": "warning",
         }
@@ -113,8 +112,8 @@ class Infinity:
                 "OMP_NUM_THREADS": str(THREADS),
                 "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
             },
-            targets={"rest": f"127.0.0.1:{port}"},
-            ready_url=f"http://127.0.0.1:{port}/health",
+            targets={"rest": f"{HOST}:{port}"},
+            ready_url=f"http://{HOST}:{port}/health",
         )
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
@@ -127,12 +126,6 @@ class Infinity:
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         return np.frombuffer(base64.b64decode(json.loads(body)["data"][0]["embedding"]), np.float32)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
 
 
 PEER = Infinity()

@@ -20,10 +20,9 @@ import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
 QUIET = {
@@ -39,13 +38,9 @@ QUIET = {
 }
 
 
-class KServe:
+class KServe(oip.OipPeer):
     name = "kserve"
     title = "KServe 0.21.0"
-    grpc_method = oip.GRPC_METHOD
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("grpc", "rest")
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
         if workload == NOOP:
@@ -62,17 +57,13 @@ class KServe:
             setting("2 workers, in the event loop, 1 thread", engine, workers=2),
         )
 
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
-
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = oip.free_ports(2)
+        rest, grpc = free_ports(2)
         log = folder / "log.json"
         log.write_text(json.dumps(QUIET))
-        model = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
         options = {
             "model_name": workload,
-            "model": model.resolve(),
+            "model": assets.folder(workload),
             "folder": folder,
             "http_port": rest,
             "grpc_port": grpc,
@@ -80,27 +71,17 @@ class KServe:
             "log_config_file": log,
             **setting.values,
         }
-        return Launch(
-            command=[str(python), str(HERE / "server.py"), *(f"--{name}={value}" for name, value in options.items())],
-            environment={"PYTHONPATH": str(HERE.parent / "shared")},
-            targets={"rest": f"{oip.HOST}:{rest}", "grpc": f"{oip.HOST}:{grpc}"},
-            ready_url=f"http://{oip.HOST}:{rest}/v2/models/{workload}/ready",
-        )
+        command = [python, HERE / "server.py", *(f"--{name}={value}" for name, value in options.items())]
+        return oip.launch(command, workload, rest, grpc)
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        if protocol == "grpc":
-            return oip.grpc_request(workload, item)
-        if workload == SRCNN:
+        if protocol == "rest" and workload == SRCNN:
             return oip.json_request(workload, [base64.b64encode(item).decode()], binary_data_output=True)
-        return oip.binary_request(workload, item)
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return oip.grpc_answer(workload, body) if protocol == "grpc" else oip.binary_answer(workload, body)
+        return super().request(workload, protocol, item)
 
 
 def setting(name: str, engine: str = "onnx", **values: int) -> Setting:
-    shown = f"OpenVINO BF16, {name}" if engine == "openvino" else name
-    return Setting(shown, {"workers": 1, "pool": 0, "threads": 1, "engine": engine, **values})
+    return oip.engine_setting(name, {"workers": 1, "pool": 0, "threads": 1}, engine, **values)
 
 
 PEER = KServe()

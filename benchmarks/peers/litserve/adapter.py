@@ -12,12 +12,10 @@ What its documentation advises, and what was set:
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
-from benchmarks.peers.raw import SHARED, answer_of, free_ports, handler_of, http_request
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
+from benchmarks.peers.raw import RawPeer, handler_of
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
@@ -48,21 +46,10 @@ SETTINGS = {
 }
 
 
-class LitServe:
+class LitServe(RawPeer):
     name = "litserve"
     title = "LitServe 0.2.19"
-    grpc_method = ""
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("rest",)
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if comparison != BEST or workload == NOOP:
-            return SETTINGS[workload]
-        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
-
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
+    candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         [port] = free_ports(1)
@@ -76,19 +63,13 @@ class LitServe:
             "fast_queue": values.get("fast_queue", True),
             "handler": handler_of(workload, assets, values),
         }
-        target = f"127.0.0.1:{port}"
+        target = f"{HOST}:{port}"
         return Launch(
             command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),
             environment={"PYTHONPATH": str(SHARED)},
             targets={"rest": target},
             ready_url=f"http://{target}/health",
         )
-
-    def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return http_request("/predict", item)
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return answer_of(workload, body)
 
 
 PEER = LitServe()

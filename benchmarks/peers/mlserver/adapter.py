@@ -24,18 +24,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
 
 
-class MLServer:
+class MLServer(oip.OipPeer):
     name = "mlserver"
     title = "MLServer 1.7.1"
-    grpc_method = oip.GRPC_METHOD
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("grpc", "rest")
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
         if workload == NOOP:
@@ -49,15 +45,12 @@ class MLServer:
         engine = "onnx" if comparison == SAME else "openvino"
         return text_settings(engine) if workload == MINILM else photo_settings(engine)
 
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
-
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = oip.free_ports(2)
+        rest, grpc = free_ports(2)
         values = setting.values
         server = {
             "debug": False,
-            "host": oip.HOST,
+            "host": HOST,
             "http_port": rest,
             "grpc_port": grpc,
             "metrics_endpoint": None,
@@ -65,8 +58,7 @@ class MLServer:
             "parallel_workers": values["workers"],
             "environments_dir": str(folder / "environments"),
         }
-        model = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
-        extra = {"model": str(model.resolve()), **{key: values[key] for key in ("engine", "threads", "alike")}}
+        extra = {"model": str(assets.folder(workload)), **{key: values[key] for key in ("engine", "threads", "alike")}}
         runtime = {
             "name": workload,
             "implementation": "server.Handler",
@@ -76,23 +68,18 @@ class MLServer:
         }
         (folder / "settings.json").write_text(json.dumps(server))
         (folder / "model-settings.json").write_text(json.dumps(runtime))
-        return Launch(
-            command=[str(python.parent / "mlserver"), "start", str(folder)],
-            environment={"PYTHONPATH": f"{HERE.parent / 'shared'}:{HERE}"},
-            targets={"rest": f"{oip.HOST}:{rest}", "grpc": f"{oip.HOST}:{grpc}"},
-            ready_url=f"http://{oip.HOST}:{rest}/v2/models/{workload}/ready",
-        )
+        return oip.launch([python.parent / "mlserver", "start", folder], workload, rest, grpc, HERE)
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":
-            return oip.grpc_request(workload, item)
+            return super().request(workload, protocol, item)
         if workload == NOOP:
             return oip.json_request(workload, np.asarray(item, np.float32).ravel().tolist())
         return oip.json_request(workload, [item if workload == MINILM else base64.b64encode(item).decode()])
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         if protocol == "grpc":
-            return oip.grpc_answer(workload, body)
+            return super().answer(workload, protocol, body)
         data = json.loads(body)["outputs"][0]["data"]
         if workload == SRCNN:
             return base64.b64decode(data[0])
@@ -121,9 +108,8 @@ def photo_settings(engine: str) -> Sequence[Setting]:
 
 
 def setting(name: str, engine: str = "onnx", **values: Any) -> Setting:
-    shown = f"OpenVINO BF16, {name}" if engine == "openvino" else name
-    chosen = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False, "engine": engine}
-    return Setting(shown, {**chosen, **values})
+    defaults = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False}
+    return oip.engine_setting(name, defaults, engine, **values)
 
 
 PEER = MLServer()

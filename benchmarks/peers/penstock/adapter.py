@@ -1,6 +1,7 @@
 """Penstock itself, started, loaded and checked like its peers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import yaml
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # A setting's values: `model` is laid over model.yaml, section by section; `flags` go to `penstock serve`.
@@ -16,10 +17,9 @@ ONNX_FP32 = {"engine": "onnx", "precision": "fp32"}
 ONE_INSTANCE = {"instances": {"count": 1, "threads": 2}}
 
 
-class PenstockPeer:
+class PenstockPeer(oip.OipPeer):
     name = "penstock"
     title = f"Penstock {version('penstock-serve')}"
-    grpc_method = oip.GRPC_METHOD
 
     def protocols(self, workload: str) -> Sequence[str]:
         # Streams spare what a call costs, which beside a photograph is nothing.
@@ -39,30 +39,19 @@ class PenstockPeer:
             found += [_setting(f"max_tokens {count}", changes) for count, changes in sizes.items()]
         return tuple(found)
 
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
-
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        source = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
-        _add_model(source, folder / "models" / workload, setting.values.get("model", {}))
-        http, grpc = oip.free_ports(2)
+        _add_model(assets.folder(workload), folder / "models" / workload, setting.values.get("model", {}))
+        http, grpc = free_ports(2)
         command = [python, "-m", "penstock", "serve", "--models", folder / "models", "--data-dir", folder / "data"]
         command += ["--http-port", http, "--grpc-port", grpc, *setting.values.get("flags", ())]
-        return Launch(
-            command=[str(part) for part in command],
-            environment={},
-            targets={"rest": f"127.0.0.1:{http}", "grpc": f"127.0.0.1:{grpc}", "stream": f"127.0.0.1:{grpc}"},
-            ready_url=f"http://127.0.0.1:{http}/v2/models/{workload}/ready",
-        )
+        return replace(oip.launch(command, workload, http, grpc), environment={})  # the runner's own
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return oip.binary_request(workload, item) if protocol == "rest" else oip.grpc_request(workload, item)
+        return super().request(workload, "grpc" if protocol == "stream" else protocol, item)
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        if protocol == "rest":
-            return oip.binary_answer(workload, body)
-        if protocol == "grpc":
-            return oip.grpc_answer(workload, body)
+        if protocol != "stream":
+            return super().answer(workload, protocol, body)
         answer = pb.ModelStreamInferResponse.FromString(body)
         if answer.error_message:
             raise ValueError(answer.error_message)

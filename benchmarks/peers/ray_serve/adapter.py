@@ -18,12 +18,13 @@ What its documentation advises, and what was set:
 import json
 import secrets
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting
-from benchmarks.peers.raw import SHARED, answer_of, body_of, free_ports, handler_of, http_request
+from google.protobuf.wrappers_pb2 import BytesValue
+
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.raw import RawPeer, body_of, handler_of
 
 TWO = {"replicas": 2, "threads": 1}
 ONE = {"replicas": 1, "threads": 2}
@@ -55,21 +56,12 @@ SETTINGS = {
 }
 
 
-class RayServe:
+class RayServe(RawPeer):
     name = "ray_serve"
     title = "Ray Serve 2.60.0"
     grpc_method = "/peer.Model/Predict"
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("rest", "grpc")
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if comparison != BEST or workload == NOOP:
-            return SETTINGS[workload]
-        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in SETTINGS[workload]]
-
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
+    route = "/"
+    candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         http_port, grpc_port, metrics_port, stats_port = free_ports(4)
@@ -89,7 +81,7 @@ class RayServe:
         environment = common_environment(scratch)
         if setting.values.get("haproxy", True):
             environment |= haproxy_environment(scratch, metrics_port, stats_port)
-        targets = {"rest": f"127.0.0.1:{http_port}", "grpc": f"127.0.0.1:{grpc_port}"}
+        targets = {"rest": f"{HOST}:{http_port}", "grpc": f"{HOST}:{grpc_port}"}
         return Launch(
             command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),
             environment=environment,
@@ -99,10 +91,12 @@ class RayServe:
         )
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return http_request("/", item) if protocol == "rest" else bytes_value(body_of(item))
+        if protocol == "rest":
+            return super().request(workload, protocol, item)
+        return BytesValue(value=body_of(item)).SerializeToString()
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return answer_of(workload, body if protocol == "rest" else value_of(body))
+        return super().answer(workload, protocol, body if protocol == "rest" else BytesValue.FromString(body).value)
 
 
 def common_environment(scratch: str) -> dict[str, str]:
@@ -130,23 +124,6 @@ def haproxy_environment(scratch: str, metrics_port: int, stats_port: int) -> dic
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{scratch}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{scratch}/metrics.sock",
     }
-
-
-def bytes_value(value: bytes) -> bytes:
-    """A serialized google.protobuf.BytesValue: field 1, its length as a varint, and the bytes."""
-    length, size = bytearray(), len(value)
-    while size > 127:
-        length.append(size & 127 | 128)
-        size >>= 7
-    length.append(size)
-    return b"\n" + bytes(length) + value if value else b""
-
-
-def value_of(message: bytes) -> bytes:
-    start = 1
-    while message[start] & 128:
-        start += 1
-    return message[start + 1 :]
 
 
 PEER = RayServe()

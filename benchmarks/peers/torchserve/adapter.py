@@ -26,18 +26,28 @@ short: a socket's path has 107 characters at most.
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import (
+    BEST,
+    HOST,
+    MINILM,
+    NOOP,
+    SAME,
+    SHARED,
+    SRCNN,
+    Assets,
+    Item,
+    Launch,
+    Setting,
+    free_ports,
+)
+from benchmarks.peers.raw import RawPeer, body_of
 
 HERE = Path(__file__).parent
-SHARED = HERE.parent / "shared"
 MODEL = "model"
 PORTS = ("inference", "management", "metrics", "grpc_inference", "grpc_management", "worker")
 
@@ -92,27 +102,21 @@ CANDIDATES = {
 CANDIDATES[NOOP, BEST] = CANDIDATES[NOOP, SAME]
 
 
-class TorchServe:
+class TorchServe(RawPeer):
     name = "torchserve"
     title = "TorchServe 0.12.0"
     grpc_method = "/org.pytorch.serve.grpc.inference.InferenceAPIsService/Predictions"
-
-    def protocols(self, workload: str) -> Sequence[str]:
-        return ("rest", "grpc")
+    route = f"/predictions/{MODEL}"
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
         return CANDIDATES[workload, comparison]
-
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         for name in ("store", "logs", "tmp", "loaded"):
             (folder / name).mkdir()
         (folder / "config.properties").write_text(properties(setting.values, ports))
-        model_folder = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
-        archive(workload, setting.values, model_folder.resolve(), folder, python)
+        archive(workload, setting.values, assets.folder(workload), folder, python)
         return Launch(
             command=java_command(folder, python),
             environment={
@@ -123,29 +127,21 @@ class TorchServe:
                 "METRICS_LOCATION": str(folder / "logs"),
                 "OMP_NUM_THREADS": str(setting.values["threads"]),
             },
-            targets={"rest": f"127.0.0.1:{ports['inference']}", "grpc": f"127.0.0.1:{ports['grpc_inference']}"},
-            ready_url=f"http://127.0.0.1:{ports['inference']}/predictions/{MODEL}",
+            targets={"rest": f"{HOST}:{ports['inference']}", "grpc": f"{HOST}:{ports['grpc_inference']}"},
+            ready_url=f"http://{HOST}:{ports['inference']}/predictions/{MODEL}",
         )
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        body = item.encode() if workload == MINILM else item if workload == SRCNN else item.tobytes()
         if protocol == "grpc":
-            return field(1, MODEL.encode()) + field(3, field(1, b"data") + field(2, body))
-        head = (
-            f"POST /predictions/{MODEL} HTTP/1.1\r\nHost: localhost\r\n"
-            f"Content-Type: application/octet-stream\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        return head.encode() + body
+            return field(1, MODEL.encode()) + field(3, field(1, b"data") + field(2, body_of(item)))
+        return super().request(workload, protocol, item)
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        data = first_field(body) if protocol == "grpc" else body
-        if workload == SRCNN:
-            return data
-        return np.frombuffer(data, np.float32).reshape(-1 if workload == MINILM else (1, 256))
+        return super().answer(workload, protocol, first_field(body) if protocol == "grpc" else body)
 
 
 def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
-    lines = {f"{name}_address": f"http://127.0.0.1:{ports[name]}" for name in ("inference", "management", "metrics")}
+    lines = {f"{name}_address": f"http://{HOST}:{ports[name]}" for name in ("inference", "management", "metrics")}
     lines |= {f"{name}_port": str(ports[name]) for name in ("grpc_inference", "grpc_management")}
     lines |= {
         "initial_worker_port": str(ports["worker"]),  # the name of a unix socket, not a port that is opened
@@ -192,15 +188,6 @@ def java_command(folder: Path, python: Path) -> list[str]:
         *("-cp", f"{home}/ts/frontend/*", "org.pytorch.serve.ModelServer"),
         *("--python", str(python), "-f", str(folder / "config.properties"), "-s", str(folder / "store"), "-ncs"),
     ]
-
-
-def free_ports(count: int) -> list[int]:
-    """All are held until the last is known, so that no two are the same."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [found.getsockname()[1] for found in sockets]
-    for found in sockets:
-        found.close()
-    return ports
 
 
 def field(number: int, value: bytes) -> bytes:

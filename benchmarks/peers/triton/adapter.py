@@ -20,15 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, Assets, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
 
 
-class Triton:
+class Triton(oip.OipPeer):
     name = "triton"
     title = "Triton 2.51 (PyTriton 0.7.0)"
-    grpc_method = oip.GRPC_METHOD
 
     def protocols(self, workload: str) -> Sequence[str]:
         return ("rest", "grpc")
@@ -45,33 +44,19 @@ class Triton:
         engine = "onnx" if comparison == SAME else "openvino"
         return text_settings(engine) if workload == MINILM else photo_settings(engine)
 
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
-
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        rest, grpc = oip.free_ports(2)
-        model = {MINILM: assets.minilm, SRCNN: assets.srcnn, NOOP: assets.noop}[workload]
+        rest, grpc = free_ports(2)
         options = {
             "workload": workload,
-            "model": model.resolve(),
+            "model": assets.folder(workload),
             "folder": folder,
-            "host": oip.HOST,
+            "host": HOST,
             "rest": rest,
             "grpc": grpc,
             **setting.values,
         }
-        return Launch(
-            command=[str(python), str(HERE / "server.py"), *(f"--{name}={value}" for name, value in options.items())],
-            environment={"PYTHONPATH": str(HERE.parent / "shared")},
-            targets={"rest": f"{oip.HOST}:{rest}", "grpc": f"{oip.HOST}:{grpc}"},
-            ready_url=f"http://{oip.HOST}:{rest}/v2/models/{workload}/ready",
-        )
-
-    def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return oip.grpc_request(workload, item) if protocol == "grpc" else oip.binary_request(workload, item)
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return oip.grpc_answer(workload, body) if protocol == "grpc" else oip.binary_answer(workload, body)
+        command = [python, HERE / "server.py", *(f"--{name}={value}" for name, value in options.items())]
+        return oip.launch(command, workload, rest, grpc)
 
 
 def text_settings(engine: str) -> Sequence[Setting]:
@@ -108,9 +93,8 @@ def photo_settings(engine: str) -> Sequence[Setting]:
 
 
 def setting(name: str, engine: str = "onnx", **values: Any) -> Setting:
-    shown = f"OpenVINO BF16, {name}" if engine == "openvino" else name
-    chosen = {"way": "python", "instances": 1, "threads": 1, "batch": 1, "delay_us": 0, "alike": False}
-    return Setting(shown, {**chosen, "engine": engine, **values})
+    defaults = {"way": "python", "instances": 1, "threads": 1, "batch": 1, "delay_us": 0, "alike": False}
+    return oip.engine_setting(name, defaults, engine, **values)
 
 
 PEER = Triton()
