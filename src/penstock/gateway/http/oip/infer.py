@@ -42,16 +42,11 @@ class InferEndpoint:
         headers: Headers = dict(scope["headers"])
         try:
             body = await read_body(headers, receive, self._limits.max_message_bytes)
+            answer = await self.infer(headers, body, model, version, receive)
         except ClientLeft:
             return
-        except PenstockError as error:
-            self._serving.turned_away("rest", error)
-            answer = _refusal(error)
-        else:
-            try:
-                answer = await self.infer(headers, body, model, version, receive)
-            except ClientLeft:
-                return
+        except PenstockError as error:  # the body could not be read
+            answer = self._turn_away(error)
         await http_message.answer(send, answer.status, answer.media_type, answer.body, answer.headers)
 
     async def infer(
@@ -62,8 +57,7 @@ class InferEndpoint:
             try:
                 request, form = self._decode(headers, body, model, version)
             except PenstockError as error:
-                self._serving.turned_away("rest", error)
-                raise
+                return self._turn_away(error)
             del body
             if receive is None:
                 response = await self._serving.serve(request)
@@ -78,6 +72,10 @@ class InferEndpoint:
         except Exception:  # a bug of ours: the client is told so in the protocol's own words
             log.exception("bug", where="rest")
             return _refusal(InternalError("the server failed; its log says more"))
+
+    def _turn_away(self, error: PenstockError) -> HttpAnswer:
+        self._serving.turned_away("rest", error)
+        return _refusal(error)
 
     def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
         length = headers.get(HEADER_LENGTH)
