@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from penstock.experiments.experiment import Case, Experiment, expand
 from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results
-from penstock.experiments.sampler import Sample
+from penstock.experiments.sampler import UsageSample
 
 
 def make_cases(**sections: object) -> list[Case]:
@@ -29,7 +29,7 @@ def make_repeat(number: int, rps: float, p99_ms: float, batch_size: int = 1, is_
         cpu_percent={"gateway": 10.0, "worker": 90.0},
         memory_mib={"gateway": 90.0, "worker": 250.0},
         generator_cpu_share=0.1,
-        samples=[Sample(0.25 * step, 10.0, 90.0, 90.0, 250.0) for step in range(1, 5)],
+        samples=[UsageSample(0.25 * step, 10.0, 90.0, 90.0, 250.0) for step in range(1, 5)],
     )
 
 

@@ -12,7 +12,7 @@ from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
 from penstock.experiments.load.steady import AGREEING, WITHIN, Measured, NothingAnswered, is_enough, measured, spread
 from penstock.experiments.processes import ServerRun
 from penstock.experiments.results import Repeat
-from penstock.experiments.sampler import Sample, Sampler, mean_cpu, peak_mib
+from penstock.experiments.sampler import Sampler, UsageSample, mean_cpu, peak_mib
 
 COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
 MOST_COUNTED_S = 600.0
@@ -89,8 +89,8 @@ def _repeat(
     number: int,
     outcomes: Sequence[WindowOutcome],
     found: Measured,
-    inside: Sequence[Sample],
-    samples: list[Sample],
+    inside: Sequence[UsageSample],
+    samples: list[UsageSample],
 ) -> Repeat:
     latencies = found.latencies
     return Repeat(

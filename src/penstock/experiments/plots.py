@@ -1,7 +1,7 @@
 """Line charts as SVG text: nothing to install, nothing to fetch."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
@@ -21,7 +21,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Line:
     name: str
     points: Sequence[Point]
     colour: int = 0
@@ -44,10 +44,10 @@ class Chart:
     title: str
     x: Axis
     y: Axis
-    series: Sequence[Series] = field(default=())
+    lines: Sequence[Line] = ()
 
     def draw(self) -> str:
-        points = [point for series in self.series for point in series.points]
+        points = [point for line in self.lines for point in line.points]
         if not points:
             return ""
         xs = [value for point in points for value in (point.x, *(point.x_range or ()))]
@@ -57,35 +57,34 @@ class Chart:
         parts = [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">',
             *self._grid(across, up),
-            *(_line(series, across.place, up.place) for series in self.series),
-            *(_marks(series, across.place, up.place) for series in self.series if series.has_marks),
+            *(_path(line, across, up) for line in self.lines),
+            *(_marks(line, across, up) for line in self.lines if line.has_marks),
             "</svg>",
         ]
         return f"<figure><figcaption>{escape(self.title)}</figcaption>{''.join(parts)}</figure>"
 
     def _grid(self, across: "_Scale", up: "_Scale") -> list[str]:
-        floor_y, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-        found = []
+        bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+        middle = f'x="{(LEFT + right) / 2}" y="{HEIGHT - 8}"'
+        turned = f'transform="translate(13 {(TOP + bottom) / 2}) rotate(-90)"'
+        found = [_segment("axis", LEFT, right, bottom, bottom)]
         for value, text in up.ticks:
             y = up.place(value)
-            found.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            found.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 3.5:.1f}" text-anchor="end">{escape(text)}</text>')
+            found.append(_segment("grid", LEFT, right, y, y))
+            found.append(_text("tick", f'x="{LEFT - 8}" y="{y + 3.5:.1f}"', text, "end"))
         for value, text in across.ticks:
             x = across.place(value)
-            found.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor_y}"/>')
-            found.append(
-                f'<text class="tick" x="{x:.1f}" y="{floor_y + 16}" text-anchor="middle">{escape(text)}</text>'
-            )
-        middle = (LEFT + right) / 2
-        found.append(f'<line class="axis" x1="{LEFT}" x2="{right}" y1="{floor_y}" y2="{floor_y}"/>')
-        found.append(
-            f'<text class="name" x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x.label)}</text>'
-        )
-        found.append(
-            f'<text class="name" transform="translate(13 {(TOP + floor_y) / 2}) rotate(-90)" '
-            f'text-anchor="middle">{escape(self.y.label)}</text>'
-        )
-        return found
+            found.append(_segment("grid", x, x, TOP, bottom))
+            found.append(_text("tick", f'x="{x:.1f}" y="{bottom + 16}"', text))
+        return [*found, _text("name", middle, self.x.label), _text("name", turned, self.y.label)]
+
+
+def _segment(kind: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(kind: str, place: str, text: str, anchor: str = "middle") -> str:
+    return f'<text class="{kind}" {place} text-anchor="{anchor}">{escape(text)}</text>'
 
 
 class _Scale:
@@ -135,32 +134,25 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):g}"
 
 
-Place = Callable[[float], float]
+def _path(line: Line, across: "_Scale", up: "_Scale") -> str:
+    path = " ".join(f"{across.place(point.x):.1f},{up.place(point.y):.1f}" for point in line.points)
+    faint = " faint" if line.is_faint else ""
+    return f'<polyline class="line c{line.colour % COLOURS}{faint}" points="{path}"/>'
 
 
-def _line(series: Series, across: Place, up: Place) -> str:
-    path = " ".join(f"{across(point.x):.1f},{up(point.y):.1f}" for point in series.points)
-    faint = " faint" if series.is_faint else ""
-    return f'<polyline class="line c{series.colour % COLOURS}{faint}" points="{path}"/>'
-
-
-def _marks(series: Series, across: Place, up: Place) -> str:
-    colour = f"c{series.colour % COLOURS}"
+def _marks(line: Line, across: "_Scale", up: "_Scale") -> str:
+    colour = f"c{line.colour % COLOURS}"
     parts = []
-    for point in series.points:
-        x, y = across(point.x), up(point.y)
+    for point in line.points:
+        x, y = across.place(point.x), up.place(point.y)
         if point.x_range:
-            ends = [across(value) for value in point.x_range]
-            parts.append(
-                f'<line class="noise {colour}" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            )
+            low, high = map(across.place, point.x_range)
+            parts.append(_segment(f"noise {colour}", low, high, y, y))
         if point.y_range:
-            ends = [up(value) for value in point.y_range]
-            parts.append(
-                f'<line class="noise {colour}" x1="{x:.1f}" x2="{x:.1f}" y1="{ends[0]:.1f}" y2="{ends[1]:.1f}"/>'
-            )
+            low, high = map(up.place, point.y_range)
+            parts.append(_segment(f"noise {colour}", x, x, low, high))
         if point.label:
-            parts.append(f'<text class="mark" x="{x + 7:.1f}" y="{y - 7:.1f}">{escape(point.label)}</text>')
+            parts.append(_text("mark", f'x="{x + 7:.1f}" y="{y - 7:.1f}"', point.label, "start"))
         tip = f"<title>{escape(point.tip)}</title>" if point.tip else ""
         parts.append(f'<circle class="{colour}" cx="{x:.1f}" cy="{y:.1f}" r="4">{tip}</circle>')
     return "".join(parts)

@@ -10,10 +10,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
+
+from penstock.experiments.sampler import usage
 
 START_TIMEOUT_S = 120.0
 PERIOD_S = 0.05
@@ -31,15 +32,16 @@ class Running:
                 self.process = subprocess.Popen(command, **{"stdout": stderr, "stderr": stderr, **options})
         except BaseException:
             if hasattr(self, "process"):
-                self.__exit__(None, None, None)
+                self.end()
             raise
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         self.process.terminate()
         try:
             self.process.wait(60)
@@ -105,12 +107,7 @@ class ServerRun(Running):
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds so far, by role."""
-        main = psutil.Process(self.process.pid)
-        found = {"gateway": _cpu_s(main), "worker": 0.0}
-        for child in main.children(recursive=True):
-            role = "gateway" if "gateway" in child.cmdline() else "worker"
-            found[role] += _cpu_s(child)
-        return found
+        return {role: seconds for role, (seconds, _) in usage(psutil.Process(self.process.pid)).items()}
 
 
 @contextmanager
@@ -138,8 +135,3 @@ def _interrupts_after(has_mask: bool) -> Iterator[None]:
 
 def _address(said: dict[str, Any]) -> str:
     return str(said["http"]).removeprefix("http://")
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

@@ -8,14 +8,19 @@ from math import log10
 import yaml
 
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.plots import COLOURS, Axis, Chart, Point, Series
+from penstock.experiments.plots import COLOURS, Axis, Chart, Line, Point
 from penstock.experiments.results import CaseResult, Figure, Results
 from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not_run, notes, number, share, units
 
 # From the median to the tail; as many of them are drawn as the answers give.
 CURVE = (50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.75, 99.9, 99.95, 99.99)
 TICKS = (50, 75, 90, 95, 99, 99.9, 99.99)
-TEXT_COLUMNS = ("variant", "steady", "accuracy")
+TEXT_COLUMNS = ("variant", "steady", "accuracy", "loads", "why")
+TRADE_OFF = (
+    "Right and low is better. Each point is a number of callers; bars reach from the lowest to the highest repeat."
+)
+PERCENTILES = "All repeats together, as far into the tail as the number of answers allows. Lower is better."
+RESOURCES = "Every repeat of a case, warm-up included, sampled four times a second. CPU is in percent of one core."
 
 
 def to_html(results: Results) -> str:
@@ -24,10 +29,10 @@ def to_html(results: Results) -> str:
     body = [
         _head(results),
         _summary(results, found),
-        _section("Latency against throughput", _trade_off_lead(), _legend(colours), _trade_off(found, colours)),
-        _section("Latency percentiles", _percentiles_lead(), _legend(colours), _percentiles(found, colours)),
-        _section("CPU and memory over time", _resources_lead(), _roles(), _resources(found)),
-        _section("All figures", "Click a column to sort by it.", _table(results, found)),
+        _section("Latency against throughput", TRADE_OFF, _legend(colours), _trade_off(found, colours)),
+        _section("Latency percentiles", PERCENTILES, _legend(colours), _percentiles(found, colours)),
+        _section("CPU and memory over time", RESOURCES, _legend({"gateway": 0, "worker": 1}), _resources(found)),
+        _section("All figures", "Click a column to sort by it.", _figures(results, found)),
         _notes(found),
         _not_run(results),
         _settings(results),
@@ -106,27 +111,9 @@ def _section(title: str, lead: str, *parts: str) -> str:
     return f'<section><h2>{escape(title)}</h2><p class="lead">{escape(lead)}</p>{"".join(parts)}</section>'
 
 
-def _trade_off_lead() -> str:
-    return (
-        "Right and low is better. Each point is a number of callers; bars reach from the lowest to the highest repeat."
-    )
-
-
-def _percentiles_lead() -> str:
-    return "All repeats together, as far into the tail as the number of answers allows. Lower is better."
-
-
-def _resources_lead() -> str:
-    return "Every repeat of a case, warm-up included, sampled four times a second. CPU is in percent of one core."
-
-
 def _legend(colours: dict[str, int]) -> str:
     items = (f'<li><i class="c{index % COLOURS}"></i>{escape(name)}</li>' for name, index in colours.items())
     return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _roles() -> str:
-    return '<ul class="legend"><li><i class="c0"></i>gateway</li><li><i class="c1"></i>worker</li></ul>'
 
 
 def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
@@ -135,7 +122,7 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     for size in sorted({result.case.batch_size for result in found}):
         group = [result for result in found if result.case.batch_size == size]
         series = [
-            Series(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
+            Line(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
             for name, colour in colours.items()
         ]
         unit = "/".join(dict.fromkeys(result.unit for result in group))
@@ -172,7 +159,7 @@ def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     for load in dict.fromkeys((each.case.batch_size, each.case.concurrency) for each in found):
         group = [each for each in found if (each.case.batch_size, each.case.concurrency) == load]
         series = [
-            Series(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
+            Line(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
             for each in group
         ]
         last = max((point.x for each in series for point in each.points), default=0.0)
@@ -205,8 +192,8 @@ def _resources(found: Sequence[CaseResult]) -> str:
                     (sample.at_s, getattr(sample, f"{role}_cpu"), getattr(sample, f"{role}_mib"))
                     for sample in repeat.samples
                 ]
-                cpu.append(Series(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
-                memory.append(Series(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
+                cpu.append(Line(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
+                memory.append(Line(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
         seconds = Axis("seconds")
         charts[result.case.id] = (
             Chart(f"CPU: {_load_of(result)}", seconds, Axis("% of one core"), cpu).draw()
@@ -223,23 +210,20 @@ def _chooser(name: str, charts: dict[str, str], shown: int) -> str:
     return f'<div class="chooser" data-shown="{shown}">{label}<div class="grid2">{panes}</div></div>'
 
 
-def _table(results: Results, found: Sequence[CaseResult]) -> str:
-    names = headers(units(results))
-    head = "".join(f'<th class="{_kind(name)}"><button>{escape(name)}</button></th>' for name in names)
-    rows = "".join(
-        "<tr>"
-        + "".join(f'<td class="{_kind(n)}">{escape(c)}</td>' for n, c in zip(names, cells(each), strict=True))
-        + "</tr>"
-        for each in found
-    )
-    return (
-        f'<div class="scroll"><table class="figures"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-        f'<p class="fine">{escape(NOISE_RULE)}</p>'
-    )
+def _figures(results: Results, found: Sequence[CaseResult]) -> str:
+    table = _table(headers(units(results)), [cells(each) for each in found], is_sortable=True)
+    return f'{table}<p class="fine">{escape(NOISE_RULE)}</p>'
 
 
-def _kind(name: str) -> str:
-    return "text" if name in TEXT_COLUMNS else "number"
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]], is_sortable: bool = False) -> str:
+    def line(tag: str, values: Iterable[str]) -> str:
+        kinds = ("text" if name in TEXT_COLUMNS else "number" for name in names)
+        return "".join(f'<{tag} class="{kind}">{value}</{tag}>' for kind, value in zip(kinds, values, strict=True))
+
+    head = line("th", (f"<button>{escape(name)}</button>" if is_sortable else escape(name) for name in names))
+    body = "".join(f"<tr>{line('td', map(escape, row))}</tr>" for row in rows)
+    kind = ' class="figures"' if is_sortable else ""
+    return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _notes(found: Sequence[CaseResult]) -> str:
@@ -248,14 +232,8 @@ def _notes(found: Sequence[CaseResult]) -> str:
 
 
 def _not_run(results: Results) -> str:
-    rows = "".join(
-        "<tr>" + "".join(f'<td class="text">{escape(cell)}</td>' for cell in row) + "</tr>" for row in not_run(results)
-    )
-    if not rows:
-        return ""
-    head = "".join(f'<th class="text">{name}</th>' for name in ("variant", "loads", "why"))
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-    return f'<section><h2>Not run</h2><div class="scroll">{table}</div></section>'
+    rows = not_run(results)
+    return f"<section><h2>Not run</h2>{_table(('variant', 'loads', 'why'), rows)}</section>" if rows else ""
 
 
 def _settings(results: Results) -> str:

@@ -12,7 +12,7 @@ from penstock.experiments.experiment import Case
 from penstock.experiments.kept import Kept, KeptFile
 from penstock.experiments.load.latencies import Latencies, merge
 from penstock.experiments.load.steady import spread
-from penstock.experiments.sampler import Sample
+from penstock.experiments.sampler import UsageSample
 
 FILE = "results.json"
 PREVIOUS = "previous.json"
@@ -42,7 +42,7 @@ class Repeat(Kept):
     cpu_percent: dict[str, float]  # by role, of one core, over what was measured
     memory_mib: dict[str, float]  # by role, the most
     generator_cpu_share: float  # of the core that each of its processes has
-    samples: list[Sample]  # over the whole run, warm-up included
+    samples: list[UsageSample]  # over the whole run, warm-up included
 
 
 class CaseResult(Kept):

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import psutil
@@ -13,7 +12,7 @@ ROLES = ("gateway", "worker")
 MIB = 1024 * 1024
 
 
-class Sample(NamedTuple):
+class UsageSample(NamedTuple):
     """CPU is in percent of one core since the sample before; memory is resident, in MiB."""
 
     at_s: float
@@ -27,7 +26,7 @@ class Sampler:
     """Use it as a context around a load; its time starts there."""
 
     def __init__(self, pid: int, period_s: float = PERIOD_S) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[UsageSample] = []
         self._main = psutil.Process(pid)
         self._period_s = period_s
         self._over = threading.Event()
@@ -39,9 +38,7 @@ class Sampler:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -54,33 +51,30 @@ class Sampler:
             cpu = {role: 100 * max(0.0, found[role][0] - before[role][0]) / (now - moment) for role in ROLES}
             memory = {role: found[role][1] / MIB for role in ROLES}
             numbers = (cpu["gateway"], cpu["worker"], memory["gateway"], memory["worker"])
-            self.samples.append(Sample(round(now - self._start, 3), *(round(number, 1) for number in numbers)))
+            self.samples.append(UsageSample(round(now - self._start, 3), *(round(number, 1) for number in numbers)))
             before, moment = found, now
 
     def _read(self) -> dict[str, tuple[float, int]] | None:
-        """CPU seconds and resident bytes, by role."""
-        sums = dict.fromkeys(ROLES, (0.0, 0))
         try:
-            for process in (self._main, *self._main.children(recursive=True)):
-                role = "worker" if process != self._main and "gateway" not in process.cmdline() else "gateway"
-                times = process.cpu_times()
-                seconds, size = sums[role]
-                sums[role] = (seconds + times.user + times.system, size + process.memory_info().rss)
+            return usage(self._main)
         except psutil.NoSuchProcess:
             return None
-        return sums
 
 
-def mean_cpu(samples: Sequence[Sample]) -> dict[str, float]:
-    count = max(1, len(samples))
-    return {
-        "gateway": sum(sample.gateway_cpu for sample in samples) / count,
-        "worker": sum(sample.worker_cpu for sample in samples) / count,
-    }
+def usage(main: psutil.Process) -> dict[str, tuple[float, int]]:
+    """A server's CPU seconds so far and its resident bytes, by role."""
+    sums = dict.fromkeys(ROLES, (0.0, 0))
+    for process in (main, *main.children(recursive=True)):
+        role = "worker" if process != main and "gateway" not in process.cmdline() else "gateway"
+        times = process.cpu_times()
+        seconds, size = sums[role]
+        sums[role] = (seconds + times.user + times.system, size + process.memory_info().rss)
+    return sums
 
 
-def peak_mib(samples: Sequence[Sample]) -> dict[str, float]:
-    return {
-        "gateway": max((sample.gateway_mib for sample in samples), default=0.0),
-        "worker": max((sample.worker_mib for sample in samples), default=0.0),
-    }
+def mean_cpu(samples: Sequence[UsageSample]) -> dict[str, float]:
+    return {role: sum(getattr(each, f"{role}_cpu") for each in samples) / max(1, len(samples)) for role in ROLES}
+
+
+def peak_mib(samples: Sequence[UsageSample]) -> dict[str, float]:
+    return {role: max((getattr(each, f"{role}_mib") for each in samples), default=0.0) for role in ROLES}

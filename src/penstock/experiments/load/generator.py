@@ -5,7 +5,6 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.core.errors import InternalError, Unavailable
@@ -33,14 +32,12 @@ class Generator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         for process in self._processes:
-            process.__exit__(None, None, None)
+            process.end()
 
     def run(self, window: Window) -> WindowOutcome:
         """One window; what was sent and the CPU time are those of the whole run, warm-up included."""

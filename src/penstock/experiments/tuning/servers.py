@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
-from types import TracebackType
 from typing import Self
 
 import psutil
@@ -17,6 +16,7 @@ from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import Payload, encode
 from penstock.experiments.load.process import LoadSpec, Window
 from penstock.experiments.load.steady import NothingAnswered
+from penstock.experiments.sampler import usage
 from penstock.experiments.server import ExperimentServer
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.space import Configuration
@@ -80,9 +80,7 @@ class TuneServers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.keep_only(())
 
     @property
@@ -130,7 +128,7 @@ class TuneServers:
     def most(self, candidate: Configuration) -> int:
         """Servers that fit into memory beside each other, by what this candidate's takes."""
         main = psutil.Process(self._served[candidate].server.process.pid)
-        taken = sum(process.memory_info().rss for process in (main, *main.children(recursive=True)))
+        taken = sum(size for _, size in usage(main).values())
         free = psutil.virtual_memory().available
         return max(FEWEST, min(MOST, 1 + int(free * MEMORY_SHARE / taken)))
 
