@@ -13,7 +13,10 @@ from typing import get_args
 
 from penstock.core.requests import InferRequest
 from penstock.core.settings import Policy, Routing
-from penstock.router.jobs import BlockRules, Job, JobTable, Offer, Send
+from penstock.router.actions import Send
+from penstock.router.jobs import JobTable
+from penstock.router.queues import BlockRules
+from penstock.router.slots import Job, Offer
 
 FEW, MANY = 10, 1000
 IN_FLIGHT = 32  # the same traffic, whatever the number of workers
@@ -28,7 +31,7 @@ class _Traffic:
     """A steady stream of jobs through one table: each that comes ends the oldest that runs."""
 
     def __init__(self, policy: Policy, workers: int) -> None:
-        self._table = JobTable(3, Random(workers))
+        self._table = JobTable(3, Random(workers).random)
         self._table.declare(BLOCK, BlockRules(max_queue=100_000, routing=Routing(policy=policy)))
         for n in range(workers):
             name = f"worker-{n}"

@@ -15,7 +15,7 @@ class Send:
 
 
 @dataclass(slots=True)
-class Fail:
+class FailJob:
     job: Job
     error: PenstockError
 
@@ -59,4 +59,4 @@ class Restored:
     block_id: str
 
 
-Action = Send | Fail | CancelOn | Retry | Probe | Ejected | Restored
+Action = Send | FailJob | CancelOn | Retry | Probe | Ejected | Restored

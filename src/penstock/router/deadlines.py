@@ -7,7 +7,7 @@ from math import inf
 from penstock.router.slots import Job
 
 
-class Deadlines:
+class JobDeadlines:
     """What no longer matters is dropped when its time comes, or when there is too much of it."""
 
     def __init__(self, jobs: Mapping[int, Job], is_alive: Callable[[Job, float], bool]) -> None:

@@ -13,23 +13,12 @@ from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import PLAIN, InferRequest, InferResponse
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics, summed
+from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, Restored, Retry, Send
 from penstock.router.answers import AnswerStream
-from penstock.router.jobs import (
-    Action,
-    BlockRules,
-    CancelOn,
-    Ejected,
-    Fail,
-    Job,
-    JobTable,
-    Offer,
-    Probe,
-    Restored,
-    Retry,
-    Send,
-    SlotStanding,
-)
+from penstock.router.jobs import JobTable
 from penstock.router.lanes.lane import Lane, Member
+from penstock.router.queues import BlockRules
+from penstock.router.slots import Job, Offer, SlotStanding
 from penstock.telemetry.metrics import RouterMetrics
 
 log = structlog.get_logger()
@@ -53,7 +42,7 @@ class Dispatcher:
         self._metrics = metrics
         self._on_change = on_change
         self._on_lost = on_lost
-        self._table = JobTable(max_attempts, Random())
+        self._table = JobTable(max_attempts, Random().random)
         self._futures: dict[int, asyncio.Future[InferResponse]] = {}
         self._streams: dict[int, AnswerStream] = {}
         self._lanes: list[Lane] = []
@@ -244,7 +233,7 @@ class Dispatcher:
         for action in actions:
             if isinstance(action, Send):
                 self._members[action.worker].lane.send(action.worker, action.job)
-            elif isinstance(action, Fail):
+            elif isinstance(action, FailJob):
                 self._settle(action.job, action.error)
             elif isinstance(action, CancelOn):
                 self._members[action.worker].lane.cancel(action.worker, action.job_id)

@@ -7,42 +7,26 @@ Every method takes `now` and returns the actions that follow; same state and eve
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from random import Random
 
 from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
-from penstock.router.actions import Action, CancelOn, Ejected, Fail, Probe, Restored, Retry, Send
-from penstock.router.deadlines import Deadlines
+from penstock.router.actions import Action, CancelOn, FailJob, Retry
+from penstock.router.deadlines import JobDeadlines
 from penstock.router.ejections import Ejections
 from penstock.router.health import TIMEOUT
+from penstock.router.policies.drawn import Draw
 from penstock.router.queues import BlockRules, Queue, homes
 from penstock.router.slots import Job, Offer, Slot, SlotStanding
 
-__all__ = [
-    "Action",
-    "BlockRules",
-    "CancelOn",
-    "Ejected",
-    "Fail",
-    "Job",
-    "JobTable",
-    "Offer",
-    "Probe",
-    "Restored",
-    "Retry",
-    "Send",
-    "SlotStanding",
-]
-
 
 class JobTable:
-    def __init__(self, max_attempts: int, rng: Random) -> None:
+    def __init__(self, max_attempts: int, draw: Draw) -> None:
         self._max_attempts = max_attempts
-        self._rng = rng
+        self._draw = draw
         self._jobs: dict[int, Job] = {}
         self._queues: dict[str, Queue] = {}
         self._ejections = Ejections()
-        self._deadlines = Deadlines(self._jobs, lambda job, when: True)
-        self._queue_deadlines = Deadlines(self._jobs, _may_time_out)
+        self._deadlines = JobDeadlines(self._jobs, lambda job, when: True)
+        self._queue_deadlines = JobDeadlines(self._jobs, _may_time_out)
         self._switched: dict[str, None] = {}  # blocks that have got other rules since the last tick
 
     def __len__(self) -> int:
@@ -87,9 +71,9 @@ class JobTable:
         """
         queue = self._queues.get(block_id)
         if queue is None:
-            self._queues[block_id] = Queue(rules, self._rng)
+            self._queues[block_id] = Queue(rules, self._draw)
         elif rules != queue.rules:
-            if queue.adopt(rules, self._rng):
+            if queue.adopt(rules, self._draw):
                 queue.move(queue.drain_all())
             self._switched[block_id] = None
 
@@ -99,7 +83,7 @@ class JobTable:
         waiting = queue.drain_all() if queue else []
         for job in waiting:
             del self._jobs[job.job_id]
-        return [Fail(job, error) for job in waiting]
+        return [FailJob(job, error) for job in waiting]
 
     # --- jobs
 
@@ -237,7 +221,7 @@ class JobTable:
                 slot.measure(now - job.sent, now)
                 freed.append(slot)
                 actions.append(CancelOn(slot.worker, job.job_id))
-            actions.append(Fail(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
+            actions.append(FailJob(job, DeadlineExceeded(f"the deadline passed while the request was {where}")))
         while (job := self._queue_deadlines.pop(now)) is not None:
             actions += self._time_out(job, now)
         # Only now, so that nothing is sent that has just failed.
@@ -258,7 +242,7 @@ class JobTable:
             return []
         self._drop(job)
         said = f"no worker was free for it in {now - job.submitted:.3f} s, and it may wait no longer (queue timeout)"
-        return [Fail(job, QueueTimeout(said, block=job.block_id))]
+        return [FailJob(job, QueueTimeout(said, block=job.block_id))]
 
     # --- what the above is made of
 
@@ -287,7 +271,7 @@ class JobTable:
         orphans, queue.orphans = queue.orphans, []
         for job in orphans:
             del self._jobs[job.job_id]
-        return [Fail(job, _homeless()) for job in orphans]
+        return [FailJob(job, _homeless()) for job in orphans]
 
     def _lose(self, queue: Queue, job: Job) -> Action:
         job.slot = None
@@ -298,8 +282,8 @@ class JobTable:
             return Retry(job, "worker_lost")
         del self._jobs[job.job_id]
         if not job.is_idempotent:
-            return Fail(job, WorkerLost("the worker died, and this model must not run a request twice"))
-        return Fail(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
+            return FailJob(job, WorkerLost("the worker died, and this model must not run a request twice"))
+        return FailJob(job, WorkerLost(f"{job.losses} workers died while they ran this request"))
 
 
 def _homeless() -> WorkerLost:

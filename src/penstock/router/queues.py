@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from random import Random
 
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.settings import BlockSettings, Health, Priorities, Routing
 from penstock.router.actions import Action, Send
-from penstock.router.policies.hashing import Places
+from penstock.router.policies.drawn import Draw
+from penstock.router.policies.hashing import KeyPlaces
 from penstock.router.policies.policy import make_policy
 from penstock.router.slots import Job, Line, Offer, Slot
 
@@ -30,13 +30,13 @@ class BlockRules:
 class Queue:
     """While a job waits in `line`, no slot has a credit left; while one waits in a slot's line, that slot has none."""
 
-    def __init__(self, rules: BlockRules, rng: Random) -> None:
+    def __init__(self, rules: BlockRules, draw: Draw) -> None:
         self.rules = rules
-        self.policy = make_policy(rules.routing, rng)
+        self.policy = make_policy(rules.routing, draw)
         self.is_hashed = rules.routing.policy == "hash"
         self._has_bounds = _has_bounds(rules.priorities)
         self.slots: dict[bytes, Slot] = {}
-        self.places = Places()  # of the fit slots
+        self.places = KeyPlaces()  # of the fit slots
         self.ejected: dict[bytes, Slot] = {}  # in the order of their ejection
         self.line = Line()  # for any slot
         self.homeless = Line()  # jobs that belong to one slot, while there is none
@@ -78,7 +78,7 @@ class Queue:
         self._move_in(slot)
         self.review(slot)
 
-    def adopt(self, rules: BlockRules, rng: Random) -> bool:
+    def adopt(self, rules: BlockRules, draw: Draw) -> bool:
         """Other rules from now on. True: jobs that wait may belong into other lines."""
         before, self.rules = self.rules.routing.policy, rules
         self._has_bounds = _has_bounds(rules.priorities)
@@ -87,7 +87,7 @@ class Queue:
         listed = [slot for slot in self.slots.values() if slot.is_listed]
         for slot in listed:
             self.policy.remove(slot)
-        self.policy = make_policy(rules.routing, rng)
+        self.policy = make_policy(rules.routing, draw)
         for slot in self.slots.values():
             slot.turn = 0.0  # turns of another policy mean nothing to this one
         for slot in listed:

@@ -1,11 +1,12 @@
 """A dispatcher, and workers that talk to it over real sockets and do only what a test has them do."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.requests import InferRequest, InferResponse, Timing
@@ -21,12 +22,6 @@ from penstock.wire.sockets import DealerSocket
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 ANSWER = Tensor("y", "FP32", (1, 1), b"\0\0\x80\x3f")
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 def block(block_id: str = "blk", **settings: object) -> BlockDescription:

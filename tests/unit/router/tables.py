@@ -5,7 +5,10 @@ from random import Random
 
 from penstock.core.requests import InferRequest
 from penstock.core.settings import Health, Priorities, QueuePolicy, Routing
-from penstock.router.jobs import Action, BlockRules, Fail, Job, JobTable, Offer, Send
+from penstock.router.actions import Action, FailJob, Send
+from penstock.router.jobs import JobTable
+from penstock.router.queues import BlockRules
+from penstock.router.slots import Job, Offer
 
 A, B, C = b"worker-a", b"worker-b", b"worker-c"
 BLOCK = "blk"
@@ -67,7 +70,7 @@ def levels(count: int, **by_level: QueuePolicy) -> Priorities:
 
 
 def table(declared: BlockRules | None = None, max_attempts: int = 3, seed: int = 0) -> JobTable:
-    made = JobTable(max_attempts, Random(seed))
+    made = JobTable(max_attempts, Random(seed).random)
     made.declare(BLOCK, declared or rules())
     return made
 
@@ -82,4 +85,4 @@ def sent(actions: list[Action]) -> list[tuple[bytes, int]]:
 
 
 def failed(actions: list[Action]) -> list[int]:
-    return [action.job.job_id for action in actions if isinstance(action, Fail)]
+    return [action.job.job_id for action in actions if isinstance(action, FailJob)]

@@ -4,7 +4,9 @@ import pytest
 
 from penstock.core.errors import WorkerLost
 from penstock.core.settings import Health
-from penstock.router.jobs import Fail, Job, JobTable
+from penstock.router.actions import FailJob
+from penstock.router.jobs import JobTable
+from penstock.router.slots import Job
 from tests.unit.router.tables import A, B, failed, job, join, rules, sent, table
 
 
@@ -28,7 +30,7 @@ def test_one_that_waits_for_a_worker_that_dies_fails_and_runs_nowhere() -> None:
     found = jobs.leave(A, 1.0)
     assert sorted(failed(found)) == [1, 2]
     assert sent(found) == []
-    assert all(isinstance(action.error, WorkerLost) for action in found if isinstance(action, Fail))
+    assert all(isinstance(action.error, WorkerLost) for action in found if isinstance(action, FailJob))
 
 
 def test_one_that_comes_when_its_worker_is_gone_is_refused() -> None:

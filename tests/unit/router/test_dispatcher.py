@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -16,7 +17,7 @@ from penstock.core.errors import (
 )
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.wire import frames
-from tests.unit.router.peers import ANSWER, TENSOR, Bed, block, offer, request, until
+from tests.unit.router.peers import ANSWER, TENSOR, Bed, block, offer, request
 
 AHEAD = 8  # answers of a stream that may be on their way
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from penstock.core.settings import Health
+from penstock.router.actions import Ejected, FailJob, Probe, Restored
 from penstock.router.health import Condition, may_be_ejected
-from penstock.router.jobs import Ejected, Fail, Probe, Restored
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
 
 EAGER = Health(failures=3, timeouts=2, eject_s=5.0, eject_max_s=60.0, max_ejected=0.5)
@@ -86,7 +86,7 @@ def test_deadlines_that_pass_in_the_queue_are_nobodys_fault() -> None:
         jobs.submit(job(n, deadline=1.0), 0.0)
     actions = jobs.tick(2.0)
     assert len(actions) == 8
-    assert all(isinstance(action, Fail) for action in actions)
+    assert all(isinstance(action, FailJob) for action in actions)
 
 
 def test_a_worker_that_says_itself_that_the_deadline_passed_has_timed_out() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, WorkerLost
-from penstock.router.jobs import CancelOn, Fail, Offer, Retry, Send
+from penstock.router.actions import CancelOn, FailJob, Retry, Send
+from penstock.router.slots import Offer
 from tests.unit.router.tables import BLOCK, A, B, job, join, rules, sent, table
 
 
@@ -78,7 +79,7 @@ def test_a_request_that_kills_workers_is_given_up() -> None:
     jobs.leave(A, 1.0)
     join(jobs, B, 1, 1.0)
     (failed,) = jobs.leave(B, 2.0)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, FailJob)
     assert isinstance(failed.error, WorkerLost)
     assert len(jobs) == 0
 
@@ -88,7 +89,7 @@ def test_what_is_not_idempotent_never_runs_twice() -> None:
     join(jobs, A, 1, 0.0)
     jobs.submit(job(1, is_idempotent=False), 0.0)
     (failed,) = jobs.leave(A, 1.0)
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, FailJob)
     assert isinstance(failed.error, WorkerLost)
 
 
@@ -112,8 +113,8 @@ def test_deadlines_fail_waiting_and_running_jobs() -> None:
     jobs.submit(job(3, deadline=50.0), 0.0)
     assert jobs.tick(4.0) == []
     actions = jobs.tick(7.0)
-    assert [a.job.job_id for a in actions if isinstance(a, Fail)] == [1, 2]
-    assert all(isinstance(a.error, DeadlineExceeded) for a in actions if isinstance(a, Fail))
+    assert [a.job.job_id for a in actions if isinstance(a, FailJob)] == [1, 2]
+    assert all(isinstance(a.error, DeadlineExceeded) for a in actions if isinstance(a, FailJob))
     assert CancelOn(A, 1) in actions
     assert jobs.running(BLOCK) == 1
 
@@ -142,7 +143,7 @@ def test_a_retired_block_fails_what_waits() -> None:
     jobs = table()
     jobs.submit(job(1), 0.0)
     (failed,) = jobs.retire(BLOCK, ModelNotReady("unloaded"))
-    assert isinstance(failed, Fail)
+    assert isinstance(failed, FailJob)
     assert isinstance(failed.error, ModelNotReady)
     assert len(jobs) == 0
 

@@ -6,7 +6,9 @@ import pytest
 
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, QueueTimeout
 from penstock.core.settings import BlockSettings, Priorities, QueuePolicy, Routing
-from penstock.router.jobs import BlockRules, Fail, JobTable
+from penstock.router.actions import FailJob
+from penstock.router.jobs import JobTable
+from penstock.router.queues import BlockRules
 from penstock.router.slots import Job, Line
 from tests.unit.router.tables import BLOCK, A, B, failed, job, join, levels, rules, sent, table
 
@@ -80,7 +82,7 @@ def test_a_job_that_waits_too_long_is_refused() -> None:
     jobs.submit(job(2, 1e9, queue_deadline=4.0), 0.0)
     assert jobs.next_due() == 2.0
     (action,) = jobs.tick(2.0)
-    assert isinstance(action, Fail)
+    assert isinstance(action, FailJob)
     assert isinstance(action.error, QueueTimeout)
     assert "2.000 s" in action.error.message
     assert action.job.job_id == 1
@@ -116,7 +118,7 @@ def test_what_is_delayed_fails_at_its_deadline_only() -> None:
     jobs.submit(job(1, 10.0, queue_deadline=1.0), 0.0)
     assert jobs.tick(9.0) == []
     (action,) = jobs.tick(10.0)
-    assert isinstance(action, Fail)
+    assert isinstance(action, FailJob)
     assert isinstance(action.error, DeadlineExceeded)
 
 

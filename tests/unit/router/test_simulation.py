@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from penstock.core.requests import InferRequest
-from penstock.router.jobs import Action, Job, JobTable, Offer, Send
+from penstock.router.actions import Action, Send
+from penstock.router.jobs import JobTable
+from penstock.router.slots import Job, Offer
 from tests.unit.router.tables import BLOCK, POLICIES, rules
 
 REQUEST = InferRequest("m", [])
@@ -36,7 +38,7 @@ class Simulation:
 
     def __init__(self, policy: str, slow: Iterable[int] = (), flapping: Iterable[int] = ()) -> None:
         self.draws = Draws(1)
-        self.table = JobTable(1_000_000, self.draws)
+        self.table = JobTable(1_000_000, self.draws.random)
         self.table.declare(BLOCK, rules(policy, 1_000_000))
         self.names = [b"worker-%d" % n for n in range(WORKERS)]
         self.served = [0] * WORKERS
@@ -194,7 +196,7 @@ def test_each_key_stays_on_one_worker() -> None:
 
 def lines(policy: str, workers: int, jobs: int = 2000) -> float:
     """How many lines of the router one job takes, submitted and completed, with twenty in flight."""
-    table = JobTable(3, Random(workers))
+    table = JobTable(3, Random(workers).random)
     table.declare(BLOCK, rules(policy, 1000))
     for n in range(workers):
         table.join(b"%d" % n, [Offer(BLOCK, 4, f"worker-{n}", 1.0 + n % 3, n % 3)], 0.0)

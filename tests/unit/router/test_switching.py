@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from penstock.core.settings import Health, Priorities
-from penstock.router.jobs import Action, JobTable, Restored, Send
+from penstock.router.actions import Action, Restored, Send
+from penstock.router.jobs import JobTable
 from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, rules, sent, table
 
 

@@ -7,8 +7,10 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull, WorkerLost
 from penstock.core.settings import Health, Priorities, QueuePolicy
-from penstock.router.jobs import Action, CancelOn, Ejected, Fail, Job, JobTable, Offer, Probe, Restored, Retry, Send
+from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, Restored, Retry, Send
+from penstock.router.jobs import JobTable
 from penstock.router.queues import Queue
+from penstock.router.slots import Job, Offer
 from tests.unit.router.tables import BLOCK, POLICIES, job, rules
 
 WORKERS = [b"worker-%d" % n for n in range(6)]
@@ -26,7 +28,7 @@ class Walk:
 
     def __init__(self, seed: int, policy: str) -> None:
         self.rng = Random(seed)
-        self.table = JobTable(3, Random(seed))
+        self.table = JobTable(3, Random(seed).random)
         self.rules = rules(policy, 30, health=HEALTH, priorities=PRIORITIES)
         self.table.declare(BLOCK, self.rules)
         self.now = 0.0
@@ -44,7 +46,7 @@ class Walk:
             self.log.append((type(action).__name__, getattr(action, "worker", b"")))
             if isinstance(action, Send):
                 self._start(action)
-            elif isinstance(action, Fail):
+            elif isinstance(action, FailJob):
                 self.end(action.job.job_id)
             elif isinstance(action, CancelOn):
                 self.running.pop(action.job_id, None)
@@ -234,7 +236,7 @@ def test_every_job_ends_once_and_credits_hold_whatever_happens(policy: str, seed
     assert not made.open
     assert set(made.ended.values()) <= {1}
     kinds = {name for name, _ in made.log}  # type: ignore[misc]
-    assert {"Send", "Fail", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, "the walk went nowhere"
+    assert {"Send", "FailJob", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, "the walk went nowhere"
 
 
 def test_the_same_walk_takes_the_same_way() -> None:

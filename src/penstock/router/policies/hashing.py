@@ -16,7 +16,7 @@ PLACES = 4096
 Scores = NDArray[np.uint64]
 
 
-class Places:
+class KeyPlaces:
     """The fit slots of a block. Nothing is computed before the first key comes."""
 
     def __init__(self) -> None:

@@ -2,16 +2,13 @@
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush, heapreplace
-from random import Random
 
-from penstock.router.policies.balance import Bag
+from penstock.router.policies.drawn import Bag, Draw, Uncounted
 from penstock.router.slots import Slot
 
 
-class RoundRobin:
+class RoundRobin(Uncounted):
     """Whoever had a turn, or comes anew, goes to the end: while a slot waits for its turn, no other gets two."""
-
-    is_counting: bool = False
 
     def __init__(self) -> None:
         self._turns: OrderedDict[Slot, None] = OrderedDict()
@@ -21,9 +18,6 @@ class RoundRobin:
 
     def remove(self, slot: Slot) -> None:
         del self._turns[slot]
-
-    def changed(self, slot: Slot) -> None:
-        """Turns do not depend on it."""
 
     def choose(self, now: float) -> Slot | None:
         if not self._turns:
@@ -38,8 +32,8 @@ class LeastConnections:
 
     is_counting: bool = True
 
-    def __init__(self, rng: Random) -> None:
-        self._random = rng.random
+    def __init__(self, draw: Draw) -> None:
+        self._draw = draw
         self._bags: dict[int, Bag] = {}
         self._open = 0  # bit n: some slot has n jobs
 
@@ -66,16 +60,14 @@ class LeastConnections:
         if not self._open:
             return None
         slots = self._bags[(self._open & -self._open).bit_length() - 1].slots
-        return slots[int(self._random() * len(slots))]
+        return slots[int(self._draw() * len(slots))]
 
 
-class Weighted:
+class Weighted(Uncounted):
     """Stride scheduling: a slot's next turn comes 1/weight later, so turns are shared out as the weights are.
 
     A slot that comes, or comes back, starts at the present turn: it does not catch up on what it missed.
     """
-
-    is_counting: bool = False
 
     def __init__(self) -> None:
         self._turns: list[tuple[float, int, Slot]] = []  # with entries of slots that are not here any more
@@ -96,9 +88,6 @@ class Weighted:
         if len(self._turns) > 2 * self._slots + 64:
             self._turns = [entry for entry in self._turns if entry[2].position == entry[1]]
             heapify(self._turns)
-
-    def changed(self, slot: Slot) -> None:
-        """Turns do not depend on it."""
 
     def choose(self, now: float) -> Slot | None:
         turns = self._turns

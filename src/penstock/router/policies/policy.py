@@ -1,16 +1,15 @@
 """Which worker takes a job: the policies by their names."""
 
 from collections.abc import Callable, Mapping
-from random import Random
 from typing import Protocol
 
 from penstock.core.settings import Routing
-from penstock.router.policies.balance import AnyOfAll, LeastLatency, Locality, PowerOfTwo
+from penstock.router.policies.drawn import AnyOfAll, Draw, LeastLatency, Locality, PowerOfTwo
 from penstock.router.policies.ordered import LeastConnections, RoundRobin, Weighted
 from penstock.router.slots import Slot
 
 
-class Policy(Protocol):
+class SlotPolicy(Protocol):
     """Chooses among the slots that were added: those that have a credit left and are fit.
 
     Each call costs the same for ten slots and for a thousand, or grows as their logarithm.
@@ -29,17 +28,17 @@ class Policy(Protocol):
         """The slot that takes the next job; the caller gives it one."""
 
 
-POLICIES: Mapping[str, Callable[[Random], Policy]] = {
+POLICIES: Mapping[str, Callable[[Draw], SlotPolicy]] = {
     "power_of_two": PowerOfTwo,
     "random": AnyOfAll,
     "least_latency": LeastLatency,
     "locality": Locality,
-    "round_robin": lambda rng: RoundRobin(),
+    "round_robin": lambda draw: RoundRobin(),
     "least_connections": LeastConnections,
-    "weighted": lambda rng: Weighted(),
+    "weighted": lambda draw: Weighted(),
     "hash": PowerOfTwo,  # of the jobs without a key; the others are placed by it
 }
 
 
-def make_policy(routing: Routing, rng: Random) -> Policy:
-    return POLICIES[routing.policy](rng)
+def make_policy(routing: Routing, draw: Draw) -> SlotPolicy:
+    return POLICIES[routing.policy](draw)

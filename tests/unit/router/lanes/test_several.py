@@ -6,6 +6,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.errors import EngineFailed
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.statistics import BlockStatistics
@@ -13,7 +14,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.lane import Member
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
-from tests.unit.router.peers import block, request, until
+from tests.unit.router.peers import block, request
 
 
 class FakeLane:

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.errors import EngineFailed, InvalidRequest, WorkerLost
@@ -16,7 +17,7 @@ from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
 from penstock.wire.sockets import host_identity
 from penstock.wire.statistics import encode_statistics
-from tests.unit.router.peers import Bed, Peer, block, offer, request, until
+from tests.unit.router.peers import Bed, Peer, block, offer, request
 
 # --- joining
 

@@ -6,9 +6,10 @@ from random import Random
 import pytest
 
 from penstock.core.errors import InvalidRequest, QueueFull
-from penstock.router.jobs import JobTable, Offer, Retry
-from penstock.router.policies.hashing import PLACES, Places, place_of
-from penstock.router.slots import Slot
+from penstock.router.actions import Retry
+from penstock.router.jobs import JobTable
+from penstock.router.policies.hashing import PLACES, KeyPlaces, place_of
+from penstock.router.slots import Offer, Slot
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
 
 KEYS = [f"key-{n}" for n in range(3000)]
@@ -18,14 +19,14 @@ def slot(name: str) -> Slot:
     return Slot(name.encode(), BLOCK, 4, name)
 
 
-def places(members: list[Slot]) -> Places:
-    made = Places()
+def places(members: list[Slot]) -> KeyPlaces:
+    made = KeyPlaces()
     for member in members:
         made.add(member)
     return made
 
 
-def owners(found: Places) -> dict[str, str]:
+def owners(found: KeyPlaces) -> dict[str, str]:
     named = {key: found.owner(key) for key in KEYS}
     return {key: owner.name for key, owner in named.items() if owner is not None}
 

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from penstock.core.settings import Routing
-from penstock.router.policies.policy import Policy, make_policy
+from penstock.router.policies.policy import SlotPolicy, make_policy
 from penstock.router.slots import Slot
 from tests.unit.router.tables import BLOCK, POLICIES
 
 
-def policy(name: str, seed: int = 0) -> Policy:
-    return make_policy(Routing.model_validate({"policy": name}), Random(seed))
+def policy(name: str, seed: int = 0) -> SlotPolicy:
+    return make_policy(Routing.model_validate({"policy": name}), Random(seed).random)
 
 
 def slots(count: int, credits: int = 1000) -> list[Slot]:
     return [Slot(b"%d" % n, BLOCK, credits, f"worker-{n}") for n in range(count)]
 
 
-def fill(chooser: Policy, jobs: int) -> Counter[bytes]:
+def fill(chooser: SlotPolicy, jobs: int) -> Counter[bytes]:
     """Gives so many jobs to whom the policy chooses; none ends."""
     given: Counter[bytes] = Counter()
     for _ in range(jobs):
@@ -34,7 +34,7 @@ def fill(chooser: Policy, jobs: int) -> Counter[bytes]:
     return given
 
 
-def listed(chooser: Policy, members: list[Slot]) -> Policy:
+def listed(chooser: SlotPolicy, members: list[Slot]) -> SlotPolicy:
     for slot in members:
         chooser.add(slot)
     return chooser

@@ -1,10 +1,11 @@
 """Policies that draw slots at random: random, power of two, least latency, locality."""
 
+from collections.abc import Callable
 from math import exp
-from random import Random
 
 from penstock.router.slots import MEMORY_S, Slot
 
+Draw = Callable[[], float]  # from 0 to below 1
 FARTHEST = 2
 UNKNOWN_S = 1e6  # what a slot costs that runs its first jobs: it gets no more before one has shown how long they take
 
@@ -27,21 +28,24 @@ class Bag:
         slot.position = -1
 
 
-class _Drawn(Bag):
+class Uncounted:
+    """A policy to which it does not matter how many jobs a slot has."""
+
     is_counting: bool = False
 
-    def __init__(self, rng: Random) -> None:
-        super().__init__()
-        self._random = rng.random
+    def changed(self, slot: Slot) -> None: ...
 
-    def changed(self, slot: Slot) -> None:
-        """Drawing needs no order among the slots."""
+
+class _Drawn(Uncounted, Bag):
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self._draw = draw
 
 
 class AnyOfAll(_Drawn):
     def choose(self, now: float) -> Slot | None:
         slots = self.slots
-        return slots[int(self._random() * len(slots))] if slots else None
+        return slots[int(self._draw() * len(slots))] if slots else None
 
 
 class PowerOfTwo(_Drawn):
@@ -52,8 +56,8 @@ class PowerOfTwo(_Drawn):
         count = len(slots)
         if count <= 1:
             return slots[0] if slots else None
-        random = self._random
-        first, second = slots[int(random() * count)], slots[int(random() * count)]
+        draw = self._draw
+        first, second = slots[int(draw() * count)], slots[int(draw() * count)]
         return first if first.in_flight * second.credits <= second.in_flight * first.credits else second
 
 
@@ -65,18 +69,16 @@ class LeastLatency(_Drawn):
         count = len(slots)
         if count <= 1:
             return slots[0] if slots else None
-        random = self._random
-        first, second = slots[int(random() * count)], slots[int(random() * count)]
+        draw = self._draw
+        first, second = slots[int(draw() * count)], slots[int(draw() * count)]
         return first if _cost(first, now) <= _cost(second, now) else second
 
 
-class Locality:
+class Locality(Uncounted):
     """Power of two among the nearest slots that have a credit left."""
 
-    is_counting: bool = False
-
-    def __init__(self, rng: Random) -> None:
-        self._tiers = [PowerOfTwo(rng) for _ in range(FARTHEST + 1)]
+    def __init__(self, draw: Draw) -> None:
+        self._tiers = [PowerOfTwo(draw) for _ in range(FARTHEST + 1)]
 
     def add(self, slot: Slot) -> None:
         slot.bucket = min(slot.distance, FARTHEST)
@@ -84,9 +86,6 @@ class Locality:
 
     def remove(self, slot: Slot) -> None:
         self._tiers[slot.bucket].remove(slot)
-
-    def changed(self, slot: Slot) -> None:
-        """Drawing needs no order among the slots."""
 
     def choose(self, now: float) -> Slot | None:
         for tier in self._tiers:
