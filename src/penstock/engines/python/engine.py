@@ -105,7 +105,7 @@ class PythonEngine:
             log.warning("end_session_failed", file=str(self._spec.file), reason=error.message)
 
     def probe(self, instance: int) -> str:
-        """Empty, or the problem. The process answers, not the model; while a request runs there is none."""
+        """The problem, or nothing. The process answers, not the model; while a request runs there is none."""
         return self._instances[instance].problem()
 
     def close(self) -> None:

@@ -53,7 +53,7 @@ class ModelHost:
         }
 
     def run(self) -> None:
-        """Until the engine says stop, or is gone."""
+        """Answers until the engine says stop, or is gone."""
         try:
             while (message := self._receive()).kind != "stop":
                 reply = self._answer(message)
@@ -94,7 +94,7 @@ class ModelHost:
         return reply
 
     def _make_room(self) -> None:
-        """So that the answer, or the last words, can be written."""
+        """Lets the answer, or the last words, be written."""
         if self._wide_limit:
             widen_limit(self._wide_limit)
 

@@ -45,7 +45,7 @@ class PythonInstance:
         self._keeper.start()
 
     def wait_loaded(self, deadline: float) -> str:
-        """Empty once the first process has loaded the model, else what went wrong."""
+        """Returns what went wrong; empty once the first process has loaded the model."""
         with self._changed:
             self._changed.wait_for(lambda: self._process or self._problem, max(0.0, deadline - now()))
             if self._process is None:
@@ -53,7 +53,7 @@ class PythonInstance:
             return ""
 
     def process(self) -> PythonProcess:
-        """One that has loaded the model; waits a little where it is being started again."""
+        """A process that has loaded the model; waits a little while it is being started again."""
         process = self._process
         if process is not None and not process.end:
             return process
@@ -86,7 +86,7 @@ class PythonInstance:
             process.stop(timeout_s)
 
     def end(self, deadline: float) -> None:
-        """After `ask_to_stop`: returns when the process is gone."""
+        """Call it after `ask_to_stop`. Returns when the process is gone."""
         if self._keeper.ident is None:  # never started
             return
         self._keeper.join(max(0.0, deadline - now()))
@@ -120,7 +120,7 @@ class PythonInstance:
                     return
 
     def _live(self) -> tuple[bool, str]:
-        """One process, from start to end: whether it loaded the model, and how it ended."""
+        """Runs a process to its end. Returns whether it loaded the model, and how it ended."""
         try:
             process = PythonProcess(self._program)
         except (OSError, RuntimeError) as error:  # no memory, no file descriptors, no threads

@@ -19,7 +19,7 @@ _SAYS_NO_MEMORY = re.compile(
 
 
 def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int | None:
-    """Of one instance's process; None: there is none."""
+    """What one instance's process may have; None: as much as it likes."""
     if memory_mb == "none":
         return None
     if memory_mb != "auto":
@@ -36,7 +36,7 @@ def allowed_bytes(own_cgroups: Path = Path("/proc/self/cgroup"), root: Path = CG
 
 
 def _limit_files(own_cgroups: Path, root: Path) -> Iterator[Path]:
-    """Of each group from its own up to the top: the least holds. In a container its own is often the top one."""
+    """The files of each group from its own up to the top: the least holds. In a container its own is often the top."""
     try:
         lines = own_cgroups.read_text().splitlines()
     except OSError:
@@ -79,12 +79,12 @@ def set_limit(limit: int) -> tuple[int, int]:
 
 
 def widen_limit(to: tuple[int, int]) -> None:
-    """By the headroom, once the process is to end. Takes no memory itself."""
+    """Adds the headroom, once the process is to end. Takes no memory itself."""
     resource.setrlimit(resource.RLIMIT_DATA, to)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Also where a library has made another exception of it. A GPU's memory is not meant."""
+    """Whether memory ran out, even if a library made another exception of it. A GPU's memory is not meant."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:

@@ -99,7 +99,7 @@ def answers_of(given: object) -> Iterator[object]:
 
 
 def to_tensors(answer: object, specs: Sequence[TensorSpec]) -> list[Tensor]:
-    """In the order of the specs. Raises EngineFailed that says what is wrong with the model's answer."""
+    """The answer's arrays in the order of the specs. Raises EngineFailed, which says what is wrong with them."""
     if not isinstance(answer, Mapping):
         raise _mismatch(f"infer gave a {type(answer).__name__}; it must give a dict of NumPy arrays by output name")
     names = [spec.name for spec in specs]

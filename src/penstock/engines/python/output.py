@@ -50,7 +50,7 @@ class _Stream:
     tail: bytes = b""
 
     def read(self) -> bytes | None:
-        """None: nothing is there now."""
+        """What is there now; None: nothing."""
         try:
             return os.read(self.pipe.fileno(), _READ_BYTES)
         except BlockingIOError:

@@ -102,7 +102,7 @@ class PythonProcess:
             self._open = stack.pop_all()
 
     def call(self, kind: str, fields: dict[str, Any], timeout_s: float, tensors: Sequence[Tensor] = ()) -> Message:
-        """Its answer. Raises EngineFailed, or what the model raises of the caller's faults."""
+        """The process's answer. Raises EngineFailed, or what the model raises of the caller's faults."""
         with self._lock:
             if self.end:
                 raise EngineFailed(f"the model's process has ended ({self.end})", reason="process_ended")
@@ -125,7 +125,7 @@ class PythonProcess:
         return reply
 
     def problem(self) -> str:
-        """Empty: it works, or it runs a request, which has a limit of its own. The model is not asked."""
+        """What is wrong; empty: it answers, or runs a request, which has a limit of its own. The model is not asked."""
         if not self._lock.acquire(blocking=False):
             return ""
         try:
@@ -168,12 +168,12 @@ class PythonProcess:
                 self._abort()
 
     def memory_mib(self) -> int:
-        """With the processes that it made, and without what it shares with the engine."""
+        """What it and the processes that it made take, without what it shares with the engine."""
         shared = sum(arena.held_bytes() for arena in self._arenas)
         return used_bytes(self.pid, shared, self._limit or 0) // MIB
 
     def release(self) -> None:
-        """When it has ended: notes how, and gives back what it had. Called by the thread that made it."""
+        """Notes how it ended and gives back what it had. Called, when it has ended, by the thread that made it."""
         with self._lock:
             if not self.end:
                 self._bury()
@@ -208,7 +208,7 @@ class PythonProcess:
         return f"\n{words}" if words else ""
 
     def _abort(self) -> None:
-        """By SIGABRT first: Python then writes where it was."""
+        """Ends it by SIGABRT first: Python then writes where it was."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
         if not self._has_ended_within(GRACE_S):
@@ -221,7 +221,7 @@ class PythonProcess:
         self.end = "it ran out of memory" + (f", {_limit(self._limit)}" if self._limit else "")
 
     def _kill_all(self) -> None:
-        """With what it started: that would keep the memory, the ports and the GPU that its successor needs."""
+        """Ends it and what it started, which would keep the memory, the ports and the GPU that its successor needs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -69,7 +69,7 @@ def _read(file: Path, within: tuple[Path, ...]) -> str:
 
 
 def _problem(line: str, file: Path) -> str:
-    """Empty: it is there."""
+    """What is wrong; empty: the package is there."""
     if _PLACE.match(line):
         name = _name_at(line)
         return "" if not name or _installed(name) else line
@@ -81,7 +81,7 @@ def _problem(line: str, file: Path) -> str:
 
 
 def _name_at(place: str) -> str:
-    """Of what a URL, a folder or a file brings; empty where that does not tell."""
+    """The name of what a URL, a folder or a file brings; empty where that does not tell."""
     parts = urlsplit(place)
     if named := parse_qs(parts.fragment).get("egg"):
         return named[0].split("[")[0]
@@ -90,7 +90,7 @@ def _name_at(place: str) -> str:
 
 
 def _missing(wanted: Requirement, line: str, extra: str = "", seen: frozenset[str] = frozenset()) -> list[str]:
-    """With what its extras ask for: a package is there without them, but not what the model needs of it."""
+    """Looks at what the extras ask for, too: a package is there without them, but not what the model needs of it."""
     if str(wanted) in seen or not _applies(wanted.marker, extra):
         return []
     named = f"{wanted.name}{wanted.specifier} (for {line})" if seen else line

@@ -78,11 +78,11 @@ class Arena:
         return found
 
     def held_bytes(self) -> int:
-        """Of memory, which is less than its size where nothing was written."""
+        """The memory that it takes: less than its size where nothing was written."""
         return os.fstat(self.fd).st_blocks * 512
 
     def close(self) -> None:
-        """At once; else it is closed when nobody refers to it any more."""
+        """Closes it now; else it is closed when nobody refers to it any more."""
         self._bytes = np.empty(0, np.uint8)
         self._map = None
         self.__del__()
@@ -93,7 +93,7 @@ class Arena:
             self.fd = -1
 
     def _remap(self, needed: int) -> None:
-        """As far as the message needs: the other side may have made it larger than we could map."""
+        """Maps as much as the message needs: the other side may have made it larger than we could map."""
         size = min(_room(needed), os.fstat(self.fd).st_size)
         if size > len(self._bytes):
             self._map = mmap.mmap(self.fd, size)

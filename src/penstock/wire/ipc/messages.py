@@ -29,7 +29,7 @@ class Message:
         return sum(len(tensor.data) for tensor in self.tensors)
 
     def pack(self, outgoing: Arena | None = None) -> bytes:
-        """For the socket. Large tensors go into the arena; a message without any needs none."""
+        """The bytes for the socket. Large tensors go into the arena; a message without any needs none."""
         data = [tensor.data for tensor in self.tensors]
         described = [(tensor.name, tensor.datatype, tensor.shape, len(tensor.data)) for tensor in self.tensors]
         size = sum(len(part) for part in data)
@@ -103,7 +103,7 @@ def _parse(header: bytearray, body: bytearray) -> Envelope:
 
 
 def _dump(header: object) -> bytes:
-    """As JSON. orjson is many times faster, but writes null for NaN and infinity, and takes no lone surrogates."""
+    """JSON. orjson is many times faster, but writes null for NaN and infinity, and takes no lone surrogates."""
     try:
         dumped = orjson.dumps(header)
     except TypeError:
@@ -119,7 +119,7 @@ def _load(header: bytearray) -> Any:
 
 
 def _cut(body: bytearray, sizes: Sequence[int]) -> list[memoryview]:
-    """Each in memory of its own: aligned, and kept only as long as it is used."""
+    """The tensors' bytes, each in memory of its own: aligned, and kept only as long as it is used."""
     if sum(sizes) != len(body):
         raise ValueError(f"{sum(sizes)} bytes were announced, {len(body)} are there")
     found = []

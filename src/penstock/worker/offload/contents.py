@@ -20,7 +20,7 @@ def describe_prepared(prepared: Prepared) -> tuple[dict[str, Any], list[Tensor]]
 
 
 def read_prepared(described: Mapping[str, Any], tensors: Iterable[Tensor]) -> Prepared:
-    """Without its context, which stays where the request was prepared."""
+    """The request without its context, which stays where it was prepared."""
     following = iter(tensors)
     own: dict[int, object] = {}
     pieces: list[Piece] = []

@@ -21,10 +21,10 @@ class Peer(Protocol):
     def pid(self) -> int: ...
 
     def kill(self) -> None:
-        """Where it is ours."""
+        """Ends the peer if it is ours."""
 
     async def leave(self) -> None:
-        """After the socket was closed; returns when the peer has nothing of ours any more."""
+        """Call it when the socket is closed. Returns when the peer has nothing of ours any more."""
 
 
 class OwnProcess:

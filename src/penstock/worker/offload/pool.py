@@ -91,7 +91,7 @@ class TaskProcesses:
             self.run(process.drop(number))
 
     def run(self, call: Coroutine[None, None, T]) -> "asyncio.Task[T]":
-        """To its end, whether its caller waits for it or not: a process in the middle of a call cannot be told."""
+        """Runs the call to its end, even if its caller leaves: a process in the middle of a call cannot be told."""
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._done)
@@ -119,7 +119,7 @@ class TaskProcesses:
         return [process for process in self._alive if number in process.built and not process.ended.is_set()]
 
     async def _keep(self, opener: Opener) -> None:
-        """One process after another."""
+        """Opens a process again whenever the one before has ended."""
         backoff_s = BACKOFF_S
         while True:
             started = time.monotonic()
@@ -134,7 +134,7 @@ class TaskProcesses:
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
     async def _live(self, opener: Opener) -> None:
-        """One process, from its start to its end."""
+        """Opens a process and returns when it has ended."""
         process = await opener()
         try:
             await self._equip(process)
@@ -182,7 +182,7 @@ class TaskPool:
         return await self._run(self._processes.finish(self._number, request, prepared.context, results))
 
     def close(self) -> None:
-        """After the block's last request."""
+        """Call it after the block's last request."""
         if not self._is_closed:
             self._is_closed = True
             self._processes.drop(self._number)

@@ -114,7 +114,7 @@ class TaskProcess(asyncio.Protocol):
         return len(self._waiting) + len(self._queue)
 
     async def build(self, task: int, spec: TaskSpec) -> None:
-        """Its failure is kept in `built`: it fails the calls for this task, and nothing else."""
+        """A failure is kept in `built`: it fails the calls for this task, and nothing else."""
         try:
             await self._call("build", {"task": task, "spec": SPEC.dump_python(spec, mode="json")})
             self.built[task] = None
@@ -143,7 +143,7 @@ class TaskProcess(asyncio.Protocol):
         return list(answer.tensors)
 
     def forget(self, number: int) -> None:
-        """In any thread: nobody will finish that request."""
+        """Nobody will finish that request. May be called in any thread."""
         with suppress(RuntimeError):  # the loop has closed, and the process will
             self._loop.call_soon_threadsafe(self._tell_forgotten, number)
 
@@ -152,7 +152,7 @@ class TaskProcess(asyncio.Protocol):
             self._send(Message("forget", {"held": number}).pack())
 
     def kill(self) -> None:
-        """Its calls are lost, at once."""
+        """Ends the process if it is ours; calls to it are lost at once."""
         if self._transport is not None:
             self._transport.abort()
         self._peer.kill()

@@ -25,7 +25,7 @@ RETRY_S = 0.1
 
 
 class _WorkerConnection(threading.Thread):
-    """One worker's. In a thread of its own: the libraries of tasks give up the interpreter's lock."""
+    """Serves one worker in a thread of its own: the libraries of tasks give up the interpreter's lock."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(name="task-connection", daemon=True)  # one that hangs must not keep the process
@@ -72,7 +72,7 @@ class TaskWorker:
         self._connections: list[_WorkerConnection] = []
 
     async def run(self, stop: asyncio.Event, drain_s: float) -> None:
-        """Until `stop`, and then until the workers have left, which may still need it, but no longer than `drain_s`."""
+        """Serves until `stop`, and then workers that have not left yet, but no longer than `drain_s`."""
         with _listen(self._path) as listener:
             attending = [asyncio.create_task(self._accept(listener)), asyncio.create_task(self._watch())]
             log.info("listening", path=str(self._path))

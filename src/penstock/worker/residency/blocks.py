@@ -7,36 +7,25 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError
 from penstock.core.statistics import BlockStatistics
 from penstock.models.loading import LoadedBlock, load_block
 from penstock.models.memory import trim
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
-from penstock.worker.offload.pool import TaskPool, TaskProcesses
-from penstock.worker.offload.process import TaskProcess
+from penstock.worker.offload.placement import TaskPlacement
+from penstock.worker.offload.pool import TaskPool
+from penstock.worker.residency import steps
 from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
-from penstock.worker.residency.steps import (
-    Action,
-    Assigned,
-    FailBlock,
-    ForgetBlock,
-    LoadBlock,
-    RestBlock,
-    SurveyBlocks,
-    UnloadBlock,
-    Why,
-)
+from penstock.worker.residency.steps import Action, Assigned, Why
 from penstock.worker.residency.survey import Surveyed, reason, survey, undescribed
 from penstock.worker.running.runner import WorkerTools
 
@@ -80,9 +69,7 @@ class Blocks:
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
         self._tools = WorkerTools(self._pool, metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._task_processes = TaskProcesses([TaskProcess.start] * config.worker.task_processes)
-        self._has_task_workers = bool(task_workers)
-        self._task_workers = TaskProcesses([partial(TaskProcess.connect, path) for path in task_workers])
+        self._placement = TaskPlacement(config.worker.task_processes, task_workers)
         self._is_leaving = False
 
     def __len__(self) -> int:
@@ -90,7 +77,7 @@ class Blocks:
         return sum(len(each.runner) for each in self._resident.values()) + sum(map(len, self._dormant.values()))
 
     def holder(self, block_id: str) -> Holder | None:
-        """None: jobs of this block go back, as those do that were sent before the gateway knew that we leave."""
+        """Where a block's jobs go. None: back, as those do that were sent before the gateway knew that we leave."""
         return self._holders.get(block_id)
 
     def offers(self) -> list[tuple[BlockDescription, bool]]:
@@ -157,12 +144,11 @@ class Blocks:
         await asyncio.gather(*(resident.runner.drain() for resident in self._resident.values()))
 
     async def close(self) -> None:
-        """After `drain`, or to abandon what runs: models with code of their own are told, within a bound."""
+        """Call it after `drain`, or to abandon what runs. Models with code of their own are told, within a bound."""
         ending = [asyncio.create_task(resident.end(END_S)) for resident in self._resident.values()]
         if ending:
             await asyncio.wait(ending, timeout=CLOSE_S)
-        await self._task_processes.close()
-        await self._task_workers.close()
+        await self._placement.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
@@ -182,19 +168,19 @@ class Blocks:
         is_other = False
         for action in actions:
             match action:
-                case SurveyBlocks():
+                case steps.SurveyBlocks():
                     self._owner.spawn(self._survey(action.blocks))
-                case LoadBlock():
+                case steps.LoadBlock():
                     self._owner.spawn(self._load(action))
-                case RestBlock():
+                case steps.RestBlock():
                     self._rest(action.block_id)
-                case UnloadBlock():
+                case steps.UnloadBlock():
                     self._unload(action.block_id, action.event)
-                case ForgetBlock():
+                case steps.ForgetBlock():
                     self._forget(action.block_id)
-                case FailBlock():
+                case steps.FailBlock():
                     self._fail(action)
-            is_other = is_other or not isinstance(action, SurveyBlocks | LoadBlock)
+            is_other = is_other or not isinstance(action, steps.SurveyBlocks | steps.LoadBlock)
         if is_other:
             self._owner.announce()
             self._owner.report()
@@ -211,7 +197,7 @@ class Blocks:
                 self._described.pop(block.block_id, None)  # it may be another model now
             self._perform(self._residency.surveyed(block, found.outlook(), at))
 
-    async def _load(self, action: LoadBlock) -> None:
+    async def _load(self, action: steps.LoadBlock) -> None:
         block, started = action.block, now()
         if action.why is Why.DEMAND:
             self._count(block, "woken")
@@ -237,19 +223,10 @@ class Blocks:
             self._loader, load_block, block.block_id, Path(block.folder), block.version, self._config.limits
         )
         try:
-            return loaded, await self._open_tasks(loaded)
+            return loaded, await self._placement.open(loaded)
         except BaseException:
             await asyncio.to_thread(loaded.engine.close)
             raise
-
-    async def _open_tasks(self, loaded: LoadedBlock) -> TaskPool | None:
-        placement = loaded.settings.placement
-        if placement == "worker" and not self._has_task_workers:
-            raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
-        if placement == "inline" or loaded.task.is_prepare_cheap:
-            return None
-        processes = self._task_workers if placement == "worker" else self._task_processes
-        return await processes.open(loaded.spec, loaded.task)
 
     def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
         block_id = loaded.description.block_id
@@ -294,7 +271,7 @@ class Blocks:
             del self._holders[block_id]
             self._hand_back(dormant.hand_back())
 
-    def _fail(self, action: FailBlock) -> None:
+    def _fail(self, action: steps.FailBlock) -> None:
         block = action.block
         log.error("load_failed", model=block.model, version=block.version, reason=action.reason)
         self._count(block, "failed")

@@ -65,7 +65,7 @@ class Residency:
 
     @property
     def occupied_bytes(self) -> int:
-        """In memory, on its way in, or on its way out."""
+        """What is in memory, on its way in, or on its way out."""
         return self._settled_bytes() + self._leaving_bytes
 
     def why_waiting(self, block_id: str) -> str:

@@ -90,7 +90,7 @@ class Batcher:
         self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
         self._order: list[_Level] = []  # the same, the first to be served first
         self._sequence = 0
-        self._tokens = 0  # of all that waits
+        self._tokens = 0  # of all pieces in line
         self._due = inf
 
     def __len__(self) -> int:
@@ -98,7 +98,6 @@ class Batcher:
 
     @property
     def tokens(self) -> int:
-        """Of all that waits."""
         return self._tokens
 
     def append(self, entries: Iterable[QueuedPiece], now: float) -> None:
@@ -121,7 +120,7 @@ class Batcher:
             entry.queue_deadline = inf
 
     def next_due(self) -> float:
-        """Until then `expire` has nothing to do. It may be early: what was due then has left, perhaps."""
+        """The earliest time at which `expire` may have something to do: what was due then may have left."""
         return self._due
 
     def expire(self, now: float) -> list[QueuedPiece]:
@@ -165,7 +164,7 @@ class Batcher:
         return batch
 
     def wake_at(self) -> float | None:
-        """When to ask again although nothing has arrived; None: no need."""
+        """When to ask for a batch again although nothing has arrived; None: no need."""
         if self._budget.max_delay_s <= 0:
             return None
         arrivals = [next(iter(level.line.values())).arrived for level in self._order if level.line]

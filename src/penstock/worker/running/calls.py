@@ -99,7 +99,7 @@ class CallRunner(BlockRunner):
         super()._ran(outcome)
 
     def _answer_soon(self, job: WorkerJob, tensors: list[Tensor]) -> None:
-        """In an instance's thread: one answer of several."""
+        """Called in an instance's thread with one answer of several."""
         self._loop.call_soon_threadsafe(self._answer, job, tensors)
 
     def _answer(self, job: WorkerJob, tensors: list[Tensor]) -> None:
@@ -138,7 +138,7 @@ class CallRunner(BlockRunner):
 
 
 class CallExecution:
-    """One request at a time. All of it runs in the instances' threads."""
+    """Calls the model with one request at a time, in the instances' threads."""
 
     def __init__(
         self, task: Task, engine: ContextEngine, is_decoupled: bool, send: Callable[[WorkerJob, list[Tensor]], None]

@@ -95,7 +95,7 @@ class BlockRunner:
         self._preparation.prepare(job)
 
     def cancel(self, job: WorkerJob) -> None:
-        """Its answer is not wanted any more: out of the queue, or unheard when it comes."""
+        """Nobody wants the answer any more: the job leaves the queue, or its result is dropped when it comes."""
         if not job.is_gone:
             self._counts.cancelled()
             self._forget(job)
@@ -129,7 +129,7 @@ class BlockRunner:
         await self._drained.wait()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """After `drain`, or to abandon what runs. The engine closes when its threads have left; then comes `then`."""
+        """Call it after `drain`, or to abandon what runs. Its threads leave, the engine closes, `then` is called."""
         self.flush_metrics()
         self._expiry.cancel()
         if self._tasks is not None:
@@ -137,7 +137,6 @@ class BlockRunner:
         self._instances.close(lambda: self._close_engine(then), self.close_s)
 
     def _close_engine(self, then: Callable[[], None]) -> None:
-        """In a thread of its own."""
         try:
             self._engine.close()
         finally:
@@ -167,7 +166,7 @@ class BlockRunner:
         self._pump_soon()
 
     def _pump_soon(self) -> None:
-        """After all that has arrived together is in line."""
+        """Pumps when all that has arrived together is in line."""
         if not self._is_pump_due:
             self._is_pump_due = True
             self._loop.call_soon(self._pump)
