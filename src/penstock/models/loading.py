@@ -113,11 +113,9 @@ def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
 
 
 def has_steady_cost(file: Path) -> bool:
-    """Whether a small model's time follows from its input's size: it has no loops or branches.
-
-    Their names stand in the file as protobuf writes a node's op_type: tag, length, name.
-    """
+    """Whether a small model's time follows from its input's size: it has no loops or branches."""
     if file.stat().st_size > STEADY_BYTES:
         return False
-    data = file.read_bytes()
-    return not any(b"\x22" + bytes([len(name)]) + name in data for name in (b"Loop", b"If", b"Scan"))
+    from penstock.engines.onnx.network import has_branches
+
+    return not has_branches(file)

@@ -3,10 +3,7 @@
 import contextlib
 import ctypes
 import io
-import mmap
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
 from penstock.engines.base import EngineSpec
+from penstock.engines.onnx.network import read_precision
 
 _TYPES = {
     "tensor(bool)": "BOOL",
@@ -64,7 +62,7 @@ class OnnxEngine:
         inputs = tuple(_spec(value, self._spec.file) for value in session.get_inputs())
         outputs = tuple(_spec(value, self._spec.file) for value in session.get_outputs())
         self._has_bf16 = any(value.datatype == "BF16" for value in (*inputs, *outputs))
-        return Signature(inputs, outputs, "onnxruntime_onnx", _precision(self._spec.file, inputs), device)
+        return Signature(inputs, outputs, "onnxruntime_onnx", read_precision(self._spec.file, inputs), device)
 
     def _open(self) -> str:
         """Returns the device that took the model."""
@@ -236,75 +234,3 @@ def _end(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
-
-
-# --- a file's precision, read off its bytes: the onnx package would hold all its weights to tell
-
-_FLOATS = {1: "fp32", 10: "fp16", 11: "fp64", 16: "bf16"}  # TensorProto.DataType
-_INT8_OPS = (
-    b"QLinear",
-    b"QuantizeLinear",
-    b"DynamicQuantize",
-    b"MatMulInteger",
-    b"ConvInteger",
-    b"QGemm",
-    b"QAttention",
-)
-
-
-def _precision(file: Path, inputs: Sequence[TensorSpec]) -> str:
-    """int8 where the graph quantizes what it computes with, else what most of its weights are in."""
-    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            found = [_graph_precision(data, graph) for graph in _parts(data, range(len(data)), 7)]
-        except IndexError:  # no protobuf: ONNX Runtime has a format of its own, too
-            found = []
-    named = [spec.datatype.lower() for spec in inputs if spec.datatype.lower() in _FLOATS.values()]
-    return next((precision for precision in (*found, *named) if precision), "fp32")
-
-
-def _graph_precision(data: mmap.mmap, graph: range) -> str:
-    for node in _parts(data, graph, 1):
-        if any(data[op.start : op.stop].startswith(_INT8_OPS) for op in _parts(data, node, 4)):
-            return "int8"
-    elements: Counter[str] = Counter()
-    for weights in _parts(data, graph, 5):
-        fields = list(_fields(data, weights))
-        datatype = next((value for number, value in fields if number == 2), 0)
-        if datatype in _FLOATS:
-            elements[_FLOATS[datatype]] += prod(
-                value for number, value in fields if number == 1 and isinstance(value, int)
-            )
-    return max(elements, key=elements.__getitem__) if elements else ""
-
-
-def _parts(data: mmap.mmap, message: range, wanted: int) -> Iterator[range]:
-    return (value for number, value in _fields(data, message) if number == wanted and isinstance(value, range))
-
-
-def _fields(data: mmap.mmap, message: range) -> Iterator[tuple[int, int | range]]:
-    """A protobuf message's fields: a number's value, or where the bytes of anything longer lie."""
-    at = message.start
-    while at < message.stop:
-        tag, at = _varint(data, at)
-        kind = tag & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield tag >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if size is None:
-            size, at = _varint(data, at)
-        yield tag >> 3, range(at, at + size)
-        at += size
-
-
-def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

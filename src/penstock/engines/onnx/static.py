@@ -1,4 +1,4 @@
-"""INT8 for ONNX Runtime with ranges learnt beforehand: a calibration set runs through the graph once."""
+"""INT8 for ONNX Runtime with ranges learnt beforehand: a calibration set runs through the network once."""
 
 import contextlib
 import io
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.tensors import Array
+from penstock.engines.onnx.network import read_network
 from penstock.engines.onnx.variants import has_convolutions, is_large, is_weighted, quietly, writing
 
 METHODS = ("minmax", "entropy", "percentile")
@@ -50,7 +51,7 @@ class StaticQuantizer:
                 calibration_cache_path=self._folder / f"ranges-{method}.json",
                 use_external_data_format=is_large(self._source),
                 extra_options={
-                    # One sample at a time: texts have different lengths, and the graph's every activation is kept.
+                    # One sample at a time: texts have different lengths, and the network's every activation is kept.
                     "CalibStridedMinMax": 1,
                     # Between products all is in floats: rounding what they give would lose more than all else.
                     "OpTypesToExcludeOutputQuantization": self._ops or [],
@@ -58,9 +59,9 @@ class StaticQuantizer:
             )
 
     def most_sensitive(self) -> list[str]:
-        """The nodes with weights, first those whose input, in bytes, changes the graph's answers most.
+        """The nodes with weights, first those whose input, in bytes, changes the network's answers most.
 
-        Each is tried alone, in one graph that can cut any of those inputs to its calibrated range and steps.
+        Each is tried alone, in one network that can cut any of those inputs to its calibrated range and steps.
         """
         import onnx
 
@@ -116,19 +117,17 @@ class StaticQuantizer:
         with quietly(), contextlib.redirect_stdout(io.StringIO()):
             try:
                 quant_pre_process(self._source, target, skip_symbolic_shape=True)
-            except Exception:  # noqa: BLE001 - it helps where it can; a graph that it cannot read is taken as it is
+            except Exception:  # noqa: BLE001 - it helps where it can; a network that it cannot read is taken as it is
                 return self._source
         _name_nodes(target)
         return target
 
     def _nodes(self, is_weighted_wanted: bool) -> list[str]:
-        import onnx
-
-        graph = onnx.load(self._prepared, load_external_data=False).graph
-        weights = {tensor.name for tensor in graph.initializer}
+        network = read_network(self._prepared).graph
+        weights = {tensor.name for tensor in network.initializer}
         return [
             node.name
-            for node in graph.node
+            for node in network.node
             if node.op_type in TEXT_OPS[:2] and is_weighted(node, weights) is is_weighted_wanted
         ]
 
@@ -144,7 +143,7 @@ def _name_nodes(file: Path) -> None:
 
 
 def with_switches(model: Any, ranges: Mapping[str, tuple[float, float]]) -> Any:
-    """The graph with an input `switch:<tensor>` for each range: whether nodes with weights get that tensor in bytes."""
+    """With an input `switch:<tensor>` for each range: whether nodes with weights get that tensor in bytes."""
     from onnx import TensorProto, helper
 
     weights = {tensor.name for tensor in model.graph.initializer}

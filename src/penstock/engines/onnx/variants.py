@@ -9,10 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from penstock.core.errors import ConfigError
+from penstock.engines.onnx.network import data_files, read_network
 
 RECIPE = 3  # counts up when a conversion below changes, so that files made by an older one are not taken
 WEIGHTED_OPS = ("MatMul", "Gemm", "Conv")  # what INT8 makes faster, where a weight is among its inputs
-MOST_BYTES = 2**31 - 2**20  # protobuf's limit of a file, less what a graph takes; beyond it weights lie beside
+MOST_BYTES = 2**31 - 2**20  # protobuf's limit of a file, less what a network takes; beyond it weights lie beside
 
 
 def convert(source: Path, target: Path, precision: str) -> None:
@@ -27,14 +28,14 @@ def writing(source: Path, target: Path, precision: str) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
-            # The same name: a graph with weights in a file beside it says that file's name.
+            # The same name: a network with weights in a file beside it says that file's name.
             yield Path(folder) / target.name
-            made = sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name)  # the graph last
+            made = sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name)  # the network last
             for file in made:
                 shutil.move(file, target.parent / file.name)
     except ConfigError:
         raise
-    except Exception as error:  # the converters raise whatever their graph walk meets
+    except Exception as error:  # the converters raise whatever they meet
         said = str(error).strip().splitlines()
         reason = said[0][:300] if said else type(error).__name__
         raise ConfigError(f"{source}: cannot be converted to {precision}: {reason}", file=str(source)) from error
@@ -44,15 +45,7 @@ def weight_files(file: Path) -> list[Path]:
     """The file, and those beside it that hold its weights."""
     if file.suffix == ".xml":
         return [file, *(beside for beside in [file.with_suffix(".bin")] if beside.is_file())]
-    import onnx
-    from onnx.external_data_helper import ExternalDataInfo, uses_external_data
-
-    try:
-        graph = onnx.load(file, load_external_data=False).graph
-    except Exception as error:
-        raise ConfigError(f"{file}: is not an ONNX file: {error}", file=str(file)) from error
-    names = {ExternalDataInfo(tensor).location for tensor in graph.initializer if uses_external_data(tensor)}
-    found = [file, *(file.parent / name for name in sorted(names))]
+    found = [file, *(file.parent / name for name in sorted(data_files(read_network(file))))]
     if missing := next((each for each in found if not each.is_file()), None):
         raise ConfigError(f"{file}: its weights are in {missing.name}, which is not there", file=str(file))
     return found
@@ -60,10 +53,9 @@ def weight_files(file: Path) -> list[Path]:
 
 def weighted_nodes(file: Path) -> list[str]:
     """The operations with weights that INT8 would make faster, by their outputs' names; none: not worth converting."""
-    import onnx
-
-    graph = onnx.load(file, load_external_data=False).graph
-    return [node.output[0] for node in graph.node if is_weighted(node, {tensor.name for tensor in graph.initializer})]
+    network = read_network(file).graph
+    weights = {tensor.name for tensor in network.initializer}
+    return [node.output[0] for node in network.node if is_weighted(node, weights)]
 
 
 def is_weighted(node: Any, initializers: set[str]) -> bool:
@@ -71,9 +63,7 @@ def is_weighted(node: Any, initializers: set[str]) -> bool:
 
 
 def has_convolutions(file: Path) -> bool:
-    import onnx
-
-    return any(node.op_type == "Conv" for node in onnx.load(file, load_external_data=False).graph.node)
+    return any(node.op_type == "Conv" for node in read_network(file).graph.node)
 
 
 def is_large(file: Path) -> bool:

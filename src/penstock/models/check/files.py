@@ -144,11 +144,11 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
 
 
 def _examine_graph(file: Path) -> Iterator[Finding]:
-    from penstock.engines.onnx.contents import NO_DATA, NO_GRAPH, SHORT_DATA, TORN, examine_onnx
+    from penstock.engines.onnx.contents import NO_DATA, NO_NETWORK, SHORT_DATA, TORN, examine_onnx
 
     codes = {
         TORN: ("truncated_file", "Copy or download it anew, and compare its size with the original's."),
-        NO_GRAPH: ("wrong_format", "Export the model to ONNX, or say which engine reads this file: engine: NAME."),
+        NO_NETWORK: ("wrong_format", "Export the model to ONNX, or say which engine reads this file: engine: NAME."),
         NO_DATA: ("missing_data", f"Put it into {file.parent}: the ONNX file and its data belong together."),
         SHORT_DATA: ("truncated_file", "Copy or download it anew, together with the ONNX file."),
     }

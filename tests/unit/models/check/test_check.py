@@ -181,7 +181,7 @@ FOLDERS: list[tuple[str, str | None, Files, list[tuple[str, str]]]] = [
     ("zip", "", {"1/model.onnx": b"PK\x03\x04rest"}, [("wrong_format", "engine: torch")]),
     ("gzip", "", {"1/model.onnx": b"\x1f\x8brest"}, [("wrong_format", "gunzip")]),
     ("random", "", {"1/model.onnx": b"no graph"}, [("wrong_format", "is no ONNX file")]),
-    ("no-graph", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "holds no graph")]),
+    ("no-network", "", {"1/model.onnx": b"\x08\x0a"}, [("wrong_format", "holds no network")]),
     ("cut", "", {"1/model.onnx": graph()[:-9]}, [("truncated_file", "does not end as one")]),
     ("data", "", {"1/model.onnx": with_data_beside()[0]}, [("missing_data", "keeps weights in 'model.onnx.data'")]),
     (
