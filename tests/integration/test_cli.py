@@ -17,7 +17,7 @@ from penstock.client import AsyncClient, Client
 from penstock.core.errors import InvalidImage, UnknownModel
 from tests.servers import ROOT, write_add_sub, write_identity
 
-PHOTOS = ROOT / "src" / "penstock" / "bench" / "data" / "photos"
+PHOTOS = ROOT / "src" / "penstock" / "models" / "samples" / "data" / "photos"
 
 
 @pytest.fixture(scope="module")

@@ -485,7 +485,7 @@ def test_the_command_streams_frames(server: ServerProcess, tmp_path: Path) -> No
         (frames / f"{number}.jpg").write_bytes(PHOTO.read_bytes())
     (frames / "3.jpg").write_bytes(b"no photo")
     app = typer.Typer()
-    command.register(app)
+    app.command()(command.stream)
     for transport in ("grpc", "websocket"):
         out = tmp_path / transport
         arguments = [str(frames), "-o", str(out), "--transport", transport, "--window", "2", "--json"]

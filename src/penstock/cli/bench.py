@@ -21,10 +21,6 @@ DEFAULT_CONCURRENCY = "1,8,32,64"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(bench)
-
-
 def bench(
     model: Annotated[str, typer.Argument(help="The model to load.")] = "minilm",
     protocol: Annotated[str, typer.Option(help="grpc, stream (gRPC streams) or rest.")] = "grpc",

@@ -1,15 +1,16 @@
 """`penstock classify`: images, texts or arrays to labels."""
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.files import read_array, read_bytes
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.requests import ask_all, exit_with_problems
 from penstock.cli.terminal.texts import shorten
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
@@ -17,12 +18,12 @@ if TYPE_CHECKING:
     from penstock.client import Client
     from penstock.client.labels import Items, Labels
 
-CONCURRENCY = 2
+AT_ONCE = 2
 FILES_HELP = "JPEG or PNG files; .npy files for a model that takes an array, one row an item."
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Classified:
     input: Path | str  # a file, or the text itself
     rows: "Sequence[Labels]" = ()  # one, but for an array of several
     problem: str = ""
@@ -30,10 +31,6 @@ class Done:
     @property
     def name(self) -> str:
         return str(self.input) if isinstance(self.input, Path) else shorten(self.input)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(classify)
 
 
 def classify(
@@ -46,65 +43,41 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Tell what images or texts are: `classify FILE...`, or `classify --text TEXT`."""
-    from penstock.cli.terminal.progress import show_progress
     from penstock.client import Client
 
     if bool(files) == bool(texts):
         raise InvalidRequest("give the files to classify, or texts with --text, and not both")
     items: Sequence[Path | str] = files or texts or []
     with Client(grpc, timeout) as client:
-        done = list(show_progress("classifying", _run(client, items, model, top_k), len(items)))
+        found = ask_all("classifying", lambda item: _classify_one(client, item, model, top_k), items, AT_ONCE)
     if as_json:
-        print(json.dumps([_as_json(item) for item in done], indent=2))
-    for item in done:
-        if item.problem:
-            mark = "" if item.problem.startswith(item.name) else f"{item.name}: "
-            print(f"penstock: {mark}{item.problem}", file=sys.stderr)
-        elif not as_json:
+        print_json([_as_json(item) for item in found])
+    else:
+        for item in found:
             _print(item)
-    if any(item.problem for item in done):
-        sys.exit(2)
+    problems = [item for item in found if item.problem]
+    exit_with_problems(
+        item.problem if item.problem.startswith(item.name) else f"{item.name}: {item.problem}" for item in problems
+    )
 
 
-def _run(client: "Client", items: Sequence[Path | str], model: str, top_k: int | None) -> Iterator[Done]:
-    """In the order of `items`; one that fails does not stop the others, but a server that is away does."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        try:
-            yield from pool.map(lambda item: _classify_one(client, item, model, top_k), items)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _classify_one(client: "Client", item: Path | str, model: str, top_k: int | None) -> Done:
+def _classify_one(client: "Client", item: Path | str, model: str, top_k: int | None) -> Classified:
+    """One that fails does not stop the others, but a server that is away does."""
     try:
-        return Done(item, client.classify(_read(item), model, top_k))
+        return Classified(item, client.classify(_read(item), model, top_k))
     except Unavailable:
         raise
     except PenstockError as error:
-        return Done(item, problem=error.message)
+        return Classified(item, problem=error.message)
 
 
 def _read(item: Path | str) -> "Items":
     if isinstance(item, str):
         return [item]
-    try:
-        return _read_array(item) if item.suffix == ".npy" else [item.read_bytes()]
-    except OSError as error:
-        raise InvalidRequest(f"{item}: cannot be read: {error.strerror or error}") from error
+    return read_array(item) if item.suffix == ".npy" else [read_bytes(item)]
 
 
-def _read_array(file: Path) -> "Items":
-    import numpy as np
-
-    try:
-        return np.asarray(np.load(file, allow_pickle=False))
-    except (ValueError, EOFError) as error:
-        raise InvalidRequest(f"{file}: is not a NumPy file of plain numbers: {error}") from error
-
-
-def _as_json(item: Done) -> dict[str, object]:
+def _as_json(item: Classified) -> dict[str, object]:
     facts: dict[str, object] = {"input": str(item.input)}
     if item.problem:
         return facts | {"problem": item.problem}
@@ -112,7 +85,7 @@ def _as_json(item: Done) -> dict[str, object]:
     return facts | ({"labels": rows[0]} if len(rows) == 1 else {"rows": rows})
 
 
-def _print(item: Done) -> None:
+def _print(item: Classified) -> None:
     for number, row in enumerate(item.rows):
         mark = f" [{number}]" if len(item.rows) > 1 else ""
         print(f"{item.name}{mark}: " + ", ".join(f"{label} {score:.4f}" for label, score in row))

@@ -1,27 +1,22 @@
 """`penstock embed`: texts to vectors."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.files import writing
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.requests import ask_in_chunks
 from penstock.cli.terminal.texts import read_texts, shorten
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from penstock.client import Client
     from penstock.core.tensors import Array
 
-CHUNK = 128  # texts in a request: far below the server's limits, and enough to fill its batches
-CONCURRENCY = 4
 SHOWN_TEXTS, SHOWN_NUMBERS = 20, 4
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(embed)
 
 
 def embed(
@@ -40,44 +35,24 @@ def embed(
     if output is not None and output.suffix != ".npy":
         raise InvalidRequest(f"{output}: --output writes NumPy's format; give it a name that ends in .npy")
     with Client(grpc, timeout) as client:
-        vectors = _embed_all(client, given, model)
+        vectors = ask_in_chunks("embedding", lambda chunk: client.embed(chunk, model), given)
     if output is not None:
         _save(output, vectors)
     if as_json:
-        found = {"model": model, "shape": list(vectors.shape), "embeddings": vectors.tolist()}
-        if output is not None:
-            found = {"model": model, "shape": list(vectors.shape), "output": str(output)}
-        print(json.dumps(found))
+        found = {"output": str(output)} if output is not None else {"embeddings": vectors.tolist()}
+        print_json({"model": model, "shape": list(vectors.shape), **found}, indent=None)
     elif output is not None:
         print(f"{_shape(vectors)} written to {output}")
     else:
         _print_vectors(given, vectors)
 
 
-def _embed_all(client: "Client", texts: Sequence[str], model: str) -> "Array":
-    from concurrent.futures import ThreadPoolExecutor
-
-    import numpy as np
-
-    from penstock.cli.terminal.progress import show_progress
-
-    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        answers: Iterator[Array] = pool.map(lambda chunk: client.embed(chunk, model), chunks)
-        try:
-            return np.concatenate(list(show_progress("embedding", answers, len(chunks))))
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
 def _save(file: Path, vectors: "Array") -> None:
     import numpy as np
 
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be written: {error.strerror}") from error
 
 
 def _print_vectors(texts: Sequence[str], vectors: "Array") -> None:

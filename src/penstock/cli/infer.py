@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.files import read_array, read_bytes, writing
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.output import print_json
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN_NUMBERS = 8
 INPUT_HELP = "NAME=@file.npy, NAME=@photo.jpg (its bytes), NAME=[1, 2, 3] (JSON) or NAME=text. Repeat for each input."
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(infer)
 
 
 def infer(
@@ -41,7 +39,7 @@ def infer(
         found = client.infer(model, read_inputs(signature, inputs or []), outputs or (), version)
     files = _save(output_dir, found) if output_dir is not None else {}
     if as_json:
-        print(json.dumps([_as_json(name, array, files.get(name)) for name, array in found.items()]))
+        print_json([_as_json(name, array, files.get(name)) for name, array in found.items()], indent=None)
         return
     for name, array in found.items():
         print(f"{name} {_datatype(array)} {list(array.shape)} {_summary(array)}")
@@ -86,16 +84,9 @@ def _read_value(spec: "TensorSpec", value: str) -> "Array":
 
 
 def _read_file(spec: "TensorSpec", file: Path) -> "Array":
-    import numpy as np
-
-    try:
-        if file.suffix != ".npy":
-            return _convert(spec, file.read_bytes())
-        return _fit(spec, np.asarray(np.load(file, allow_pickle=False)))
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise InvalidRequest(f"{file}: is not a NumPy file of plain numbers: {error}") from error
+    if file.suffix != ".npy":
+        return _convert(spec, read_bytes(file))
+    return _fit(spec, read_array(file))
 
 
 def _convert(spec: "TensorSpec", value: object) -> "Array":
@@ -126,7 +117,7 @@ def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:
     import numpy as np
 
     written: dict[str, list[str]] = {}
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in found.items():
             stem = name.replace("/", "_").lstrip(".") or "output"
@@ -138,8 +129,6 @@ def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:
                 names = [f"{stem}.npy"]
                 np.save(folder / names[0], array)
             written[name] = [str(folder / file) for file in names]
-    except OSError as error:
-        raise InvalidRequest(f"{folder}: cannot be written: {error.strerror}") from error
     return written
 
 

@@ -6,14 +6,26 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import bench, classify, embed, experiment, infer, rerank, serve, status, stream, tune, upscale
+from penstock.cli import experiment
+from penstock.cli.bench import bench
+from penstock.cli.classify import classify
+from penstock.cli.embed import embed
+from penstock.cli.infer import infer
 from penstock.cli.model import command as model
-from penstock.cli.top import command as top
+from penstock.cli.rerank import rerank
+from penstock.cli.serve import gateway, serve, tasks, worker
+from penstock.cli.status import status
+from penstock.cli.stream import stream
+from penstock.cli.top.command import top
+from penstock.cli.tune import tune
+from penstock.cli.upscale import upscale
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-for noun in (serve, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
-    noun.register(app)
+for command in (serve, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
+    app.command()(command)
+for role in (worker, tasks, gateway):
+    app.command(hidden=True)(role)
 app.add_typer(model.app, name="model")
 app.add_typer(experiment.app, name="experiment")
 

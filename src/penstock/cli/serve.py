@@ -17,13 +17,6 @@ Id = Annotated[str, typer.Option("--id", help="Its name in the cluster, stable o
 RunDir = Annotated[Path, typer.Option(help="The folder of the running server that it belongs to.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command(hidden=True)(worker)
-    app.command(hidden=True)(tasks)
-    app.command(hidden=True)(gateway)
-
-
 def serve(
     models: ServedModels = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,

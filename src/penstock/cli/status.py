@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.terminal.http import no_answer, open_path, url_of
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
+from penstock.cli.terminal.output import print_json
 from penstock.core.errors import InternalError, Unavailable
 
-
-def register(app: typer.Typer) -> None:
-    app.command()(status)
+PATH = "/v1/status"
 
 
 def status(
@@ -21,7 +21,7 @@ def status(
     """Show a running server: its workers, its blocks and their queues."""
     found = _fetch(http, timeout)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     from rich.console import Console
 
@@ -36,21 +36,14 @@ def status(
 
 def _fetch(http: str, timeout_s: float) -> Any:
     from http.client import HTTPException
-    from urllib.error import HTTPError
-    from urllib.request import urlopen
 
-    base = http if "://" in http else f"http://{http}"
-    url = f"{base.rstrip('/')}/v1/status"
     try:
-        with urlopen(url, timeout=timeout_s) as answer:
+        with open_path(http, PATH, timeout_s) as answer:
             return json.load(answer)
-    except HTTPError as error:
-        error.close()
-        raise Unavailable(f"{url} answered {error.code}: is that the HTTP address of `penstock serve`?") from error
     except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise Unavailable(f"no answer ({reason}): is `penstock serve` running at {http}?") from error
+        raise no_answer(http, error) from error
     except ValueError as error:
+        url = url_of(http, PATH)
         raise Unavailable(f"{url} is no server's status: is that the HTTP address of `penstock serve`?") from error
 
 

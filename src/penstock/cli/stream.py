@@ -1,8 +1,6 @@
 """`penstock stream`: the frames of a video through a model, in order."""
 
-import json
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,14 +9,12 @@ from typing import Annotated
 import typer
 
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, AsJson, GrpcAddress, HttpAddress, Timeout
+from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.requests import exit_with_problems
 from penstock.core.errors import InvalidRequest
 
 TRANSPORTS = ("grpc", "websocket")
 PICTURES = (".jpg", ".jpeg", ".png")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(stream)
 
 
 def stream(
@@ -40,14 +36,13 @@ def stream(
     files = find_frames(frames)
     import asyncio
 
-    from penstock.cli.terminal.frames import Way, stream_frames
+    from penstock.cli.terminal.frames import FrameRoute, stream_frames
 
-    way = Way(transport, grpc if transport == "grpc" else http, model, window, timeout)
+    route = FrameRoute(transport, grpc if transport == "grpc" else http, model, window, timeout)
     started = time.monotonic()
-    problems = asyncio.run(stream_frames(files, output, way))
+    problems = asyncio.run(stream_frames(files, output, route))
     _report(len(files), problems, time.monotonic() - started, as_json)
-    if problems:
-        sys.exit(2)
+    exit_with_problems(problems)
 
 
 def find_frames(given: Sequence[Path]) -> list[Path]:
@@ -74,8 +69,6 @@ def _report(count: int, problems: Sequence[str], seconds: float, as_json: bool) 
     done = count - len(problems)
     if as_json:
         facts = {"frames": count, "failed": len(problems), "seconds": round(seconds, 3)}
-        print(json.dumps({**facts, "frames_per_s": round(done / seconds, 2), "problems": list(problems)}, indent=2))
+        print_json({**facts, "frames_per_s": round(done / seconds, 2), "problems": list(problems)})
     else:
         print(f"{done} frames in {seconds:.2f} s: {done / seconds:.1f} frames/s")
-    for problem in problems:
-        print(f"penstock: {problem}", file=sys.stderr)

@@ -27,10 +27,6 @@ WINDOW_S, QUICK_WINDOW_S = 2.0, 1.0
 WARM_UP = 0.3  # of a window
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(tune)
-
-
 def tune(
     model: Annotated[str, typer.Argument(help="A model of the repository, or its folder.")],
     p99_ms: Annotated[float | None, typer.Option(min=0.001, help="The p99 latency to stay within, in ms.")] = None,

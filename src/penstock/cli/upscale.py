@@ -1,41 +1,38 @@
 """`penstock upscale`: photographs, larger."""
 
-import json
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.files import read_bytes, write_bytes
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
+from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.requests import ask_all, exit_with_problems
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
 if TYPE_CHECKING:
     from penstock.client import Client
 
-CONCURRENCY = 2
+AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Enlargement:
     source: Path
     target: Path
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Enlarged:
     input: str
     output: str
     bytes: int = 0
     seconds: float = 0.0
     problem: str = ""
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(upscale)
 
 
 def upscale(
@@ -47,73 +44,46 @@ def upscale(
     as_json: AsJson = False,
 ) -> None:
     """Enlarge photographs: `upscale IN OUT`, or `upscale IN... --to DIR`."""
-    from penstock.cli.terminal.progress import show_progress
     from penstock.client import Client
 
-    jobs = _plan(files, to)
+    plan = _plan(files, to)
     with Client(grpc, timeout) as client:
-        done = list(show_progress("upscaling", _run(client, jobs, model), len(jobs)))
+        found = ask_all("upscaling", lambda each: _upscale_one(client, each, model), plan, AT_ONCE)
     if as_json:
-        print(json.dumps([asdict(item) for item in done], indent=2))
-    for item in done:
-        if item.problem:
-            print(f"penstock: {item.problem}", file=sys.stderr)
-        elif not as_json:
-            print(f"{item.output}: {item.bytes} bytes in {item.seconds:.2f} s")
-    if any(item.problem for item in done):
-        sys.exit(2)
+        print_json([asdict(item) for item in found])
+    else:
+        for item in found:
+            if not item.problem:
+                print(f"{item.output}: {item.bytes} bytes in {item.seconds:.2f} s")
+    exit_with_problems(item.problem for item in found if item.problem)
 
 
-def _plan(files: Sequence[Path], to: Path | None) -> list[Job]:
+def _plan(files: Sequence[Path], to: Path | None) -> list[Enlargement]:
     if to is None:
         if len(files) != 2:
             raise InvalidRequest("say where to write: `upscale IN OUT`, or `upscale IN... --to DIR`")
         source, target = files
-        return [Job(source, target / f"{source.stem}.png" if target.is_dir() else target)]
-    jobs = [Job(source, to / f"{source.stem}.png") for source in files]
+        return [Enlargement(source, target / f"{source.stem}.png" if target.is_dir() else target)]
+    plan = [Enlargement(source, to / f"{source.stem}.png") for source in files]
     seen: dict[Path, Path] = {}
-    for job in jobs:
-        if job.target in seen:
-            raise InvalidRequest(f"{seen[job.target]} and {job.source} would both become {job.target}: rename one")
-        seen[job.target] = job.source
-    return jobs
+    for each in plan:
+        if each.target in seen:
+            raise InvalidRequest(f"{seen[each.target]} and {each.source} would both become {each.target}: rename one")
+        seen[each.target] = each.source
+    return plan
 
 
-def _run(client: "Client", jobs: Sequence[Job], model: str) -> Iterator[Done]:
-    """In the order of `jobs`; one that fails does not stop the others, but a server that is away does."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(CONCURRENCY) as pool:
-        try:
-            yield from pool.map(lambda job: _upscale_one(client, job, model), jobs)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _upscale_one(client: "Client", job: Job, model: str) -> Done:
+def _upscale_one(client: "Client", each: Enlargement, model: str) -> Enlarged:
+    """One that fails does not stop the others, but a server that is away does."""
     started = time.monotonic()
+    source, target = str(each.source), str(each.target)
     try:
-        image = client.upscale(_read(job.source), model)
-        _write(job.target, image)
+        image = client.upscale(read_bytes(each.source), model)
+        write_bytes(each.target, image)
     except Unavailable:
         raise
     except PenstockError as error:
         message = error.message.removeprefix("input 'image' element 0: ")
-        mark = "" if message.startswith((str(job.source), str(job.target))) else f"{job.source}: "
-        return Done(str(job.source), str(job.target), problem=mark + message)
-    return Done(str(job.source), str(job.target), len(image), round(time.monotonic() - started, 3))
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror}") from error
-
-
-def _write(file: Path, data: bytes) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be written: {error.strerror}") from error
+        mark = "" if message.startswith((source, target)) else f"{source}: "
+        return Enlarged(source, target, problem=mark + message)
+    return Enlarged(source, target, len(image), round(time.monotonic() - started, 3))

@@ -16,7 +16,7 @@ NOBODY = "127.0.0.1:1"
 
 def problem(*arguments: str) -> PenstockError:
     app = typer.Typer()
-    stream.register(app)
+    app.command()(stream.stream)
     result = CliRunner().invoke(app, list(arguments))
     assert isinstance(result.exception, PenstockError), result.output
     return result.exception

@@ -23,10 +23,6 @@ RETRY_S = 1.0
 KEY_S = 0.1  # how soon a key is noticed
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(top)
-
-
 def top(
     http: HttpAddress = HTTP_ADDRESS,
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between looks.")] = 1.0,

@@ -1,10 +1,9 @@
 """The events of a server's `/v1/live`, as they come."""
 
-import json
 from collections.abc import Iterator
-from typing import Any
 
-from penstock.core.errors import BY_CODE, PenstockError, Unavailable, from_code
+from penstock.cli.terminal.http import no_answer, open_path
+from penstock.core.errors import Unavailable
 
 PATIENCE_S = 10.0  # beyond the interval
 
@@ -14,20 +13,8 @@ class LiveEvents:
 
     def __init__(self, http: str, interval_s: float) -> None:
         """Raises where there is no such stream."""
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import urlopen
-
         self._http = http
-        base = http if "://" in http else f"http://{http}"
-        url = f"{base.rstrip('/')}/v1/live?interval={interval_s:g}"
-        try:
-            self._answer = urlopen(url, timeout=interval_s + PATIENCE_S)
-        except HTTPError as error:
-            with error:
-                raise _refusal(url, error.code, error.read()) from error
-        except (OSError, HTTPException, ValueError) as error:
-            raise self._no_answer(error) from error
+        self._answer = open_path(http, f"/v1/live?interval={interval_s:g}", interval_s + PATIENCE_S)
 
     def __iter__(self) -> Iterator[bytes]:
         from http.client import HTTPException
@@ -37,24 +24,8 @@ class LiveEvents:
                 if line.startswith(b"data: "):
                     yield line.removeprefix(b"data: ").strip()
         except (OSError, HTTPException, ValueError) as error:
-            raise self._no_answer(error) from error
+            raise no_answer(self._http, error) from error
         raise Unavailable(f"the server at {self._http} ended the stream: is it shutting down?")
 
     def close(self) -> None:
         self._answer.close()
-
-    def _no_answer(self, error: Exception) -> Unavailable:
-        reason = getattr(error, "reason", error)
-        return Unavailable(f"no answer ({reason}): is `penstock serve` running at {self._http}?")
-
-
-def _refusal(url: str, status: int, body: bytes) -> PenstockError:
-    """The server's own error where the answer has one."""
-    try:
-        error: Any = json.loads(body)["error"]
-        code, message = error["code"], error["message"]
-    except (ValueError, KeyError, TypeError):
-        code = message = ""
-    if code in BY_CODE:
-        return from_code(code, message, {})
-    return Unavailable(f"{url} answered {status}: is that the HTTP address of `penstock serve`?")

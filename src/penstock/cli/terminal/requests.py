@@ -1,0 +1,45 @@
+"""Many requests of one command: several at once, answers in order, progress for people."""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from penstock.cli.terminal.progress import show_progress
+
+if TYPE_CHECKING:
+    from penstock.core.tensors import Array
+
+CHUNK = 128  # texts in a request: far below the server's limits, and enough to fill its batches
+CHUNKS_AT_ONCE = 4
+FAILED = 2
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def ask_all(what: str, ask: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
+    """The first that raises stops the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(at_once) as pool:
+        try:
+            return list(show_progress(what, pool.map(ask, items), len(items)))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def ask_in_chunks(what: str, ask: "Callable[[Sequence[str]], Array]", texts: Sequence[str]) -> "Array":
+    import numpy as np
+
+    chunks = [texts[start : start + CHUNK] for start in range(0, len(texts), CHUNK)]
+    return np.concatenate(ask_all(what, ask, chunks, CHUNKS_AT_ONCE))
+
+
+def exit_with_problems(problems: Iterable[str]) -> None:
+    """Returns where there are none."""
+    has_failed = False
+    for problem in problems:
+        print(f"penstock: {problem}", file=sys.stderr)
+        has_failed = True
+    if has_failed:
+        sys.exit(FAILED)
