@@ -11,7 +11,7 @@ from penstock.core.blocks import BlockState
 from penstock.core.cluster import BlockView, Listener
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
-from penstock.manager.registry import Block, Registry
+from penstock.manager.registry import DeployedBlock, Registry
 from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder
 from penstock.storage.metadata_sqlite import Metadata
 
@@ -98,7 +98,7 @@ class Manager:
             await self._changed.wait_for(lambda: self._revision != seen)
             return self._revision
 
-    def assigned(self) -> tuple[list[str], list[Block]]:
+    def assigned(self) -> tuple[list[str], list[DeployedBlock]]:
         """The gateways' endpoints and the blocks; every worker holds every wanted block."""
         return sorted(self._gateways.values()), self._registry.wanted()
 

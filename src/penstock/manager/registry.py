@@ -14,7 +14,7 @@ class WorkerState:
 
 
 @dataclass(slots=True)
-class Block:
+class DeployedBlock:
     block_id: str
     model: str
     version: str
@@ -39,17 +39,17 @@ class Block:
 
 class Registry:
     def __init__(self) -> None:
-        self._blocks: dict[str, Block] = {}
+        self._blocks: dict[str, DeployedBlock] = {}
         self._workers: set[str] = set()
         self._revision = 0
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[DeployedBlock]:
         return list(self._blocks.values())
 
-    def wanted(self) -> list[Block]:
+    def wanted(self) -> list[DeployedBlock]:
         return [block for block in self._blocks.values() if block.is_wanted]
 
-    def of_model(self, model: str) -> list[Block]:
+    def of_model(self, model: str) -> list[DeployedBlock]:
         return [block for block in self._blocks.values() if block.model == model]
 
     def deploy(self, model: str, folder: str, versions: Iterable[tuple[str, str]]) -> int:
@@ -61,12 +61,12 @@ class Registry:
         for version, block_id in chosen.items():
             known = self._blocks.get(block_id)
             if known is None:
-                self._blocks[block_id] = Block(block_id, model, version, folder, self._revision)
+                self._blocks[block_id] = DeployedBlock(block_id, model, version, folder, self._revision)
             else:
                 known.folder, known.revision, known.is_wanted = folder, self._revision, True
         return self._revision
 
-    def withdraw(self, model: str) -> list[Block]:
+    def withdraw(self, model: str) -> list[DeployedBlock]:
         withdrawn = [block for block in self.of_model(model) if block.is_wanted]
         for block in withdrawn:
             block.is_wanted = False
@@ -104,7 +104,7 @@ class Registry:
                     return state.reason
         return ""
 
-    def _is_block_settled(self, block: Block) -> bool:
+    def _is_block_settled(self, block: DeployedBlock) -> bool:
         if not block.is_wanted:
             return not block.workers
         return self._workers == set(block.workers) and all(

@@ -1,7 +1,8 @@
 """The manager's gRPC service: workers attach, gateways watch."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import asdict
 
 import grpc
 import structlog
@@ -11,6 +12,8 @@ from penstock.core.errors import PenstockError
 from penstock.manager.manager import Manager
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
+from penstock.pb.v1.job_pb2 import Failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 
@@ -57,27 +60,16 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             await self._manager.gateway_left(request.gateway_id)
 
     async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
-        try:
-            await self._manager.load(request.model)
-        except PenstockError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
-        return pb.LoadResponse()
+        return pb.LoadResponse(failure=await _failure_of(self._manager.load(request.model)))
 
     async def Unload(self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext) -> pb.UnloadResponse:  # noqa: N802
-        try:
-            await self._manager.unload(request.model)
-        except PenstockError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
-        return pb.UnloadResponse()
+        return pb.UnloadResponse(failure=await _failure_of(self._manager.unload(request.model)))
 
     async def SetRouting(  # noqa: N802
         self, request: pb.SetRoutingRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetRoutingResponse:
-        try:
-            await self._manager.set_routing(request.model, request.routing)
-        except PenstockError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{error.code}|{error.message}")
-        return pb.SetRoutingResponse()
+        failure = await _failure_of(self._manager.set_routing(request.model, request.routing))
+        return pb.SetRoutingResponse(failure=failure)
 
     async def _listen(self, reports: AsyncIterator[pb.WorkerReport]) -> None:
         async for report in reports:
@@ -105,19 +97,15 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         )
 
     def _view(self) -> pb.ClusterView:
-        return pb.ClusterView(
-            blocks=[
-                pb.BlockView(
-                    block_id=b.block_id,
-                    model=b.model,
-                    version=b.version,
-                    state=b.state,
-                    reason=b.reason,
-                    routing=b.routing,
-                )
-                for b in self._manager.view()
-            ]
-        )
+        return pb.ClusterView(blocks=[pb.BlockView(**asdict(block)) for block in self._manager.view()])
+
+
+async def _failure_of(call: Awaitable[None]) -> Failure | None:
+    try:
+        await call
+    except PenstockError as error:
+        return encode_failure(error)
+    return None
 
 
 async def serve_manager(manager: Manager, address: str) -> grpc.aio.Server:

@@ -1,15 +1,17 @@
 """A gateway's connection to a manager in another process."""
 
 import asyncio
+from collections.abc import Awaitable
 
 import grpc
 import structlog
 
 from penstock.core.blocks import BlockState
 from penstock.core.cluster import BlockView, Listener
-from penstock.core.errors import Unavailable, from_code
+from penstock.core.errors import Unavailable
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
+from penstock.wire.failures import decode_failure
 
 log = structlog.get_logger()
 RETRY_S = 0.5
@@ -43,14 +45,13 @@ class RemoteControl:
         await asyncio.gather(self._watching, return_exceptions=True)
         await self._channel.close(grace=None)
 
-    async def _call(self, call: "grpc.aio.UnaryUnaryCall[object, object]") -> None:
+    async def _call(self, call: Awaitable[pb.LoadResponse | pb.UnloadResponse | pb.SetRoutingResponse]) -> None:
         try:
-            await call
+            response = await call
         except grpc.aio.AioRpcError as error:
-            code, mark, message = (error.details() or "").partition("|")
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION and mark:
-                raise from_code(code, message, {}) from None
             raise Unavailable("the manager does not answer; try again") from error
+        if response.HasField("failure"):
+            raise decode_failure(response.failure)
 
     async def _watch_forever(self) -> None:
         """While the manager is away, the last view stands."""

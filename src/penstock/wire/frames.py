@@ -6,10 +6,11 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from penstock.core.errors import PenstockError, WireError, from_code
+from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import PLAIN, Controls, InferRequest, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire import failures
 
 PROTOCOL = 1
 Frames = list[Buffer]
@@ -77,8 +78,7 @@ def encode_result(
 
 
 def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
-    failure = pb.Failure(code=error.code, message=error.message, fields=error.fields)
-    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failure)))
+    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))))
 
 
 def encode_refused(error: PenstockError) -> Frames:
@@ -132,10 +132,6 @@ def session(job: pb.Job) -> SessionStep | None:
 
 def timing(result: pb.Result) -> Timing:
     return Timing(result.queue_ns, result.batch_ns, result.compute_ns, result.finish_ns, result.batch_rows)
-
-
-def failure(result: pb.Result) -> PenstockError:
-    return from_code(result.failure.code, result.failure.message, dict(result.failure.fields))
 
 
 def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.cluster import BlockView
-from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
@@ -61,8 +61,15 @@ async def test_routing_goes_there_and_back(gateway: Gateway) -> None:
     await gateway.until_routing("")
 
 
-async def test_refusals_keep_their_type(gateway: Gateway) -> None:
-    with pytest.raises(UnknownModel):
+async def test_refusals_keep_their_type_message_and_fields(gateway: Gateway, tmp_path: Path) -> None:
+    with pytest.raises(UnknownModel, match=r"^the repository has no model 'nobody'$"):
         await gateway.control.set_routing("nobody", HASHED)
+    with pytest.raises(UnknownModel, match=r"^the repository has no model 'nobody'$"):
+        await gateway.control.unload("nobody")
+    file = tmp_path / "models" / "m" / "model.yaml"
+    file.write_text("tusk: tensor\n")
+    with pytest.raises(ConfigError, match="tusk") as raised:
+        await gateway.control.load("m")
+    assert raised.value.fields["file"] == str(file)
     with pytest.raises(InvalidRequest, match="policy"):
         await gateway.control.set_routing("m", '{"policy": "nonsense"}')

@@ -9,6 +9,7 @@ from penstock.core.requests import InferRequest, Timing
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
+from penstock.wire.failures import decode_failure
 
 
 def test_a_job_round_trips() -> None:
@@ -43,7 +44,7 @@ def test_a_result_round_trips() -> None:
 
 def test_a_failure_comes_back_as_its_error() -> None:
     _, frame = frames.decode(frames.encode_failure(7, 1, QueueFull("full", block="blk")))
-    error = frames.failure(frame.result)
+    error = decode_failure(frame.result.failure)
     assert type(error) is QueueFull
     assert (error.message, error.fields) == ("full", {"block": "blk"})
 

@@ -13,6 +13,7 @@ from penstock.core.requests import Controls, InferRequest, SessionStep
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
+from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
@@ -124,7 +125,7 @@ async def test_a_failure_travels_with_its_code(gateway: Gateway) -> None:
     job = await gateway.send_job(1)
     job.reply(job, QueueTimeout("it waited too long"))
     frame, _ = await gateway.get("result")
-    assert isinstance(frames.failure(frame.result), QueueTimeout)
+    assert isinstance(decode_failure(frame.result.failure), QueueTimeout)
 
 
 async def test_more_and_cancel_go_to_the_holder_of_the_job(gateway: Gateway) -> None:

@@ -1,3 +1,4 @@
+from penstock.pb.v1 import job_pb2 as _job_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -87,8 +88,10 @@ class LoadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class LoadResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class UnloadRequest(_message.Message):
     __slots__ = ("model",)
@@ -97,8 +100,10 @@ class UnloadRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class UnloadResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class SetRoutingRequest(_message.Message):
     __slots__ = ("model", "routing")
@@ -109,5 +114,7 @@ class SetRoutingRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., routing: _Optional[str] = ...) -> None: ...
 
 class SetRoutingResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...

@@ -79,7 +79,7 @@ class ManagerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Both return when the workers have done it, or fail with the reason.
+        """Both return when the workers have done it, or have failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,6 +18,7 @@ from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.descriptions import decode_description
+from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.wire.statistics import decode_statistics
 
@@ -134,7 +135,7 @@ class ZmqLane:
     def _on_result(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
         result = frame.result
         if result.HasField("failure"):
-            self._owner.answered(identity, result.job_id, result.attempt, frames.failure(result))
+            self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
         response = InferResponse(
             "",

@@ -1,0 +1,12 @@
+"""Errors to and from their wire form: a code, a message for people, and fields."""
+
+from penstock.core.errors import PenstockError, from_code
+from penstock.pb.v1 import job_pb2 as pb
+
+
+def encode_failure(error: PenstockError) -> pb.Failure:
+    return pb.Failure(code=error.code, message=error.message, fields=error.fields)
+
+
+def decode_failure(failure: pb.Failure) -> PenstockError:
+    return from_code(failure.code, failure.message, dict(failure.fields))
