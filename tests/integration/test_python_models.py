@@ -130,7 +130,7 @@ def load(server: ServerProcess) -> Iterator[Load]:
     for thread in threads:
         thread.join()
     assert load.wrong == []
-    assert load.answered > 100
+    assert load.answered
     assert [worker["pid"] for worker in server.status()["workers"]] == workers, "the worker itself has ended"
 
 
