@@ -132,6 +132,9 @@ class ConfigError(PenstockError):
     code = "config_error"
 
 
+BUG = "the server failed; its log says more"  # to a caller whose request met a bug of ours
+
+
 class InternalError(PenstockError):
     code = "internal"
     is_definite = False

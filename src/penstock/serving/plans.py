@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.requests import InferResponse
+from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.settings import Routing
-from penstock.serving.controls import ControlReader
+from penstock.serving.controls import TIMEOUT, ControlReader
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
@@ -37,13 +37,31 @@ class Plan:
     def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics) -> None:
         settings = block.settings
         self.block = block
+        self.version = block.version
         self.routing = routing
-        self.controls = ControlReader(settings.priorities, routing)
-        self.request_s = settings.timeouts.request_s
+        self._controls = ControlReader(settings.priorities, routing)
+        self._without_parameters = self._controls.read({})
+        self._request_s = settings.timeouts.request_s
         self.is_cached = settings.cache.enabled
         self.is_decoupled = settings.is_decoupled
-        self.is_plain = not (self.is_cached or self.is_decoupled)
         self.answered = metrics.answered
+
+    def read(self, request: InferRequest) -> float:
+        """Sets what the request asks of the server, and returns the seconds that it has.
+
+        They are the caller's, or the model's; a `timeout` parameter (microseconds, as Triton's) can only shorten them.
+        Where the block's queue policy lets requests override its timeout, it is for the time in queues alone.
+        """
+        timeout_s = self._request_s if request.timeout_s is None else request.timeout_s
+        parameters = request.parameters
+        if not parameters:
+            request.controls = self._without_parameters
+            return timeout_s
+        controls = request.controls = self._controls.read(parameters)
+        asked = parameters.get(TIMEOUT)
+        if isinstance(asked, int) and asked > 0 and not self._controls.may_override_timeout(controls):
+            return min(timeout_s, asked / 1e6)
+        return timeout_s
 
 
 class Plans:

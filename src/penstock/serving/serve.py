@@ -1,24 +1,24 @@
 """THE order of a request; every protocol edge calls `serve` or `stream` and nothing beside them runs a model."""
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
+from types import TracebackType
+from typing import Self
 
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, Refused
+from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, PenstockError, Refused
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
-from penstock.serving.controls import TIMEOUT
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import Resolver
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.telemetry.metrics import ServingMetrics
-from penstock.telemetry.traces import Traces
+from penstock.telemetry.traces import OpenSpan, Traces
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -40,51 +40,35 @@ class Serving:
         self.cache = cache
         self.sessions = sessions
         self.dispatcher = dispatcher
-        self._metrics = metrics
-        self._traces = traces
-        # Looked at once: the untraced way has no step more than it needs.
-        self.serve: Callable[[InferRequest], Awaitable[InferResponse]]
-        self.serve = self._serve_traced if traces.is_on else self._serve
+        self.metrics = metrics
+        self.traces = traces
         self.is_traced = traces.is_on
         self.plans = Plans(metrics, dispatcher.routing)
 
-    def turned_away(self, protocol: str, error: PenstockError) -> None:
-        """An edge could not make a request of what it got: counted like the requests that were refused inside."""
-        self._metrics.requests.labels("", "", protocol, error.code).inc()
-        if isinstance(error, Refused):
-            self._metrics.refusals.labels(error.code).inc()
+    async def serve(self, request: InferRequest) -> InferResponse:
+        with _Admitted(self, request) as admitted:
+            plan = admitted.plan
+            response = admitted.response = await self._route(plan, request, admitted.deadline)
+            response.version = plan.version
+            return response
 
-    async def _serve(self, request: InferRequest) -> InferResponse:
-        start = now()
-        block: BlockDescription | None = None
-        try:
-            self.admission.admit(request)
-            try:
-                block = self.resolver.resolve(request.model, request.version)
-                if block.max_batch_size:
-                    self.admission.check_rows(request)
-                plan = self.plans.of(block)
-                request.controls = plan.controls.read(request.parameters)
-                deadline = start + _timeout_s(plan, request)
-                routed = now()
-                if plan.is_plain and request.controls.session is None:
-                    response = await self.dispatcher.run(block, request, deadline)
-                else:
-                    found = self.cache.find_now(block, request) if plan.is_cached else None
-                    response = found or await self._answer(plan, request, deadline)
-            finally:
-                self.admission.release(request)
-        except PenstockError as error:
-            self._log_failure(request, block, error)
-            raise
-        except asyncio.CancelledError:
-            self._log_failure(request, block, Cancelled("the caller left"))
-            raise
-        response.version = block.version
-        plan.answered(request.protocol, start, routed, now(), response)
-        return response
+    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
+        with _Admitted(self, request) as admitted:
+            plan = admitted.plan
+            if plan.is_decoupled:
+                _refuse_order(plan, request)
+                async with aclosing(self.dispatcher.stream(plan.block, request, admitted.deadline)) as answers:
+                    async for response in answers:
+                        admitted.response = response
+                        response.version = plan.version
+                        yield response
+                return
+            response = admitted.response = await self._route(plan, request, admitted.deadline)
+            response.version = plan.version
+        yield response
 
-    async def _answer(self, plan: Plan, request: InferRequest, deadline: float) -> InferResponse:
+    def _route(self, plan: Plan, request: InferRequest, deadline: float) -> Awaitable[InferResponse]:
         """What is asked in a session is answered there; else the cache may know it, or someone is asking the same."""
         block = plan.block
         if plan.is_decoupled:
@@ -93,94 +77,109 @@ class Serving:
                 "WebSocket"
             )
         if request.controls.session is not None:
-            return await self.sessions.run(
-                block, request, deadline, lambda step, until: self.dispatcher.run(block, step, until)
-            )
+            return self.sessions.run(block, request, deadline, self.dispatcher.run)
         if plan.is_cached:
-            return await self.cache.through(
-                block, request, deadline, lambda until: self.dispatcher.run(block, request, until)
-            )
-        return await self.dispatcher.run(block, request, deadline)
+            return self.cache.through(block, request, deadline, self.dispatcher.run)
+        return self.dispatcher.run(block, request, deadline)
 
-    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
-        """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
-        if not self._is_decoupled(request):
-            yield await self.serve(request)
-            return
-        start = now()
+    def turned_away(self, protocol: str, error: PenstockError) -> None:
+        """An edge could not make a request of what it got: counted like the requests that were refused inside."""
+        _count_failure(self.metrics, None, protocol, error)
+
+
+class _Admitted:
+    """One request inside: traced, released at its end, counted and logged by how it ended."""
+
+    __slots__ = ("_request", "_routed", "_serving", "_span", "_start", "deadline", "plan", "response")
+    plan: Plan
+    deadline: float
+    response: InferResponse  # the last one
+    _routed: float  # when admission and resolution were done
+
+    def __init__(self, serving: Serving, request: InferRequest) -> None:
+        self._start = now()
+        self._serving = serving
+        self._request = request
+        self._span: OpenSpan | None = None
+
+    def __enter__(self) -> Self:
+        serving, request = self._serving, self._request
         block: BlockDescription | None = None
         try:
-            self.admission.admit(request)
+            if serving.is_traced:
+                self._span = _open_span(serving.traces, request)
+            serving.admission.admit(request)
             try:
-                block = self.resolver.resolve(request.model, request.version)
-                plan = self.plans.of(block)
-                request.controls = plan.controls.read(request.parameters)
-                if request.controls.session is not None and not block.settings.sessions.is_stateful:
-                    raise InvalidRequest(f"model '{block.model}' keeps no sessions: its answers have no order to keep")
-                deadline = start + _timeout_s(plan, request)
-                routed = now()
-                async with aclosing(self.dispatcher.stream(block, request, deadline)) as answers:
-                    async for response in answers:
-                        response.version = block.version
-                        yield response
-            finally:
-                self.admission.release(request)
-        except PenstockError as error:
-            self._log_failure(request, block, error)
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            self._log_failure(request, block, Cancelled("the caller left"))
-            raise
-        plan.answered(request.protocol, start, routed, now(), response)
-
-    def _is_decoupled(self, request: InferRequest) -> bool:
-        try:
-            return self.resolver.resolve(request.model, request.version).settings.is_decoupled
-        except PenstockError:
-            return False  # `serve` says what is wrong, and counts it
-
-    async def _serve_traced(self, request: InferRequest) -> InferResponse:
-        span = self._traces.start(
-            "serve",
-            request.traceparent,
-            model=request.model,
-            request_id=request.request_id,
-            protocol=request.protocol,
-        )
-        request.traceparent = span.traceparent
-        try:
-            response = await self._serve(request)
-            span.set(version=response.version, batch_rows=response.timing.batch_rows)
+                block = serving.resolver.resolve(request.model, request.version)
+                if block.max_batch_size:
+                    serving.admission.check_rows(request)
+                plan = self.plan = serving.plans.of(block)
+                self.deadline = self._start + plan.read(request)
+            except BaseException:
+                serving.admission.release(request)
+                raise
         except BaseException as error:
-            span.end(error)
+            self._fail(error, block)
             raise
-        span.end()
-        return response
+        self._routed = now()
+        return self
 
-    def _log_failure(self, request: InferRequest, block: BlockDescription | None, error: PenstockError) -> None:
-        # An unknown name is the caller's text: as a label it would grow the metrics without end.
-        model, version = (block.model, block.version) if block else ("", "")
-        self._metrics.requests.labels(model, version, request.protocol, error.code).inc()
-        if isinstance(error, Refused):
-            self._metrics.refusals.labels(error.code).inc()
-        else:
-            log.info(
-                "request_failed",
-                request_id=request.request_id,
-                model=request.model,
-                code=error.code,
-                error=str(error),
-            )
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._serving.admission.release(self._request)
+        if error is not None:
+            self._fail(error, self.plan.block)
+            return
+        response = self.response
+        self.plan.answered(self._request.protocol, self._start, self._routed, now(), response)
+        if self._span is not None:
+            self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
+            self._span.end()
+
+    def _fail(self, error: BaseException, block: BlockDescription | None) -> None:
+        """Raises InternalError in place of what nobody expected."""
+        if self._span is not None:
+            self._span.end(error)
+        request = self._request
+        told = _as_told(error)
+        _count_failure(self._serving.metrics, block, request.protocol, told)
+        told_of = log.bind(request_id=request.request_id, model=request.model)
+        if isinstance(told, InternalError) and told is not error:
+            told_of.error("bug", where=request.protocol, exc_info=error)
+            raise told from error
+        if not isinstance(told, Refused):
+            told_of.info("request_failed", code=told.code, error=str(told))
 
 
-def _timeout_s(plan: Plan, request: InferRequest) -> float:
-    """The caller's deadline, or the model's; a `timeout` parameter (microseconds, as Triton's) can only shorten it.
+def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
+    """The request carries it on."""
+    span = traces.start(
+        "serve",
+        request.traceparent,
+        model=request.model,
+        request_id=request.request_id,
+        protocol=request.protocol,
+    )
+    request.traceparent = span.traceparent
+    return span
 
-    Where the block's queue policy lets requests override its timeout, the parameter is for the time in queues alone.
-    """
-    timeout_s = plan.request_s if request.timeout_s is None else request.timeout_s
-    if request.parameters:
-        asked = request.parameters.get(TIMEOUT)
-        if isinstance(asked, int) and asked > 0 and not plan.controls.may_override_timeout(request.controls):
-            timeout_s = min(timeout_s, asked / 1e6)
-    return timeout_s
+
+def _as_told(error: BaseException) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
+
+
+def _count_failure(
+    metrics: ServingMetrics, block: BlockDescription | None, protocol: str, error: PenstockError
+) -> None:
+    # An unknown name is the caller's text: as a label it would grow the metrics without end.
+    model, version = (block.model, block.version) if block else ("", "")
+    metrics.requests.labels(model, version, protocol, error.code).inc()
+    if isinstance(error, Refused):
+        metrics.refusals.labels(error.code).inc()
+
+
+def _refuse_order(plan: Plan, request: InferRequest) -> None:
+    block = plan.block
+    if request.controls.session is not None and not block.settings.sessions.is_stateful:
+        raise InvalidRequest(f"model '{block.model}' keeps no sessions: its answers have no order to keep")

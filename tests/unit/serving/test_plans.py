@@ -7,18 +7,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.requests import InferResponse, Timing
+from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings, Routing
-from penstock.serving.plans import PROTOCOLS, Plans
+from penstock.serving.plans import PROTOCOLS, Plan, Plans
 from penstock.telemetry.metrics import ServingMetrics
-
-TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
 
 
 def block(block_id: str = "blk-1", **settings: Any) -> BlockDescription:
     return BlockDescription(
         block_id, "m", "1", "onnxruntime_onnx", "fp32", (), (), 8, 1, BlockSettings(**settings), fingerprint="f"
     )
+
+
+def read(plan: Plan, **parameters: Parameter) -> Controls:
+    request = InferRequest("m", [], parameters=parameters)
+    plan.read(request)
+    return request.controls
 
 
 class Bed:
@@ -41,24 +45,19 @@ def bed() -> Bed:
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_cached", "is_decoupled", "is_plain"),
+    ("settings", "is_cached", "is_decoupled"),
     [
-        ({}, False, False, True),
-        ({"cache": {"enabled": True}}, True, False, False),
-        (
-            {"is_decoupled": True},
-            False,
-            True,
-            False,
-        ),
+        ({}, False, False),
+        ({"cache": {"enabled": True}}, True, False),
+        ({"is_decoupled": True}, False, True),
     ],
 )
 def test_a_plan_says_which_way_requests_go(
-    bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool, is_plain: bool
+    bed: Bed, settings: dict[str, Any], is_cached: bool, is_decoupled: bool
 ) -> None:
     plan = bed.plans.of(block(timeouts={"request_s": 4.0}, **settings))
-    assert (plan.is_cached, plan.is_decoupled, plan.is_plain) == (is_cached, is_decoupled, is_plain)
-    assert plan.request_s == 4.0
+    assert (plan.is_cached, plan.is_decoupled) == (is_cached, is_decoupled)
+    assert plan.read(InferRequest("m", [])) == 4.0
 
 
 def test_a_plan_is_made_once(bed: Bed) -> None:
@@ -71,7 +70,7 @@ def test_another_description_of_the_block_makes_another_plan(bed: Bed) -> None:
     first = bed.plans.of(block(timeouts={"request_s": 4.0}))
     changed = block(timeouts={"request_s": 5.0})
     second = bed.plans.of(changed)
-    assert (first.request_s, second.request_s) == (4.0, 5.0)
+    assert [plan.read(InferRequest("m", [])) for plan in (first, second)] == [4.0, 5.0]
     assert bed.plans.of(changed) is second
 
 
@@ -79,20 +78,20 @@ def test_a_plan_reads_its_blocks_controls(bed: Bed) -> None:
     described = block(
         priorities={"levels": 2, "default": 2}, routing={"policy": "hash", "key": "user", "without_key": "any"}
     )
-    controls = bed.plans.of(described).controls.read({"user": "ann"})
-    assert (controls.priority, controls.shard_key) == (2, "ann")
+    assert read(bed.plans.of(described), user="ann") == Controls(priority=2, shard_key="ann")
+    assert read(bed.plans.of(described)) == Controls(priority=2)
 
 
 def test_a_routing_that_changed_makes_a_new_plan_and_others_stay(bed: Bed) -> None:
     described, other = block(), block("blk-2")
     plan, kept = bed.plans.of(described), bed.plans.of(other)
-    assert plan.controls.read({"user": "ann"}).shard_key == ""
+    assert read(plan, user="ann").shard_key == ""
     bed.plans.routing_changed()
     assert bed.plans.of(described) is plan
     bed.routings["blk-1"] = Routing(policy="hash", key="user")
     assert bed.plans.of(described) is plan, "nobody has said so yet"
     bed.plans.routing_changed()
-    assert bed.plans.of(described).controls.read({"user": "ann"}).shard_key == "ann"
+    assert read(bed.plans.of(described), user="ann").shard_key == "ann"
     assert bed.plans.of(other) is kept
 
 

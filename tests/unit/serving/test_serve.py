@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
@@ -17,8 +19,10 @@ from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.cluster import BlockView
 from penstock.core.config import CacheSettings, Limits, Telemetry
 from penstock.core.errors import (
+    BUG,
     Draining,
     EngineFailed,
+    InternalError,
     InvalidRequest,
     PenstockError,
     QueueFull,
@@ -31,6 +35,7 @@ from penstock.core.settings import BlockSettings, Routing, Timeouts
 from penstock.core.tensors import Tensor
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
+from penstock.serving.cache.key import KeyMaker
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
@@ -51,18 +56,16 @@ def block(model: str, max_batch_size: int = 8, **settings: Any) -> BlockDescript
     )
 
 
-TENSOR = {"name": "x", "datatype": "UINT8", "shape": [-1]}
-DECOUPLED: dict[str, Any] = {
-    "is_decoupled": True,
-}
 BLOCKS = (
     block("plain"),
     block("unbatched", max_batch_size=0),
     block("patient", priorities={"queue": {"allow_override": True}}),
     block("kept", cache={"enabled": True}),
-    block("talker", **DECOUPLED),
-    block("stateful_talker", sessions={"is_stateful": True}, **DECOUPLED),
+    block("talker", is_decoupled=True),
+    block("stateful_talker", sessions={"is_stateful": True}, is_decoupled=True),
 )
+
+WAYS = [("serve", "plain"), ("serve", "kept"), ("stream", "plain"), ("stream", "talker")]
 
 
 def ask(model: str = "plain", rows: int = 1, **more: Any) -> InferRequest:
@@ -162,27 +165,29 @@ async def bed(tmp_path: Path) -> AsyncIterator[Bed]:
 # --- the order
 
 
-async def test_each_step_refuses_before_the_next_is_asked(bed: Bed) -> None:
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_each_step_refuses_before_the_next_is_asked(bed: Bed, way: str, model: str) -> None:
     """A request that is wrong in every way, made right step by step."""
     request = ask("nobody", rows=MAX_ROWS + 1, size_bytes=2000, parameters={"priority": "high"})
     bed.admission.is_draining = True
     with pytest.raises(Draining):
-        await bed.serving.serve(request)
+        await bed.send(way, request)
     bed.admission.is_draining = False
     with pytest.raises(RequestTooLarge, match="2000 bytes"):
-        await bed.serving.serve(request)
+        await bed.send(way, request)
     request.size_bytes = 10
     with pytest.raises(UnknownModel, match="nobody"):
-        await bed.serving.serve(request)
-    request.model = "plain"
+        await bed.send(way, request)
+    request.model = model
     with pytest.raises(RequestTooLarge, match="5 rows"):
-        await bed.serving.serve(request)
+        await bed.send(way, request)
     request.inputs = ask().inputs
     with pytest.raises(InvalidRequest, match="priority"):
-        await bed.serving.serve(request)
+        await bed.send(way, request)
     assert bed.dispatcher.ran == []
     request.parameters = {}
-    assert (await bed.serving.serve(request)).outputs == request.inputs
+    await bed.send(way, request)
+    assert bed.dispatcher.ran[0][1] is request
 
 
 async def test_an_answer_names_the_version_that_gave_it(bed: Bed) -> None:
@@ -254,6 +259,32 @@ async def test_a_kept_answer_runs_nothing(bed: Bed) -> None:
     assert "cache" not in miss.parameters
     assert (hit.parameters["cache"], hit.request_id, hit.version) == ("hit", "r-2", "3")
     assert bed.count("kept", "ok") == 2
+
+
+async def test_a_miss_is_digested_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    digested: list[InferRequest] = []
+    make_key = KeyMaker.key
+
+    def counted(maker: KeyMaker, request: InferRequest) -> bytes:
+        digested.append(request)
+        return make_key(maker, request)
+
+    monkeypatch.setattr(KeyMaker, "key", counted)
+    await bed.serving.serve(ask("kept"))
+    assert len(digested) == 1
+
+
+async def test_a_stream_is_resolved_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved: list[str] = []
+    resolve = bed.resolver.resolve
+
+    def counted(model: str, version: str) -> BlockDescription:
+        resolved.append(model)
+        return resolve(model, version)
+
+    monkeypatch.setattr(bed.resolver, "resolve", counted)
+    await bed.stream(ask("talker"))
+    assert resolved == ["talker"]
 
 
 async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:
@@ -335,7 +366,7 @@ async def test_a_stream_is_admitted_until_its_last_answer(bed: Bed) -> None:
 # --- however it ends: counted, told of, released
 
 
-@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+@pytest.mark.parametrize(("way", "model"), WAYS)
 async def test_an_answer_is_counted_and_timed_and_not_logged(bed: Bed, way: str, model: str) -> None:
     with capture_logs() as logs:
         await bed.send(way, ask(model, protocol="rest"))
@@ -344,7 +375,7 @@ async def test_an_answer_is_counted_and_timed_and_not_logged(bed: Bed, way: str,
     assert logs == []
 
 
-@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+@pytest.mark.parametrize(("way", "model"), WAYS)
 async def test_a_failure_is_counted_by_its_code_and_logged_once(bed: Bed, way: str, model: str) -> None:
     bed.dispatcher.error = EngineFailed("it broke")
     with capture_logs() as logs, pytest.raises(EngineFailed):
@@ -356,7 +387,7 @@ async def test_a_failure_is_counted_by_its_code_and_logged_once(bed: Bed, way: s
     assert logs == [{"event": "request_failed", "log_level": "info", **told}]
 
 
-@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("stream", "talker")])
+@pytest.mark.parametrize(("way", "model"), WAYS)
 async def test_a_refusal_is_counted_by_its_reason_and_not_logged(bed: Bed, way: str, model: str) -> None:
     bed.dispatcher.error = QueueFull("too many wait")
     with capture_logs() as logs, pytest.raises(QueueFull):
@@ -372,7 +403,7 @@ async def test_a_name_that_nobody_knows_is_no_label(bed: Bed) -> None:
     assert logs[0]["model"] == "nobody"
 
 
-@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("serve", "kept"), ("stream", "talker")])
+@pytest.mark.parametrize(("way", "model"), WAYS)
 async def test_a_caller_that_leaves_is_counted_and_logged(bed: Bed, way: str, model: str) -> None:
     bed.dispatcher.gate.clear()
     running = asyncio.create_task(bed.send(way, ask(model)))
@@ -406,12 +437,33 @@ async def test_a_stream_that_fails_in_its_midst_is_a_failure(bed: Bed) -> None:
     assert bed.dispatcher.closed_streams == 1
 
 
-@pytest.mark.parametrize(("way", "model"), [("serve", "plain"), ("stream", "talker")])
-async def test_a_bug_releases_what_it_had(bed: Bed, way: str, model: str) -> None:
-    bed.dispatcher.error = ZeroDivisionError("a bug")
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_bug_is_logged_and_counted_and_told_without_its_innards(bed: Bed, way: str, model: str) -> None:
+    bed.dispatcher.error = ZeroDivisionError("a secret")
+    with capture_logs() as logs, pytest.raises(InternalError) as caught:
         await bed.send(way, ask(model))
-    assert bed.admission.inflight_requests == 0
+    assert str(caught.value) == BUG
+    assert bed.count(model, "internal") == 1
+    assert bed.counted() == 1
+    (told,) = logs
+    assert (told["event"], told["log_level"], told["where"], told["request_id"]) == ("bug", "error", "grpc", "r-1")
+    assert told["exc_info"] is bed.dispatcher.error
+
+
+async def test_what_serving_itself_does_wrong_is_a_bug_like_others(bed: Bed) -> None:
+    request = ask()
+    request.parameters = cast(dict[str, Parameter], 5)
+    with capture_logs() as logs, pytest.raises(InternalError):
+        await bed.serving.serve(request)
+    assert bed.count("plain", "internal") == 1
+    assert logs[0]["event"] == "bug"
+
+
+async def test_an_internal_error_of_a_worker_is_a_failure_like_others(bed: Bed) -> None:
+    bed.dispatcher.error = InternalError("preparing the request failed")
+    with capture_logs() as logs, pytest.raises(InternalError, match="preparing"):
+        await bed.serving.serve(ask())
+    assert [entry["event"] for entry in logs] == ["request_failed"]
 
 
 @pytest.mark.parametrize(
@@ -433,50 +485,58 @@ async def test_no_span_where_traces_are_off(bed: Bed) -> None:
     assert not bed.serving.is_traced
 
 
-async def test_a_span_goes_on_with_the_request(bed: Bed) -> None:
+@pytest.fixture
+def traced(bed: Bed) -> Iterator[Bed]:
     traces = Traces(Telemetry(), "test", bed.spans)
     bed.serving = bed.build(traces)
-    await bed.serving.serve(ask(traceparent=TRACE))
+    yield bed
     traces.close()
+
+
+def only_span(bed: Bed) -> ReadableSpan:
+    bed.serving.traces.close()
     (span,) = bed.spans.get_finished_spans()
-    assert bed.serving.is_traced
+    return span
+
+
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_span_goes_on_with_the_request(traced: Bed, way: str, model: str) -> None:
+    await traced.send(way, ask(model, traceparent=TRACE))
+    span = only_span(traced)
+    assert traced.serving.is_traced
     assert span.name == "serve"
     assert span.parent is not None
     assert f"{span.parent.span_id:016x}" == TRACE.split("-")[2]
-    assert span.attributes == {
-        "model": "plain",
-        "request_id": "r-1",
-        "protocol": "grpc",
-        "version": "3",
-        "batch_rows": 2,
-    }
+    asked = {"model": model, "request_id": "r-1", "protocol": "grpc"}
+    assert span.attributes == {**asked, "version": "3", "batch_rows": 2}
     assert span.status.is_unset
     assert span.context is not None
-    assert bed.dispatcher.ran[0][1].traceparent.split("-")[1:3] == [TRACE.split("-")[1], f"{span.context.span_id:016x}"]
+    sent = traced.dispatcher.ran[0][1].traceparent
+    assert sent.split("-")[1:3] == [TRACE.split("-")[1], f"{span.context.span_id:016x}"]
 
 
+@pytest.mark.parametrize(("way", "model"), WAYS)
 @pytest.mark.parametrize("error", [EngineFailed("it broke"), ZeroDivisionError("a bug")])
-async def test_a_span_ends_with_what_went_wrong(bed: Bed, error: Exception) -> None:
-    traces = Traces(Telemetry(), "test", bed.spans)
-    bed.serving = bed.build(traces)
-    bed.dispatcher.error = error
-    with pytest.raises(type(error)):
-        await bed.serving.serve(ask())
-    traces.close()
-    (span,) = bed.spans.get_finished_spans()
-    assert not span.status.is_ok
+async def test_a_span_ends_with_what_went_wrong(traced: Bed, error: Exception, way: str, model: str) -> None:
+    traced.dispatcher.error = error
+    with pytest.raises(PenstockError):
+        await traced.send(way, ask(model))
+    span = only_span(traced)
+    assert span.status.status_code is StatusCode.ERROR
     assert span.status.description == str(error)
 
 
-async def test_a_span_ends_when_its_caller_leaves(bed: Bed) -> None:
-    traces = Traces(Telemetry(), "test", bed.spans)
-    bed.serving = bed.build(traces)
-    bed.dispatcher.gate.clear()
-    running = asyncio.create_task(bed.send("serve", ask()))
-    await bed.dispatcher.is_called.wait()
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_span_ends_when_its_caller_leaves(traced: Bed, way: str, model: str) -> None:
+    traced.dispatcher.gate.clear()
+    running = asyncio.create_task(traced.send(way, ask(model)))
+    await traced.dispatcher.is_called.wait()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    traces.close()
-    (span,) = bed.spans.get_finished_spans()
-    assert not span.status.is_ok
-    assert not span.status.is_unset
+    assert only_span(traced).status.status_code is StatusCode.ERROR
+
+
+async def test_a_request_that_is_refused_has_a_span(traced: Bed) -> None:
+    with pytest.raises(UnknownModel):
+        await traced.serving.serve(ask("nobody"))
+    assert only_span(traced).status.status_code is StatusCode.ERROR

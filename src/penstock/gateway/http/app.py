@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 
 from penstock.core.config import Limits
-from penstock.core.errors import InternalError, PenstockError
+from penstock.core.errors import BUG, InternalError, PenstockError
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
@@ -104,7 +104,7 @@ async def _routing_error(request: Request, error: Any) -> Response:
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    return await _penstock_error(request, InternalError("the server failed; its log says more"))
+    return await _penstock_error(request, InternalError(BUG))
 
 
 async def _client_left(request: Request, error: Exception) -> Response:

@@ -7,7 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from penstock.core.errors import Cancelled, InternalError, PenstockError
+from penstock.core.errors import BUG, Cancelled, InternalError, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.streams.buffer import StreamBuffer, StreamSlot
 from penstock.serving.serve import Serving
@@ -21,7 +21,6 @@ log = structlog.get_logger()
 STALL_S = 300.0
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
-BUG = "the server failed; its log says more"
 
 
 class Exchange(Protocol[A_co]):

@@ -21,7 +21,7 @@ from penstock.telemetry.tally import Tallies
 
 log = structlog.get_logger()
 now = time.monotonic
-Run = Callable[[float], Awaitable[InferResponse]]
+Run = Callable[[BlockDescription, InferRequest, float], Awaitable[InferResponse]]
 OUTCOMES = ("hit", "miss", "shared", "bypass", "refresh")
 LARGEST_SHARE = 16  # an answer larger than this part of the cache would push out too many others
 RECENT = 256  # entries whose bytes need not be read again; they may outlive the store's bound for a while
@@ -51,27 +51,21 @@ class ResponseCache:
         await self._flights.close()
         await self._store.close()
 
-    def find_now(self, block: BlockDescription, request: InferRequest) -> InferResponse | None:
-        """The answer where it is in this process's memory; for all that takes longer, ask `through`."""
-        known, controls = self._of(block), request.controls
-        if not known.may_keep or controls.session is not None or controls.cache != "use":
-            return None
-        if request.size_bytes > DIGESTED_AT_ONCE:
-            return None
-        return self._hit(known, known.keys.key(request), request)
-
     async def through(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
         """The kept answer, or that of `run`, which executes the request by the deadline that it is given."""
         known = self._of(block)
         mode = request.controls.cache
         if not known.may_keep or request.controls.session is not None:
-            return await run(deadline)
+            return await run(block, request, deadline)
         if mode == "bypass":
             known.counts.add("bypass")
-            return await run(deadline)
-        key = await _make_key(known.keys, request)
+            return await run(block, request, deadline)
+        if request.size_bytes <= DIGESTED_AT_ONCE:
+            key = known.keys.key(request)
+        else:
+            key = await asyncio.to_thread(known.keys.key, request)
         if mode == "refresh":
-            return await self._refresh(known, key, request, await run(deadline))
+            return await self._refresh(known, key, request, await run(block, request, deadline))
         return self._hit(known, key, request) or await self._ask(known, key, request, deadline, run)
 
     def _hit(self, known: "_Block", key: bytes, request: InferRequest) -> InferResponse | None:
@@ -135,7 +129,7 @@ class ResponseCache:
         clearings = self._clearings
 
         async def find_or_run(until: float) -> Answer:
-            return await self._find(key, until) or _answer(await run(until))
+            return await self._find(key, until) or _answer(await run(known.block, request, until))
 
         async def keep(answer: Answer) -> None:
             if not answer.is_kept and self._clearings == clearings:
@@ -232,12 +226,6 @@ class _Counts:
     def described(self) -> dict[str, Any]:
         model, version = self._labels
         return {"model": model, "version": version, **self.by_outcome, "saved_seconds": self.saved_s}
-
-
-async def _make_key(keys: KeyMaker, request: InferRequest) -> bytes:
-    if request.size_bytes <= DIGESTED_AT_ONCE:
-        return keys.key(request)
-    return await asyncio.to_thread(keys.key, request)
 
 
 def _answer(response: InferResponse) -> Answer:

@@ -24,13 +24,14 @@ now = time.monotonic
 STEP, REPEAT = "session_step", "session_repeat"  # parameters of answers
 SHORTEST_S = 0.001  # a timer may fire a little early: it must not be set again for no time at all
 
-Execute = Callable[[InferRequest, float], Coroutine[Any, Any, InferResponse]]
+Run = Callable[[BlockDescription, InferRequest, float], Coroutine[Any, Any, InferResponse]]
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
+    block: BlockDescription
     request: InferRequest
-    execute: Execute
+    run: Run
     # Never gets an exception: nobody would retrieve it where the caller is cancelled just then.
     future: asyncio.Future[Give]
 
@@ -46,12 +47,10 @@ class SessionRuns:
         self._timer_due = 0.0
         self._is_closed = False
 
-    async def run(
-        self, block: BlockDescription, request: InferRequest, deadline: float, execute: Execute
-    ) -> InferResponse:
+    async def run(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
         """Raises SessionError or Overloaded at once, or what became of the step.
 
-        `execute` performs it, of one of its callers. Cancelling `run` leaves a step that was started to itself.
+        That of one of its callers is run. Cancelling `run` leaves a step that was started to itself.
         """
         asked = request.controls.session
         assert asked is not None, "the request has no session"
@@ -59,7 +58,7 @@ class SessionRuns:
         if asked.is_start and asked.seq_no is not None:
             ticket.digest = _digest(request)
         future: asyncio.Future[Give] = asyncio.get_running_loop().create_future()
-        self._callers[ticket] = _Caller(request, execute, future)
+        self._callers[ticket] = _Caller(block, request, run, future)
         try:
             self._perform(self._table.arrive(ticket, now()))
             self._arm()
@@ -117,7 +116,7 @@ class SessionRuns:
 
     def _start(self, step: Step, ticket: Ticket) -> None:
         caller = self._callers[ticket]
-        task = asyncio.get_running_loop().create_task(caller.execute(caller.request, step.deadline))
+        task = asyncio.get_running_loop().create_task(caller.run(caller.block, caller.request, step.deadline))
         self._tasks[step] = task
         # Not in the task itself: a task that is cancelled before its first step runs nothing of it.
         task.add_done_callback(partial(self._finished, step))

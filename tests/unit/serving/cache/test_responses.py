@@ -48,7 +48,7 @@ class Model:
         self.gate.set()
         self.copies = 2
 
-    async def run(self, request: InferRequest) -> InferResponse:
+    async def run(self, block: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
         self.runs += 1
         await self.gate.wait()
         error, self.once = self.once or self.error, None
@@ -71,7 +71,7 @@ class Harness:
         self, data: bytes = b"ab", block: BlockDescription = BLOCK, timeout_s: float = FAR_S, **request: Any
     ) -> InferResponse:
         asked = InferRequest("m", [Tensor("x", "UINT8", (len(data),), data)], **request)
-        return await self.cache.through(block, asked, time.monotonic() + timeout_s, lambda until: self.model.run(asked))
+        return await self.cache.through(block, asked, time.monotonic() + timeout_s, self.model.run)
 
     def count(self, outcome: str) -> float | None:
         labels = {"model": "m", "version": "1", "outcome": outcome}

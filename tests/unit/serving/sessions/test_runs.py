@@ -42,7 +42,7 @@ class Engine:
         self.may_run.set()
         self.failures: list[Exception] = []  # of the next runs
 
-    async def run(self, request: InferRequest, deadline: float) -> InferResponse:
+    async def run(self, block: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
         step = request.controls.session
         assert step is not None
         self.running += 1

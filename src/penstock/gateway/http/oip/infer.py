@@ -6,7 +6,7 @@ import orjson
 import structlog
 
 from penstock.core.config import Limits
-from penstock.core.errors import InternalError, InvalidRequest, PenstockError
+from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
@@ -71,7 +71,7 @@ class InferEndpoint:
             raise
         except Exception:  # a bug of ours: the client is told so in the protocol's own words
             log.exception("bug", where="rest")
-            return _refusal(InternalError("the server failed; its log says more"))
+            return _refusal(InternalError(BUG))
 
     def _turn_away(self, error: PenstockError) -> HttpAnswer:
         self._serving.turned_away("rest", error)
