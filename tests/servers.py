@@ -71,7 +71,7 @@ def write_identity(repository: Path, name: str, datatype: str, settings: str = "
 
 def write_add_sub(repository: Path, name: str, settings: str = "") -> None:
     """Two inputs and two outputs: `sum` and `difference` of `a` and `b`, INT32 [n, 4]."""
-    shape = ["n", 4]
+    shape: list[str | int | None] = ["n", 4]
     graph = helper.make_graph(
         [helper.make_node("Add", ["a", "b"], ["sum"]), helper.make_node("Sub", ["a", "b"], ["difference"])],
         "add_sub",

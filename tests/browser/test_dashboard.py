@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
 
 from benchmarks.server import ServerProcess
 from tests.servers import floats_json, write_identity, write_slow
@@ -28,7 +28,7 @@ FLAGS = (
 BUSY = "() => Number(document.querySelector('#requests').textContent) > 5"
 DRAWN = """() => [...document.querySelectorAll('#chart-requests path')]
     .some(path => path.getAttribute('d').split('L').length > 3)"""
-PHONE = {"width": 390, "height": 844}
+PHONE = ViewportSize(width=390, height=844)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Analyzer:
         """The report, a row for each level of load, after what must be true of every report."""
         report = self.folder / "report.csv"
         port = self.server.grpc_port if protocol == "grpc" else self.server.http_port
-        command = [CLIENTS / "bin/perf_analyzer", "-i", protocol, "-u", f"127.0.0.1:{port}", *flags]
+        command: list[str | Path] = [CLIENTS / "bin/perf_analyzer", "-i", protocol, "-u", f"127.0.0.1:{port}", *flags]
         command += ["-f", report, "--verbose-csv"]
         environment = {**os.environ, "LD_LIBRARY_PATH": str(CLIENTS / "lib")}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -59,7 +58,7 @@ def connect(protocol: str, server: ServerProcess) -> Any:
     return triton_http.InferenceServerClient(server.http_url.removeprefix("http://"))
 
 
-def module(client: Any) -> ModuleType:
+def module(client: Any) -> Any:
     return triton_grpc if isinstance(client, triton_grpc.InferenceServerClient) else triton_http
 
 

@@ -75,7 +75,10 @@ def gateways_listening(server: ServerProcess, status: str = psutil.CONN_LISTEN) 
     return {
         connection.pid
         for connection in psutil.net_connections("inet")
-        if connection.pid in pids and connection.status == status and connection.laddr.port == server.http_port
+        if connection.pid in pids
+        and connection.status == status
+        and connection.laddr
+        and connection.laddr.port == server.http_port
     }
 
 

@@ -174,7 +174,7 @@ def listening(server: ServerProcess) -> set[tuple[str, int]]:
     return {
         (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
         for connection in psutil.net_connections("inet")
-        if connection.pid in family and connection.status == psutil.CONN_LISTEN
+        if connection.laddr and connection.pid in family and connection.status == psutil.CONN_LISTEN
     }
 
 

@@ -84,8 +84,7 @@ def embed(server: ServerProcess, placement: str, texts: list[str]) -> list[list[
 def test_answers_are_the_same_in_both_places(server):
     assert len(task_processes(server)) == 2
     for photo in photos()[:3]:
-        inline, pooled = (upscale(server, placement, photo) for placement in PLACEMENTS)
-        assert inline == pooled
+        assert len({upscale(server, placement, photo) for placement in PLACEMENTS}) == 1
     inline, pooled = (embed(server, placement, ["a fig", "", "zażółć gęślą jaźń"]) for placement in PLACEMENTS)
     assert [len(vector) for vector in pooled] == [384] * 3
     for one, other in zip(inline, pooled, strict=True):

@@ -68,7 +68,8 @@ def expected(server: ServerProcess) -> Array:
     with Client(server.grpc) as client:
         query, *documents = (client.embed([text], "encoder")[0] for text in [QUERY, *DOCUMENTS])
     vectors = np.array(documents)
-    return vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+    found: Array = vectors @ query / np.linalg.norm(vectors, axis=1) / np.linalg.norm(query)
+    return found
 
 
 def rerank(server: ServerProcess, **body: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -83,6 +84,10 @@ def loads(server: ServerProcess, model: str, event: str) -> float:
     return server.metric("penstock_loads", model=model, event=event)
 
 
+def has_loads(server: ServerProcess, model: str, event: str, count: int) -> bool:
+    return loads(server, model, event) == count
+
+
 def worker_bytes(server: ServerProcess) -> int:
     (worker,) = server.status()["workers"]
     return int(psutil.Process(worker["pid"]).memory_info().rss)
@@ -140,7 +145,7 @@ def test_an_idle_model_is_unloaded_and_comes_back(server):
     for number in range(1, 4):
         assert infer(server, "idle", number) == 4.0 * number
         eventually(lambda: states(server)["idle"] == "dormant", "it was unloaded")
-        eventually(lambda number=number: loads(server, "idle", "idle") == number, "that was counted")
+        eventually(partial(has_loads, server, "idle", "idle", number), "that was counted")
     metadata = httpx.get(f"{server.http_url}/v2/models/idle", timeout=WAIT_S).json()
     assert metadata["inputs"], "what it takes is known although it is not in memory"
     assert loads(server, "idle", "loaded") == 3

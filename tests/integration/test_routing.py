@@ -38,8 +38,12 @@ X = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.0]}]}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    models = tmp_path_factory.mktemp("models")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     write_identity(models, "echo", "FP32")
     write_identity(models, "kept", "FP32", "cache: {enabled: true}\n")
     write_slow(
@@ -121,11 +125,11 @@ def test_what_is_no_routing_is_refused(server: ServerProcess) -> None:
     assert httpx.get(f"{server.http_url}/v1/models/nobody/routing", timeout=30).status_code == 404
 
 
-def test_a_worker_that_fails_is_ejected_and_comes_back(server: ServerProcess) -> None:
+def test_a_worker_that_fails_is_ejected_and_comes_back(server: ServerProcess, models: Path) -> None:
     route(server, "workers", policy="hash", key="user")
     eventually(lambda: routing(server, "workers")["routing"]["policy"] == "hash", "hash")
     owner = routing(server, "workers", "7")["blocks"][0]["owner"]
-    trouble = server._models / "trouble"
+    trouble = models / "trouble"
     trouble.write_text("yes")
     failed = [infer(server, "workers", X, user="7", victim="yes").status_code for _ in range(3)]
     assert failed == [500, 500, 500]

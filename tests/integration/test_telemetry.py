@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,10 @@ class Collector(ThreadingHTTPServer):
         return {
             span.name: (service, span) for service, span in self.spans if attributes(span)["request_id"] == request_id
         }
+
+    def has_both(self, request_id: str) -> bool:
+        """The gateway's span and the worker's."""
+        return len(self.of_request(request_id)) == 2
 
 
 class CollectorHandler(BaseHTTPRequestHandler):
@@ -119,6 +124,10 @@ def infer(server: ServerProcess, model: str, *numbers: float, rows: int = 1, **m
 # --- metrics
 
 
+def becomes(server: ServerProcess, value: float, name: str, **labels: str) -> None:
+    eventually(lambda: server.metric(name, **labels) == value, f"{name} {labels} is {value}")
+
+
 def test_every_phase_is_measured(server):
     before = {phase: server.metric(f"penstock_{phase}_seconds_count", model="identity") for phase in PHASES}
     for number in range(5):
@@ -126,12 +135,7 @@ def test_every_phase_is_measured(server):
     httpx.post(f"{server.http_url}/v2/models/identity/infer", json=floats_json(1.0)).raise_for_status()
     for phase in PHASES:
         name = f"penstock_{phase}_seconds"
-        eventually(
-            lambda name=name, phase=phase: (
-                server.metric(f"{name}_count", model="identity", version="1") == before[phase] + 6
-            ),
-            f"{name} counts six requests",
-        )
+        becomes(server, before[phase] + 6, f"{name}_count", model="identity", version="1")
         assert server.metric(f"{name}_sum", model="identity") > 0
         assert server.metric(f"{name}_bucket", model="identity", le="+Inf") == before[phase] + 6
     assert server.metric("penstock_requests", model="identity", protocol="grpc", code="ok") >= 5
@@ -144,12 +148,7 @@ def test_failures_are_counted_by_code(server):
         before = server.metric("penstock_requests", protocol="rest", code=code)
         body = {"inputs": [{"name": "x", "datatype": "INT8", "shape": [1, 1], "data": [1]}]}
         assert httpx.post(f"{server.http_url}/v2/models/{model}/infer", json=body).status_code in (400, 404)
-        eventually(
-            lambda code=code, before=before: (
-                server.metric("penstock_requests", protocol="rest", code=code) == before + 1
-            ),
-            f"one {code} is counted",
-        )
+        becomes(server, before + 1, "penstock_requests", protocol="rest", code=code)
     assert server.metric("penstock_failures", model="slow", code="invalid_tensor") == 1
 
 
@@ -163,7 +162,7 @@ def queue(server: ServerProcess) -> dict[str, int]:
 def test_refusals_and_gauges(server):
     with pytest.raises(grpc.RpcError):
         infer(server, "identity", 1.0, rows=5000)
-    eventually(lambda: server.metric("penstock_refusals", reason="request_too_large") == 1, "the refusal is counted")
+    becomes(server, 1, "penstock_refusals", reason="request_too_large")
     with grpc.insecure_channel(server.grpc) as channel:
         # Each of the two workers takes two, and one waits in the gateway.
         stub = GRPCInferenceServiceStub(channel)
@@ -171,20 +170,14 @@ def test_refusals_and_gauges(server):
         eventually(lambda: queue(server) == {"waiting": 1, "running": 4}, "one waits in the gateway")
         with pytest.raises(grpc.RpcError, match="max_queue"):
             infer(server, "slow", 1.0)
-        eventually(lambda: server.metric("penstock_refusals", reason="queue_full") == 1, "the refusal is counted")
-        for name, labels, value in (
-            ("penstock_inflight_requests", {}, 5),
-            ("penstock_inflight_bytes", {}, 20),
-            ("penstock_queue_jobs", {"state": "waiting"}, 1),
-            ("penstock_queue_jobs", {"state": "running"}, 4),
-            ("penstock_worker_waiting", {"model": "slow"}, 2),
-            ("penstock_instances", {"model": "slow", "state": "busy"}, 2),
-            ("penstock_workers", {}, 2),
-        ):
-            eventually(
-                lambda name=name, labels=labels, value=value: server.metric(name, **labels) == value,
-                f"{name} {labels} is {value}",
-            )
+        becomes(server, 1, "penstock_refusals", reason="queue_full")
+        becomes(server, 5, "penstock_inflight_requests")
+        becomes(server, 20, "penstock_inflight_bytes")
+        becomes(server, 1, "penstock_queue_jobs", state="waiting")
+        becomes(server, 4, "penstock_queue_jobs", state="running")
+        becomes(server, 2, "penstock_worker_waiting", model="slow")
+        becomes(server, 2, "penstock_instances", model="slow", state="busy")
+        becomes(server, 2, "penstock_workers")
         assert not any(future.done() for future in running)
         for future in running:
             future.cancel()
@@ -275,7 +268,7 @@ def test_every_line_is_json(server):
 
 def test_a_request_is_one_trace_over_gateway_and_worker(traced, collector):
     infer(traced, "identity", 1.0, request_id="spans-1")
-    eventually(lambda: len(collector.of_request("spans-1")) == 2, "both spans have come")
+    eventually(lambda: collector.has_both("spans-1"), "both spans have come")
     spans = collector.of_request("spans-1")
     (gateway, serve), (worker, run) = spans["serve"], spans["run"]
     assert (gateway, worker) == ("penstock-gateway", "penstock-worker")
@@ -298,7 +291,7 @@ def test_a_caller_s_trace_goes_on(traced, collector):
         metadata = (("traceparent", TRACEPARENT),)
         list(GRPCInferenceServiceStub(channel).ModelStreamInfer(messages, timeout=WAIT_S, metadata=metadata))
     for request_id in ("spans-grpc", "spans-rest", "spans-stream"):
-        eventually(lambda name=request_id: len(collector.of_request(name)) == 2, f"the spans of {request_id} have come")
+        eventually(partial(collector.has_both, request_id), f"the spans of {request_id} have come")
         spans = collector.of_request(request_id)
         assert {span.trace_id.hex() for _, span in spans.values()} == {TRACE_ID}
         assert spans["serve"][1].parent_span_id.hex() == CALLER_ID
@@ -313,7 +306,7 @@ def test_a_failure_is_told_by_its_span(traced, collector):
     assert "unknown model" in span.status.message
     body = {"id": "spans-wrong", "inputs": [{"name": "z", "datatype": "FP32", "shape": [1, 1], "data": [1]}]}
     assert httpx.post(f"{traced.http_url}/v2/models/identity/infer", json=body).status_code == 400
-    eventually(lambda: len(collector.of_request("spans-wrong")) == 2, "both spans have come")
+    eventually(lambda: collector.has_both("spans-wrong"), "both spans have come")
     assert {span.status.code for _, span in collector.of_request("spans-wrong").values()} == {2}
 
 
@@ -321,6 +314,6 @@ def test_nothing_is_sent_unless_asked_for(server, traced, collector):
     infer(server, "identity", 1.0, request_id="silent")
     # What is sent takes a moment: a later request of the other server is the clock.
     infer(traced, "identity", 1.0, request_id="spans-later")
-    eventually(lambda: len(collector.of_request("spans-later")) == 2, "the other server's spans have come")
+    eventually(lambda: collector.has_both("spans-later"), "the other server's spans have come")
     assert collector.of_request("silent") == {}
     assert {attributes(span)["request_id"].partition("-")[0] for _, span in collector.spans} == {"spans"}

@@ -42,7 +42,8 @@ def psnr_db(estimate: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float:
 def sharpen(session: onnxruntime.InferenceSession, plane: NDArray[np.uint8]) -> NDArray[np.uint8]:
     given = (plane / np.float32(255)).astype(np.float32)[np.newaxis, np.newaxis]
     (answer,) = session.run(["luminance_sr"], {"luminance": given})
-    return np.rint(np.clip(answer[0, 0] * 255, 0, 255)).astype(np.uint8)
+    found: NDArray[np.uint8] = np.rint(np.clip(answer[0, 0] * 255, 0, 255)).astype(np.uint8)
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ class Infinity:
         if values["engine"] == "optimum":
             (folder / "onnx").mkdir()
             environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-            export = [python, HERE / "export.py", model, folder / "onnx"]
+            export: list[str | Path] = [python, HERE / "export.py", model, folder / "onnx"]
             subprocess.run(export, check=True, timeout=EXPORT_TIMEOUT_S, env=environment, capture_output=True)
             model, start = ".", ["env", f"--chdir={folder / 'onnx'}", *start]
         [port] = free_ports(1)

@@ -26,7 +26,10 @@ def application(given: dict[str, Any]) -> serve.Application:
         return 200 if os.path.exists(given["ready"]) else 503  # made when all replicas are there
 
     # Serve admits what comes: what is too much is for the load to show.
-    @serve.deployment(num_replicas=given["replicas"], max_ongoing_requests=1000, ray_actor_options={"num_cpus": 1})
+    deployment = serve.deployment(
+        num_replicas=given["replicas"], max_ongoing_requests=1000, ray_actor_options={"num_cpus": 1}
+    )
+
     class Model:
         def __init__(self) -> None:
             self._handler = Handler(**given["handler"])
@@ -51,7 +54,7 @@ def application(given: dict[str, Any]) -> serve.Application:
         async def _batch(self, bodies: list[bytes]) -> list[bytes]:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._handler.many, bodies)
 
-    return Model.bind()
+    return deployment(Model).bind()
 
 
 def run(given: dict[str, Any]) -> None:

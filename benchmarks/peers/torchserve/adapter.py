@@ -170,7 +170,8 @@ def archive(workload: str, values: Mapping[str, Any], model_folder: Path, folder
     }
     file = folder / "model-config.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
-    command = [python.parent / "torch-model-archiver", "--model-name", MODEL, "--version", "1.0", "--config-file", file]
+    command: list[str | Path] = [python.parent / "torch-model-archiver", "--model-name", MODEL, "--version", "1.0"]
+    command += ["--config-file", file]
     command += ["--handler", HERE / "service.py", "--export-path", folder / "store", "--archive-format", "no-archive"]
     subprocess.run(command, check=True, timeout=60, stdout=subprocess.DEVNULL)
 

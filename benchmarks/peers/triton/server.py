@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytriton
 from work import INPUTS, OUTPUTS, batch_run
@@ -76,11 +77,11 @@ def serve_pytriton(options: argparse.Namespace) -> None:
     wanted, given = INPUTS[options.workload], OUTPUTS[options.workload]
     types = {"TYPE_STRING": np.bytes_, "TYPE_FP32": np.float32}
 
-    def instance():
+    def instance() -> Any:
         run = batch_run(options.workload, {name: str(value) for name, value in vars(options).items()})
 
         @batch
-        def infer(**inputs):
+        def infer(**inputs: Any) -> dict[str, Any]:
             return {given.name: run(inputs[wanted.name])}
 
         return infer

@@ -110,7 +110,8 @@ class Model:
         return self.do_recurse(answer)
 
     def do_hook(self, answer):
-        sys.excepthook = threading.excepthook = lambda *_: os._exit(9)
+        sys.excepthook = lambda *_: os._exit(9)
+        threading.excepthook = lambda *_: os._exit(9)
         raise ValueError("the moon is not full")
 
     def do_close_standard(self, answer):

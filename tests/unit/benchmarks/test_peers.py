@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.peers import venvs
 from benchmarks.peers.checks import find_fault
+from benchmarks.peers.failures import InstallFailed
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, Assets, Item, Launch, Setting
 from benchmarks.peers.plan import (
     BY_HAND,
@@ -209,7 +210,7 @@ def test_requirements_are_installed_in_the_order_of_their_numbers(tmp_path: Path
 def test_a_failed_installation_has_a_reason(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("a==1\n")
     (tmp_path / "interpreter").write_text("/no/such/python\n")
-    with pytest.raises(venvs.InstallFailed, match="/no/such/python"):
+    with pytest.raises(InstallFailed, match="/no/such/python"):
         venvs.ensure(tmp_path, tmp_path / "venvs")
 
 
@@ -270,7 +271,7 @@ def test_noop_must_be_ahead_and_the_rest_says_only_who_is() -> None:
 
 
 def test_queries_have_a_bar_of_their_own() -> None:
-    window = {"load": QUERIES, "concurrency": 64}
+    window: dict[str, Any] = {"load": QUERIES, "concurrency": 64}
     records = measured(PENSTOCK, [19.0], **window) + measured("triton", [10.0], **window)
     (found,) = verdicts_of(records, THROUGHPUT, "rest")
     assert found.bar is not None

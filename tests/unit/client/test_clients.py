@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import numpy as np
@@ -292,13 +293,14 @@ async def test_asking_for_one_answer_of_many_is_refused(server: Server) -> None:
 
 
 async def test_what_a_call_asks_of_the_server_travels_as_parameters(server: Server) -> None:
-    controls = {"priority": 2, "session_id": "s1", "seq_no": 7, "start": True, "end": False}
+    controls: dict[str, Any] = {"priority": 2, "session_id": "s1", "seq_no": 7, "start": True, "end": False}
     async with AsyncClient(server.address) as client:
         await client.infer("m", numbers(1), parameters={"own": "x"}, **controls)
     with Client(server.address) as blocking:
         await asyncio.to_thread(lambda: blocking.infer("m", numbers(1), parameters={"own": "x"}, **controls))
+        misspelt: dict[str, Any] = {"timout_s": 1}
         with pytest.raises(TypeError, match="timout_s"):
-            blocking.infer("m", numbers(1), timout_s=1)
+            blocking.infer("m", numbers(1), **misspelt)
     for request in server.requests:
         found = request.parameters
         assert found["own"].string_param == "x"

@@ -63,7 +63,7 @@ def test_a_dtype_that_no_datatype_carries_is_refused() -> None:
 
 
 def test_the_request_says_all_that_the_call_does() -> None:
-    parameters = {"flag": True, "count": 3, "ratio": 0.5, "word": "w"}
+    parameters: dict[str, bool | int | float | str] = {"flag": True, "count": 3, "ratio": 0.5, "word": "w"}
     request = messages.encode_call("m", {"x": np.zeros(1)}, ["y"], "2", parameters)
     assert (request.model_name, request.model_version, [o.name for o in request.outputs]) == ("m", "2", ["y"])
     sent = {name: getattr(p, p.WhichOneof("parameter_choice")) for name, p in request.parameters.items()}

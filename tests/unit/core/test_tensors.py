@@ -75,7 +75,7 @@ def test_non_contiguous_arrays_are_sent_in_order() -> None:
 
 def test_empty_and_scalar_arrays() -> None:
     assert from_array("t", np.empty((0, 3), np.float32)).shape == (0, 3)
-    assert bytes(from_array("t", np.float32(2)[...]).data) == np.float32(2).tobytes()
+    assert bytes(from_array("t", np.array(2, np.float32)).data) == np.float32(2).tobytes()
 
 
 def test_a_dtype_of_no_protocol_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -23,7 +24,9 @@ from penstock.serving.resolve import Resolver
 MAX_BYTES = 100_000
 
 
-def block(model: str, task: str, inputs: list[TensorSpec], outputs: list[TensorSpec], version: str = "1"):
+def block(
+    model: str, task: str, inputs: list[TensorSpec], outputs: list[TensorSpec], version: str = "1"
+) -> BlockDescription:
     settings = BlockSettings(task=task)
     return BlockDescription(
         f"blk-{model}-{version}",
@@ -136,8 +139,9 @@ class Served:
         ]
         self.resolver.cluster_changed(self.views)
         self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
-        catalogue = Catalogue(self.admission, self.resolver, FakeDispatcher(), self.control)
-        self.app = build_http_app(self.serving, catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
+        dispatcher, serving = cast(Any, FakeDispatcher()), cast(Any, self.serving)
+        catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)
+        self.app = build_http_app(serving, catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
 
 
 @pytest.fixture

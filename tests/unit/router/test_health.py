@@ -119,7 +119,7 @@ def test_a_probe_that_works_brings_a_worker_back() -> None:
 def test_the_time_between_probes_doubles_to_its_bound(is_answered: bool) -> None:
     bench = Bench()
     bench.fail(A, 3)
-    probes = []
+    probes: list[float] = []
     while len(probes) < 7:
         now = bench.jobs.next_due()
         assert now is not None

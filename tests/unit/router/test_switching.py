@@ -80,6 +80,7 @@ def test_a_session_stays_where_it_is_through_a_switch() -> None:
     for worker in (A, B, C):
         join(jobs, worker, 1)
     home = jobs.owner(BLOCK, "s")
+    assert home is not None
     for n in range(3):
         jobs.submit(job(n, session="s"), 0.0)
     for policy in POLICIES:

@@ -38,7 +38,7 @@ class Walk:
         self.ended: Counter[int] = Counter()
         self.probes: set[bytes] = set()
         self.ejected: set[bytes] = set()
-        self.log: list[object] = []
+        self.log: list[tuple[str, object]] = []
         self.count = 0
 
     def perform(self, actions: list[Action]) -> None:
@@ -235,7 +235,7 @@ def test_every_job_ends_once_and_credits_hold_whatever_happens(policy: str, seed
         made.check()
     assert not made.open
     assert set(made.ended.values()) <= {1}
-    kinds = {name for name, _ in made.log}  # type: ignore[misc]
+    kinds = {name for name, _ in made.log}
     assert {"Send", "FailJob", "Retry", "CancelOn", "Ejected", "Probe", "Restored"} <= kinds, "the walk went nowhere"
 
 

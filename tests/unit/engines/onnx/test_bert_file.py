@@ -162,8 +162,9 @@ def plain_bert(weights: dict[str, Array], ids: Array) -> Array:
         x = norm(linear(mixed, f"{layer}.attention.output.dense") + x, f"{layer}.attention.output")
         inner = linear(x, f"{layer}.intermediate.dense")
         x = norm(linear(inner * (1 + erf(inner / np.sqrt(2))) / 2, f"{layer}.output.dense") + x, f"{layer}.output")
-    mean: Array = x.mean(0)
-    return mean / np.linalg.norm(mean)
+    mean = x.mean(0)
+    found: Array = mean / np.linalg.norm(mean)
+    return found
 
 
 @pytest.mark.parametrize(

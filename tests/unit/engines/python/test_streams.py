@@ -19,7 +19,7 @@ def count(number: int) -> dict[str, np.ndarray]:
     return {"COUNT": np.array([number], np.int32)}
 
 
-def context(request_id: str = "r", **parameters: Parameter) -> CallContext:
+def context(request_id: str = "r", /, **parameters: Parameter) -> CallContext:
     return CallContext(request_id, parameters)
 
 

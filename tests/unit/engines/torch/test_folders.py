@@ -30,7 +30,7 @@ MODULES = [
     {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
 ]
 POOLING = {"word_embedding_dimension": 384, "pooling_mode_mean_tokens": True}
-SMALL = {
+SMALL: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,

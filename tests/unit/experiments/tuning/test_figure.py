@@ -33,7 +33,7 @@ def test_it_is_the_most_common_winner_over_the_shipped_one_in_the_same_rounds() 
 
 
 def test_winners_within_noise_are_not_apart() -> None:
-    trials = rounds(*({SHIPPED: 100, INT8: 150 + shift, ORT8: 150 - shift} for shift in (4, -3, 2, -5, 1)))
+    trials = rounds(*({SHIPPED: 100.0, INT8: 150.0 + shift, ORT8: 150.0 - shift} for shift in (4, -3, 2, -5, 1)))
     facts = _facts(trials, [INT8, ORT8, INT8])
     assert facts["tune_winners_apart"] == 0
 

@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -269,7 +270,7 @@ def test_no_descriptor_stays_open(memory, make):
 # --- requests over gRPC
 
 
-def shared(tensor: object, region: str, byte_size: int, offset: int = 0) -> None:
+def shared(tensor: Any, region: str, byte_size: int, offset: int = 0) -> None:
     tensor.parameters["shared_memory_region"].string_param = region
     tensor.parameters["shared_memory_byte_size"].int64_param = byte_size
     if offset:

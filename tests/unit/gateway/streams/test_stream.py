@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -107,7 +108,7 @@ class Client:
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
         parameters = {EMPTY_FINAL: True} if empty_final else {}
         made: RequestStream[str, str] = RequestStream(
-            serving, lambda message: Exchange(message, parameters), is_ordered, "test"
+            cast(Any, serving), lambda message: Exchange(message, parameters), is_ordered, "test"
         )
         self.task = asyncio.create_task(made.run(self._messages(), self._send))
 
@@ -263,7 +264,7 @@ async def test_a_reader_that_fails_ends_the_stream(serving: Serving) -> None:
         await settle()
         raise ConnectionResetError
 
-    made: RequestStream[str, str] = RequestStream(serving, Exchange, True, "test")
+    made: RequestStream[str, str] = RequestStream(cast(Any, serving), Exchange, True, "test")
 
     async def send(answer: str) -> None:
         raise AssertionError("nothing is answered")

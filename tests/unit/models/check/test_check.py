@@ -396,7 +396,7 @@ def test_what_a_sound_model_tells(tmp_path: Path) -> None:
 
 def save(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[Any]) -> bytes:
     specs = [[helper.make_tensor_value_info(*spec) for spec in side] for side in (inputs, outputs)]
-    made = helper.make_graph(nodes, "g", *specs, weights)
+    made = helper.make_graph(nodes, "g", specs[0], specs[1], weights)
     model: bytes = helper.make_model(
         made, opset_imports=[helper.make_opsetid("", 21)], ir_version=10
     ).SerializeToString()

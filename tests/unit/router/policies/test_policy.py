@@ -90,7 +90,7 @@ def test_of_two_the_quicker_slot_is_taken() -> None:
         slot.measure(0.01, 0.0)
     members[0].measure(0.1, 0.0)
     chooser = listed(policy("least_latency"), members)
-    given = Counter(slot.worker for _ in range(10_000) if (slot := chooser.choose(0.0)) is not None)
+    given = Counter(chosen.worker for _ in range(10_000) if (chosen := chooser.choose(0.0)) is not None)
     assert given[b"0"] < 200  # only where both that are drawn are the slow one
     busy = members[1]
     busy.in_flight = 20

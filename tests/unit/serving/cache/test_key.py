@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import Controls, InferRequest, Parameter
-from penstock.core.settings import BlockSettings
+from penstock.core.settings import Batching, BlockSettings, Instances
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.serving.cache.key import DIGEST_BYTES, KeyMaker, key_prefix
 
@@ -165,5 +165,5 @@ def test_the_block_its_version_its_files_and_its_task_count() -> None:
 
 
 def test_how_fast_a_model_runs_does_not_count() -> None:
-    faster = block(settings=BlockSettings(batching={"max_rows": 64}, instances={"count": 4}), instances=4)
+    faster = block(settings=BlockSettings(batching=Batching(max_rows=64), instances=Instances(count=4)), instances=4)
     assert KeyMaker(faster).key(InferRequest("m", [tensor()])) == key(tensor())

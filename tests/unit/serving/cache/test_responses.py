@@ -13,9 +13,10 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import DeadlineExceeded, EngineFailed, WorkerLost
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
-from penstock.core.settings import BlockSettings
+from penstock.core.settings import BlockSettings, Caching, Sessions
 from penstock.core.tensors import Tensor
 from penstock.serving.cache.responses import DIGESTED_AT_ONCE, ResponseCache
+from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics
@@ -31,7 +32,7 @@ BLOCK = BlockDescription(
     (),
     8,
     1,
-    BlockSettings(cache={"enabled": True}),
+    BlockSettings(cache=Caching(enabled=True)),
     fingerprint="f1",
 )
 FAR_S = 60.0
@@ -151,8 +152,8 @@ async def test_refresh_runs_and_writes(harness: Harness) -> None:
     [
         replace(BLOCK, settings=BlockSettings()),
         replace(BLOCK, fingerprint=""),
-        replace(BLOCK, settings=BlockSettings(cache={"enabled": True}, sessions={"is_stateful": True})),
-        replace(BLOCK, settings=BlockSettings(cache={"enabled": True}, is_decoupled=True)),
+        replace(BLOCK, settings=BlockSettings(cache=Caching(enabled=True), sessions=Sessions(is_stateful=True))),
+        replace(BLOCK, settings=BlockSettings(cache=Caching(enabled=True), is_decoupled=True)),
     ],
     ids=["not-enabled", "no-fingerprint", "stateful", "decoupled"],
 )
@@ -200,7 +201,7 @@ async def test_the_cache_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_model_may_say_how_long_its_answers_are_good(harness: Harness) -> None:
-    short = replace(BLOCK, settings=BlockSettings(cache={"enabled": True, "ttl_s": 1e-6}))
+    short = replace(BLOCK, settings=BlockSettings(cache=Caching(enabled=True, ttl_s=1e-6)))
     await harness.ask(block=short)
     assert not is_hit(await harness.ask(block=short))
     assert harness.model.runs == 2
@@ -262,6 +263,7 @@ async def test_what_ran_while_all_was_forgotten_is_not_kept(harness: Harness) ->
 async def test_an_entry_that_cannot_be_read_is_run_and_written_anew(harness: Harness) -> None:
     await harness.ask()
     store = harness.cache._store
+    assert isinstance(store, MemoryStore)
     (key,) = list(store._lru)
     await store.set(key, b"\x01 no answer", 60.0)
     assert answered(await harness.ask()) == b"abab"
@@ -310,7 +312,7 @@ async def test_it_counts(harness: Harness) -> None:
 
 async def test_evictions_are_counted_by_reason(tmp_path: Path) -> None:
     harness = Harness(tmp_path, max_bytes=20_000)
-    short = replace(BLOCK, settings=BlockSettings(cache={"enabled": True, "ttl_s": 1e-6}))
+    short = replace(BLOCK, settings=BlockSettings(cache=Caching(enabled=True, ttl_s=1e-6)))
     await harness.ask(b"short", block=short)
     for number in range(40):
         await harness.ask(b"%d" % number)

@@ -19,7 +19,7 @@ from tests.unit.serving.sessions.session_script import Sent, response
 
 def test_the_worker_is_told_of_the_start_until_its_model_has_seen_the_session() -> None:
     sent = Sent()
-    is_start = []
+    is_start: list[bool] = []
     for outcome in (QueueFull("full"), InvalidTensor("bad"), None, None):
         sent.send(1 if len(is_start) < 2 else len(is_start))
         is_start.append(sent.running[0].asked.is_start)

@@ -74,7 +74,7 @@ class Bench:
         text: str = "",
         request_id: str = "",
         timeout_s: float = 30.0,
-        **flags: bool,
+        **flags: Any,
     ) -> InferResponse:
         data = text.encode()
         step = SessionStep(session, seq_no, **flags)

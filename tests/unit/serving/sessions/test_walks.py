@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from penstock.core.errors import EngineFailed, PenstockError, QueueFull, SessionError
+from penstock.core.requests import InferResponse
 from penstock.core.settings import Sessions
 from penstock.serving.sessions.parts import Ticket
 from tests.unit.serving.sessions.session_script import Sent, response
@@ -90,7 +91,11 @@ class Walk:
         self.texts += 1
         text = str(self.texts)
         kind = self.rng.choice(["ok", "ok", "conclusive", "open"])
-        outcome = {"ok": response(text), "conclusive": EngineFailed(text), "open": QueueFull(text)}[kind]
+        outcomes: dict[str, InferResponse | PenstockError] = {
+            "ok": response(text),
+            "conclusive": EngineFailed(text),
+            "open": QueueFull(text),
+        }
         if plain.is_stale:
             expected, plain.stale, plain.is_stale = plain.stale, [], False
         else:
@@ -100,7 +105,7 @@ class Walk:
                 plain.next = plain.running + 1
         plain.running = None
         self.start()
-        self.sent.finish(outcome)
+        self.sent.finish(outcomes[kind])
         assert [self.told(ticket) for ticket in expected] == [text] * len(expected)
 
     def leave(self) -> None:

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,7 +110,7 @@ def test_a_peer_that_closes(ends: Ends) -> None:
 
 def test_messages_in_any_parts() -> None:
     arena = Arena.create()
-    fields = [{"n": 1}, {"text": "zażółć"}, {"many": list(range(1000))}]
+    fields: list[dict[str, Any]] = [{"n": 1}, {"text": "zażółć"}, {"many": list(range(1000))}]
     stream = b"".join(Message("m", each, [Tensor("t", "UINT8", (3,), b"abc")]).pack(arena) for each in fields)
     for step in (1, 3, 7, len(stream)):
         inbox = Inbox()

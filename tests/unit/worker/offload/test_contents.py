@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InternalError
+from penstock.core.tensors import Array
 from penstock.tasks.base import Piece, Prepared
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.messages import Inbox, Message
@@ -43,6 +44,7 @@ def test_keys_that_are_equal_to_themselves_alone_stay_so():
     sent = Prepared([Piece({}, key=one), Piece({}, key=(other, 1)), Piece({}, key=one)])
     first, second, third = (piece.key for piece in roundtrip(sent).pieces)
     assert first == third
+    assert isinstance(second, tuple)
     assert second[0] != first
     assert roundtrip(sent).pieces[0].key != first  # another request's
 
@@ -53,7 +55,7 @@ def test_a_key_that_cannot_travel_is_refused():
 
 
 def test_results_by_piece():
-    results = [[np.ones((2, 2), np.float32), np.zeros(1, np.int8)], [], [np.array([5], np.int64)]]
+    results: list[list[Array]] = [[np.ones((2, 2), np.float32), np.zeros(1, np.int8)], [], [np.array([5], np.int64)]]
     counts, tensors = describe_results(results)
     found = read_results(counts, tensors)
     assert [len(result) for result in found] == [2, 0, 1]

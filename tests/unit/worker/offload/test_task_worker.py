@@ -12,6 +12,7 @@ from benchmarks.waiting import until
 from penstock.wire.ipc.arena import Arena, send_arenas
 from penstock.wire.ipc.messages import Inbox, Message
 from penstock.worker.offload import task_worker
+from penstock.worker.offload.host import TaskHost
 from penstock.worker.offload.task_worker import TaskWorker
 
 
@@ -95,7 +96,7 @@ async def test_one_in_which_a_call_hangs_ends_itself(path, monkeypatch):
     release = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    class Slow(task_worker.TaskHost):
+    class Slow(TaskHost):
         def answer(self, message):
             asyncio.run_coroutine_threadsafe(release.wait(), loop).result(30)
             return super().answer(message)

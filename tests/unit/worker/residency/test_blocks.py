@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -285,7 +286,7 @@ async def test_probes(bed: Bed) -> None:
     await until(lambda: len(bed.offers()) == 2, "both are offered")
     told: dict[str, str] = {}
     for name in ("lazy", "eager", "nobody"):
-        bed.blocks.probe(f"blk-{name}", lambda problem, name=name: told.update({name: problem}))
+        bed.blocks.probe(f"blk-{name}", partial(told.__setitem__, name))
     await until(lambda: len(told) == 3, "all have answered")
     assert told["lazy"] == told["eager"] == ""
     assert told["nobody"]

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -100,7 +100,7 @@ class Stream:
 def catalogue(served) -> Catalogue:
     class Workers:
         worker_id, pid, jobs, memory_bytes, blocks = "worker-0", 5, 2, 99, {"blk-echo-1": None}
-        dormant, zone = set(), ""
+        dormant, zone = frozenset[str](), ""
 
     class Dispatcher:
         def workers(self) -> list[Any]:
@@ -109,7 +109,7 @@ def catalogue(served) -> Catalogue:
         def queue_lengths(self) -> dict[str, tuple[int, int]]:
             return {}
 
-    return Catalogue(served.admission, served.resolver, Dispatcher(), served.control)
+    return Catalogue(served.admission, served.resolver, cast(Any, Dispatcher()), served.control)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ async def test_version_in_the_path(served, client):
     assert served.serving.last.version == "2"
 
 
-JSON_VALUES = {
+JSON_VALUES: dict[str, list[Any]] = {
     "BOOL": [True, False],
     "UINT8": [0, 255],
     "UINT16": [0, 65535],
@@ -590,7 +590,8 @@ async def test_repository_index(client):
     assert {"name": "slow", "version": "1", "state": "UNAVAILABLE", "reason": "no file"} in every
     ready = (await client.post("/v2/repository/index", json={"ready": True})).json()
     assert {entry["state"] for entry in ready} == {"READY"}
-    for broken in ({"ready": 1}, []):
+    bodies: tuple[Any, ...] = ({"ready": 1}, [])
+    for broken in bodies:
         assert (await client.post("/v2/repository/index", json=broken)).status_code == 400
 
 

@@ -169,14 +169,15 @@ async def test_upscale_takes_a_form(served, client):
 
 
 async def test_upscales_that_cannot_be(client):
-    for call, status in [
+    calls: list[tuple[dict[str, Any], int]] = [
         ({"files": {"picture": b"x"}}, 400),
         ({"files": [("image", b"x"), ("image", b"y")]}, 400),
         ({"content": b"x", "headers": {"content-type": "text/html"}}, 400),
         ({"content": b"x", "headers": {"content-type": "multipart/form-data"}}, 400),
         ({"content": b"x", "params": {"model": "embedder"}}, 400),
         ({"content": b"x", "params": {"model": "nobody"}}, 404),
-    ]:
+    ]
+    for call, status in calls:
         answer = await client.post("/v1/images/upscale", **call)
         assert answer.status_code == status, answer.text
         assert answer.json()["error"]["message"]
@@ -232,8 +233,8 @@ async def test_infer_with_a_form(served, client):
     answer = await client.post("/v1/infer", files=files, data={"model": "enlarger"})
     assert answer.status_code == 200, answer.text
     assert unpack_bytes(served.serving.last.inputs[0]) == [b"\xff1", b"\xff2"]
-    files = {"model": (None, "pair"), "a": (None, "[[1, 2]]"), "h": (None, "[0.5]")}
-    answer = await client.post("/v1/infer", files=files)
+    texts = {"model": (None, "pair"), "a": (None, "[[1, 2]]"), "h": (None, "[0.5]")}
+    answer = await client.post("/v1/infer", files=texts)
     assert answer.json()["outputs"] == {"a": [[1, 2]], "h": [0.5]}
     answer = await client.post("/v1/infer", files={"model": (None, "embedder"), "text": (None, "héllo")})
     assert answer.json()["outputs"] == {"text": ["héllo"]}
