@@ -7,6 +7,23 @@ from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results
 from penstock.experiments.sampler import UsageSample
 
+# On a machine without MPS, and without a PyTorch engine, nothing of it can run.
+AS_IN_THE_SEED = """
+name: "my_experiment"
+description: "Description of the experiment"
+
+model:
+  name: "sentence-transformers/all-MiniLM-L6-v2"
+  device: "mps"
+  quantized: false
+  backend: "pytorch"
+
+# Optional: override experiment parameters
+experiment:
+  batch_sizes: [1, 4, 8]
+  benchmark_requests: 100
+"""
+
 
 def make_cases(**sections: object) -> list[Case]:
     experiment = Experiment.model_validate({"name": "made", **sections})

@@ -14,7 +14,7 @@ from penstock.experiments.tuning.search import FINALS
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
-from penstock.experiments.tuning.tune import Progress, TuneOptions, Tuner
+from penstock.experiments.tuning.tune import TuneOptions, TuneProgress, Tuner
 from penstock.experiments.variants import Variants
 from penstock.models.folder import read_model_folder
 
@@ -97,11 +97,11 @@ def _is_apart(trials: Trials, one: Configuration, other: Configuration) -> bool:
     return trials.compare(one, other, FINALS).is_better or trials.compare(other, one, FINALS).is_better
 
 
-def _teller(say: Callable[[str], None], number: int) -> Callable[[Progress], None]:
+def _teller(say: Callable[[str], None], number: int) -> Callable[[TuneProgress], None]:
     """A line for each stage: its windows are in the report."""
     stages: list[str] = []
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: TuneProgress) -> None:
         if progress.stage and progress.stage not in stages:
             stages.append(progress.stage)
             say(f"tune run {number}: {progress.stage}" + (f"; best so far {progress.best}" if progress.best else ""))

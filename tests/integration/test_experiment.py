@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from benchmarks.waiting import eventually
+from tests.measured import AS_IN_THE_SEED
 from tests.servers import ROOT
 
 TINY = """
@@ -24,19 +25,6 @@ experiment:
   most_windows: 3
 matrix:
   instances: [1, 2]
-"""
-# As the seed writes it: on a machine without MPS, and without a PyTorch engine, nothing of it can run.
-AS_IN_THE_SEED = """
-name: "my_experiment"
-description: "Description of the experiment"
-model:
-  name: "sentence-transformers/all-MiniLM-L6-v2"
-  device: "mps"
-  quantized: false
-  backend: "pytorch"
-experiment:
-  batch_sizes: [1, 4, 8]
-  benchmark_requests: 100
 """
 QUANTIZED = """
 model:

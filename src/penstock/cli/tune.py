@@ -17,7 +17,7 @@ from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 if TYPE_CHECKING:
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.tuning.record import TuneRecord
-    from penstock.experiments.tuning.tune import Progress, Tell, TuneOptions
+    from penstock.experiments.tuning.tune import Tell, TuneOptions, TuneProgress
 
 PROTOCOLS = ("grpc", "stream", "rest")
 OUT = Path("bench-out/tune")
@@ -102,7 +102,7 @@ def tune(
 
 def _run(found: "TuneModel", options: "TuneOptions", folder: Path, tell: "Tell", dry_run: bool) -> "TuneRecord":
     from penstock.experiments.tuning.apply import apply_winner
-    from penstock.experiments.tuning.tune import Progress, Tuner
+    from penstock.experiments.tuning.tune import TuneProgress, Tuner
 
     folder.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(found, options, folder, tell)
@@ -110,12 +110,12 @@ def _run(found: "TuneModel", options: "TuneOptions", folder: Path, tell: "Tell",
         decision = tuner.run()
     except KeyboardInterrupt:
         _write(tuner.record(), folder)
-        tell(Progress(f"interrupted: the model is as it was; what was measured is in {folder / 'report.md'}"))
+        tell(TuneProgress(f"interrupted: the model is as it was; what was measured is in {folder / 'report.md'}"))
         raise
     record = tuner.record()
     _write(record, folder)  # before anything is changed: what follows may fail
     if decision.winner != found.shipped() and not dry_run:
-        tell(Progress(f"writing {decision.winner}"))
+        tell(TuneProgress(f"writing {decision.winner}"))
         record.applied = apply_winner(found, decision.winner, folder / "before")
         _write(record, folder)
     return record
@@ -168,7 +168,7 @@ def _progress(as_json: bool) -> "Iterator[Tell]":
         task = bar.add_task("preparing", total=1.0)
         best = ""
 
-        def tell(progress: "Progress") -> None:
+        def tell(progress: "TuneProgress") -> None:
             nonlocal best
             bar.update(task, description=progress.stage or None, completed=progress.done or None)
             bar.console.print(f"  {progress.text}", highlight=False, markup=False)
@@ -179,7 +179,7 @@ def _progress(as_json: bool) -> "Iterator[Tell]":
         yield tell
 
 
-def _line(progress: "Progress") -> str:
+def _line(progress: "TuneProgress") -> str:
     return f"{progress.stage}: {progress.text} [{progress.done:.0%}]" if progress.stage else progress.text
 
 

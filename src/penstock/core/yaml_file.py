@@ -58,7 +58,7 @@ def examine_yaml_over(
     faults = [over.fault((key,), f"'{key}' is a matter of {base.name}, for all versions alike") for key in wrong]
     for key in wrong:
         del over.document[key]
-    found, more = _validate(_laid_over(under.document, over.document), schema, [over, under])
+    found, more = _validate(laid_over(under.document, over.document), schema, [over, under])
     return found, faults + more
 
 
@@ -191,11 +191,11 @@ def _key(container: Any, part: Hashable) -> Any:
     return next((key for key in container if key == part or str(key) == part), None)
 
 
-def _laid_over(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
+def laid_over(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
     found = {**base, **over}
     for key, value in over.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
-            found[key] = _laid_over(base[key], value)
+            found[key] = laid_over(base[key], value)
     return found
 
 

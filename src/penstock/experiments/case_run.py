@@ -66,7 +66,7 @@ class CaseRun:
 
 
 def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
-    """Or never will: all that was sent in the last window was refused."""
+    """Whether enough were answered, or none will be: all that was sent in the last window was refused."""
     last = outcomes[-1]
     is_hopeless = not last.answered and bool(last.rejected)
     return is_hopeless or sum(outcome.answered for outcome in outcomes) >= wanted

@@ -23,7 +23,7 @@ MOST_SAID = 12
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of B over A."""
+    """How B's figure differs from A's."""
 
     before: float
     after: float
@@ -97,7 +97,7 @@ def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> Ch
 
 
 def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
-    """Of the logarithms within each group, so that it is of shares and not of sizes."""
+    """The variance of logarithms within each group: relative noise, whatever the size of the values."""
     squares, freedom = 0.0, 0
     for values in groups:
         logs = [log(value) for value in values if value > 0]

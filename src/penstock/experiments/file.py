@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import read_yaml
+from penstock.core.yaml_file import laid_over, read_yaml
 from penstock.experiments.experiment import Experiment, first_problem
 from penstock.models.folder import NAME
 
@@ -42,7 +42,7 @@ def _merged(file: Path, inside: tuple[Path, ...]) -> tuple[Experiment, dict[str,
     given = own.model_dump(exclude_unset=True)
     if base is None:
         return own, given
-    return own, _lay_over(_merged(base, (*inside, resolved))[1], given)
+    return own, laid_over(_merged(base, (*inside, resolved))[1], given)
 
 
 def _base(file: Path, own: Experiment) -> Path | None:
@@ -55,12 +55,3 @@ def _base(file: Path, own: Experiment) -> Path | None:
         return base
     beside = file.parent / BASE
     return beside if file.name != BASE and beside.is_file() else None
-
-
-def _lay_over(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Sections are merged; lists and values are replaced."""
-    merged = dict(low)
-    for key, value in high.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _lay_over(merged[key], value) if both else value
-    return merged

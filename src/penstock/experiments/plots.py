@@ -21,7 +21,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Curve:
     name: str
     points: Sequence[Point]
     colour: int = 0
@@ -44,10 +44,10 @@ class Chart:
     title: str
     x: Axis
     y: Axis
-    lines: Sequence[Line] = ()
+    curves: Sequence[Curve] = ()
 
     def draw(self) -> str:
-        points = [point for line in self.lines for point in line.points]
+        points = [point for curve in self.curves for point in curve.points]
         if not points:
             return ""
         xs = [value for point in points for value in (point.x, *(point.x_range or ()))]
@@ -57,8 +57,8 @@ class Chart:
         parts = [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self.title)}">',
             *self._grid(across, up),
-            *(_path(line, across, up) for line in self.lines),
-            *(_marks(line, across, up) for line in self.lines if line.has_marks),
+            *(_path(curve, across, up) for curve in self.curves),
+            *(_marks(curve, across, up) for curve in self.curves if curve.has_marks),
             "</svg>",
         ]
         return f"<figure><figcaption>{escape(self.title)}</figcaption>{''.join(parts)}</figure>"
@@ -134,16 +134,16 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{round(value, 6):g}"
 
 
-def _path(line: Line, across: "_Scale", up: "_Scale") -> str:
-    path = " ".join(f"{across.place(point.x):.1f},{up.place(point.y):.1f}" for point in line.points)
-    faint = " faint" if line.is_faint else ""
-    return f'<polyline class="line c{line.colour % COLOURS}{faint}" points="{path}"/>'
+def _path(curve: Curve, across: "_Scale", up: "_Scale") -> str:
+    path = " ".join(f"{across.place(point.x):.1f},{up.place(point.y):.1f}" for point in curve.points)
+    faint = " faint" if curve.is_faint else ""
+    return f'<polyline class="line c{curve.colour % COLOURS}{faint}" points="{path}"/>'
 
 
-def _marks(line: Line, across: "_Scale", up: "_Scale") -> str:
-    colour = f"c{line.colour % COLOURS}"
+def _marks(curve: Curve, across: "_Scale", up: "_Scale") -> str:
+    colour = f"c{curve.colour % COLOURS}"
     parts = []
-    for point in line.points:
+    for point in curve.points:
         x, y = across.place(point.x), up.place(point.y)
         if point.x_range:
             low, high = map(across.place, point.x_range)

@@ -8,7 +8,7 @@ from math import log10
 import yaml
 
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.plots import COLOURS, Axis, Chart, Line, Point
+from penstock.experiments.plots import COLOURS, Axis, Chart, Curve, Point
 from penstock.experiments.results import CaseResult, Figure, Results
 from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not_run, notes, number, share, units
 
@@ -122,7 +122,7 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     for size in sorted({result.case.batch_size for result in found}):
         group = [result for result in found if result.case.batch_size == size]
         series = [
-            Line(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
+            Curve(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
             for name, colour in colours.items()
         ]
         unit = "/".join(dict.fromkeys(result.unit for result in group))
@@ -159,7 +159,7 @@ def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     for load in dict.fromkeys((each.case.batch_size, each.case.concurrency) for each in found):
         group = [each for each in found if (each.case.batch_size, each.case.concurrency) == load]
         series = [
-            Line(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
+            Curve(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
             for each in group
         ]
         last = max((point.x for each in series for point in each.points), default=0.0)
@@ -192,8 +192,8 @@ def _resources(found: Sequence[CaseResult]) -> str:
                     (sample.at_s, getattr(sample, f"{role}_cpu"), getattr(sample, f"{role}_mib"))
                     for sample in repeat.samples
                 ]
-                cpu.append(Line(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
-                memory.append(Line(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
+                cpu.append(Curve(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
+                memory.append(Curve(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
         seconds = Axis("seconds")
         charts[result.case.id] = (
             Chart(f"CPU: {_load_of(result)}", seconds, Axis("% of one core"), cpu).draw()

@@ -71,7 +71,7 @@ class CaseResult(Kept):
 
     @property
     def latencies(self) -> Latencies:
-        """Of all repeats together."""
+        """All repeats together."""
         return merge(Latencies.decode(repeat.latency_histogram) for repeat in self.repeats)
 
     @property

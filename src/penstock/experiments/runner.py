@@ -161,7 +161,7 @@ class ExperimentRunner:
         self._tell(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s, p99 {p99:.1f} ms{steady}")
 
     def _give_up(self, result: CaseResult, reason: str) -> None:
-        """On this case, not on the experiment."""
+        """The rest of the experiment goes on."""
         result.not_run = reason
         self._tell(f"  {result.case.id}: not run: {reason}")
 

@@ -34,7 +34,7 @@ class ExperimentServer(ServerRun):
 
 @contextmanager
 def serving(case: Case, variants: Variants, folder: Path) -> Iterator[ServerRun]:
-    """In `folder`, anew: the repository, the server's settings and its log."""
+    """`folder` is emptied, and gets the repository, the server's settings and its log."""
     shutil.rmtree(folder, ignore_errors=True)
     models = variants.build_repository(case, folder / "models")
     config = folder / "server.yaml"

@@ -9,12 +9,13 @@ import yaml
 from pydantic import ValidationError
 
 from penstock.core.errors import ConfigError
+from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
 from penstock.experiments.experiment import Case, first_problem
-from penstock.models.convert.methods import CONVERTED, Converter, method_of, runtime_precision
+from penstock.models.convert.methods import CONVERTED, Converter, method_of
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.convert.samples import collect
@@ -58,7 +59,7 @@ class Variants:
         return self.folder(model).file(self.version_of(model))
 
     def original(self, model: str) -> ModelFile:
-        """In FP32 on this machine's CPU, to be loaded in this process."""
+        """The model in FP32 on this machine's CPU, to be loaded in this process."""
         file = self.file(model)
         settings = self.folder(model).settings_of(file.parent.name)
         instances = settings.instances.model_copy(update={"device": "cpu"})
@@ -67,7 +68,7 @@ class Variants:
         return ModelFile(file, file.parent, settings.model_copy(update=changes))
 
     def digest(self, model: str) -> str:
-        """Of the version's files: also of its tokenizer, through which calibration texts go."""
+        """Covers all files of the version, its tokenizer too: calibration texts go through it."""
         if model not in self._digests:
             total = hashlib.sha256()
             for file in sorted(self.file(model).parent.iterdir()):
@@ -92,17 +93,15 @@ class Variants:
 
     def settings(self, case: Case) -> dict[str, Any]:
         """The case's model.yaml: the model's own with what the case says laid over it."""
-        found = yaml.safe_load((self.folder(case.model).path / "model.yaml").read_text()) or {}
-        is_converted = _is_converted(case.engine, case.precision)
-        precision = runtime_precision(case.engine) if is_converted else case.precision
-        found.update(engine=case.engine, precision=precision, versions="latest")
+        own = yaml.safe_load((self.folder(case.model).path / "model.yaml").read_text()) or {}
         source = self.file(case.model)
-        found["file"] = method_of(case.engine, case.precision).file_name(source) if is_converted else source.name
-        found["batching"] = {**(found.get("batching") or {}), **case.batching}
-        instances = {"count": case.instances, "threads": case.threads}
+        file = {"engine": case.engine, "precision": case.precision, "file": source.name}
+        if _is_converted(case.engine, case.precision):
+            method = method_of(case.engine, case.precision)
+            file = method.settings(method.file_name(source))
+        instances = {"count": case.instances, "threads": case.threads, "device": case.device}
         given = {key: value for key, value in instances.items() if value is not None}
-        found["instances"] = {**(found.get("instances") or {}), **given, "device": case.device}
-        return found
+        return laid_over(own, {**file, "versions": "latest", "batching": case.batching, "instances": given})
 
     def build_repository(self, case: Case, target: Path) -> Path:
         made = self.in_precision(case.model, case.engine, case.precision)

@@ -12,25 +12,9 @@ from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.load.process import WindowOutcome
 from penstock.experiments.results import CaseResult
 from penstock.experiments.runner import plan_turns
-from tests.measured import make_cases, make_repeat
+from tests.measured import AS_IN_THE_SEED, make_cases, make_repeat
 
 SHIPPED = Path(__file__).parents[3] / "experiments"
-
-AS_IN_THE_SEED = """
-name: "my_experiment"
-description: "Description of the experiment"
-
-model:
-  name: "sentence-transformers/all-MiniLM-L6-v2"
-  device: "mps"
-  quantized: false
-  backend: "pytorch"
-
-# Optional: override experiment parameters
-experiment:
-  batch_sizes: [1, 4, 8]
-  benchmark_requests: 100
-"""
 
 
 def write(folder: Path, name: str, text: str) -> Path:

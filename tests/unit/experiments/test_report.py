@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.experiments.plots import Axis, Chart, Line, Point
+from penstock.experiments.plots import Axis, Chart, Curve, Point
 from penstock.experiments.report import to_html
 from penstock.experiments.results import Results, read_results
 from penstock.experiments.table import to_markdown
@@ -118,7 +118,7 @@ def test_what_are_no_results_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_log", [False, True])
 def test_points_lie_within_their_chart(is_log: bool) -> None:
     points = [Point(x, y, x_range=(x, x * 1.2), y_range=(y * 0.5, y)) for x, y in ((0.5, 3.0), (700.0, 4_321.0))]
-    svg = Chart("c", Axis("x"), Axis("y", is_log=is_log), [Line("s", points)]).draw()
+    svg = Chart("c", Axis("x"), Axis("y", is_log=is_log), [Curve("s", points)]).draw()
     for x, y in re.findall(r'cx="([\d.-]+)" cy="([\d.-]+)"', svg):
         assert 66 <= float(x) <= 542
         assert 14 <= float(y) <= 256

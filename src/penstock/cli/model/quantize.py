@@ -15,7 +15,7 @@ from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.models.convert.quantize import Outcome
+    from penstock.models.convert.quantize import Quantized
     from penstock.models.folder import ModelFolder
 
 REFUSED = 1
@@ -109,7 +109,7 @@ def _print_table(report: Mapping[str, Any]) -> None:
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
-def _print_end(folder: "ModelFolder", outcome: "Outcome", keeps_serving: bool) -> None:
+def _print_end(folder: "ModelFolder", outcome: "Quantized", keeps_serving: bool) -> None:
     report = outcome.report
     samples = report["samples"]
     kind = "of random numbers, which tell little: give --calibration" if samples["are_random"] else samples["source"]

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.experiments.load.msmarco import Pair, read_pairs
+from penstock.experiments.load.msmarco import read_pairs
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import mixed, passages, queries
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -74,34 +74,34 @@ def build(kind: str, model: str, batch_size: int = 1, msmarco: Path | None = Non
     if kind == "noop":
         return [noop(model, batch_size)]
     if kind == "photos":
-        return [_payload(model, "image", (batch_size, 1), group) for group in _groups(photos(), batch_size)]
+        return of_columns(model, {"image": photos()}, batch_size)
     if kind not in TEXTS:
         raise InvalidRequest(f"unknown data '{kind}'; there are {', '.join(KINDS)}")
-    items = _text_items(kind, read_pairs(msmarco) if msmarco else None)
-    return [
-        _payload(model, "text", (len(texts),), texts)
-        for texts in (list(chain.from_iterable(group)) for group in _groups(items, batch_size))
-    ]
+    requests = (list(chain.from_iterable(group)) for group in _groups(_text_items(kind, msmarco), batch_size))
+    return [Payload(model, (_tensor("text", (len(texts),), texts),)) for texts in requests]
 
 
-def _text_items(kind: str, pairs: list[Pair] | None) -> list[tuple[str, ...]]:
-    if pairs is None:
-        if kind == "pairs":
-            return list(zip(queries(), passages(), strict=True))
-        bundled: dict[str, Callable[[], list[str]]] = {
-            "mixed": lambda: mixed(COUNT, 0),
-            "queries": queries,
-            "passages": passages,
-        }
-        return [(text,) for text in bundled[kind]()]
+def _text_items(kind: str, msmarco: Path | None) -> list[tuple[str, ...]]:
+    if kind == "mixed" and msmarco is None:
+        return [(text,) for text in mixed(COUNT, 0)]
+    pairs = read_pairs(msmarco) if msmarco else list(zip(queries(), passages(), strict=True))
     if kind == "pairs":
         return list(pairs)
     asked, given = ([(pair[side],) for pair in pairs] for side in (0, 1))
-    if kind == "mixed":
-        both = [*asked, *given]
-        random.Random(0).shuffle(both)
-        return list(both)
-    return list(asked if kind == "queries" else given)
+    if kind != "mixed":
+        return list(asked if kind == "queries" else given)
+    both = [*asked, *given]
+    random.Random(0).shuffle(both)
+    return list(both)
+
+
+def of_columns(model: str, columns: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
+    """Requests of `items` rows with a tensor for each column; the last is filled from the beginning."""
+    groups = zip(*(_groups(values, items) for values in columns.values()), strict=True)
+    return [
+        Payload(model, tuple(_tensor(name, (items, 1), values) for name, values in zip(columns, group, strict=True)))
+        for group in groups
+    ]
 
 
 def _groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
@@ -111,5 +111,5 @@ def _groups(items: Sequence[T], size: int) -> Iterator[list[T]]:
     return (list(islice(endless, size)) for _ in range(count))
 
 
-def _payload(model: str, name: str, shape: tuple[int, ...], values: Sequence[str | bytes]) -> Payload:
-    return Payload(model, (Tensor(name, "BYTES", shape, pack_bytes(list(values))),))
+def _tensor(name: str, shape: tuple[int, ...], values: Sequence[str | bytes]) -> Tensor:
+    return Tensor(name, "BYTES", shape, pack_bytes(list(values)))

@@ -66,7 +66,7 @@ class WindowOutcome:
 
     @property
     def cpu_share(self) -> float:
-        """Of the one core that each generator process can use; near 1 the generator is what was measured."""
+        """The share of its core that a generator process used; near 1 the generator is what was measured."""
         return self.cpu_s / self.seconds / self.processes if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ _PLAIN = ("seconds", "answered", "rejected", "sent", "cpu_s", "processes")
 
 
 def merge_outcomes(parts: list[WindowOutcome]) -> WindowOutcome:
-    """Of several processes over one window."""
+    """What several processes did in one window."""
     whole = WindowOutcome(seconds=parts[0].seconds, processes=sum(part.processes for part in parts))
     for part in parts:
         whole.answered += part.answered

@@ -24,7 +24,7 @@ def count_refusals(rejected: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The last three windows, or all of the last three that there were."""
+    """The windows that count, and whether they agreed."""
 
     windows: Sequence[WindowOutcome]
     is_steady: bool

@@ -68,7 +68,7 @@ def _judged(variant: Variant, found: Fidelity | None, floor: float) -> Checked:
 
 
 def _as_made(model: TuneModel) -> Fidelity | None:
-    """As its report has it: the file alone does not tell what it was made of."""
+    """What the version's own report says: the file alone does not tell what it was made of."""
     accuracy = (read_report(model.folder.path, model.version) or {}).get("accuracy")
     if not isinstance(accuracy, dict) or not isinstance(accuracy.get("value"), int | float):
         return None

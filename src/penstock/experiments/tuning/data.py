@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, InvalidRequest
-from penstock.core.tensors import Tensor, pack_bytes
 from penstock.experiments.load.described import random_payload, suitable_data
-from penstock.experiments.load.payloads import TEXTS, Payload, build
+from penstock.experiments.load.payloads import TEXTS, Payload, build, of_columns
 from penstock.models.samples.texts import passages, queries
 
 IMAGES = (".jpg", ".jpeg", ".png")
@@ -33,7 +31,7 @@ def payloads(data: TuneData, model: str, inputs: list[dict[str, Any]]) -> list[P
             raise InvalidRequest(f"--data {data.kind}: neither a file or folder, nor one of {kinds}")
         return _of_path(path, data, model, names)
     if names == ["query", "passage"]:
-        return _requests(model, {"query": queries(), "passage": passages()}, data.items)
+        return of_columns(model, {"query": queries(), "passage": passages()}, data.items)
     kind = suitable_data(inputs) if data.kind == "auto" else data.kind
     if kind == "tensor":
         return [random_payload(model, inputs, data.items, data.shapes)]
@@ -58,7 +56,7 @@ def _of_path(path: Path, data: TuneData, model: str, names: Sequence[str]) -> li
         raise InvalidRequest(f"--data {path}: expected {wanted}")
     if sum(len(value) for column in values.values() for value in column) > MOST_BYTES:
         raise InvalidRequest(f"--data {path}: more than {MOST_BYTES // 2**20} MiB; give a part of it")
-    return _requests(model, values, data.items)
+    return of_columns(model, values, data.items)
 
 
 def _lines(path: Path) -> list[str]:
@@ -66,19 +64,3 @@ def _lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--data {path}: cannot be read as text: {error}") from error
-
-
-def _requests(model: str, values: Mapping[str, Sequence[str | bytes]], items: int) -> list[Payload]:
-    """Every value at least once; the last request is filled from the beginning."""
-    count = -(-len(next(iter(values.values()))) // items)
-    endless = {name: cycle(column) for name, column in values.items()}
-    return [
-        Payload(
-            model,
-            tuple(
-                Tensor(name, "BYTES", (items, 1), pack_bytes(list(islice(column, items))))
-                for name, column in endless.items()
-            ),
-        )
-        for _ in range(count)
-    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weighted_nodes
 from penstock.experiments.experiment import first_problem
@@ -31,7 +32,7 @@ ON_ONNX = (
 ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
 TEXT_INPUTS = {"text", "query", "passage"}
 # What would hide the model's own speed from requests that repeat.
-AS_MEASURED: Mapping[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
+AS_MEASURED: dict[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Source:
 
 
 class TuneModel:
-    """`folder` of one version alone."""
+    """`folder` has one version alone."""
 
     def __init__(self, folder: ModelFolder, variants: Variants) -> None:
         self.folder = folder
@@ -74,7 +75,7 @@ class TuneModel:
         )
 
     def space(self, inputs: set[str], concurrency: int) -> tuple[Space, dict[Variant, str]]:
-        """And why the variants that are left out cannot run here."""
+        """What may be chosen, and why each variant that is left out cannot run here."""
         shipped = self.shipped()
         refused = {each: reason for each in self._conceivable() if (reason := self._why_not(each))}
         variants = [shipped.variant, *(each for each in self._conceivable() if each not in refused)]
@@ -96,20 +97,17 @@ class TuneModel:
         return write_repository(repository, self.folder.name, source, made, self.settings(candidate))
 
     def file(self, variant: Variant) -> ModelFile:
-        """To be loaded in this process."""
         settings = ModelSettings.model_validate(self.settings(self.shipped().with_variant(variant)))
         return ModelFile(self.source(variant).file, self.folder.path / self.version, settings)
 
     def settings(self, candidate: Configuration) -> dict[str, Any]:
-        """As the model has them, with what the candidate changes laid over."""
+        """The model's own with what the candidate changes laid over them."""
         found: dict[str, Any] = self.folder.settings.model_dump(mode="json", exclude_unset=True)
         for key, value in candidate.changes(self.shipped()).items():
             section, _, name = key.rpartition(".")
             (found.setdefault(section, {}) if section else found)[name] = value
         found.update(self.source(candidate.variant).settings)
-        for key, value in AS_MEASURED.items():
-            found[key] = {**found.get(key, {}), **value} if isinstance(value, dict) else value
-        return found
+        return laid_over(found, AS_MEASURED)
 
     def source(self, variant: Variant) -> Source:
         """Raises ConfigError where its file cannot be made."""
@@ -118,14 +116,14 @@ class TuneModel:
         return self._sources[variant]
 
     def _find_source(self, variant: Variant) -> Source:
-        own = self.folder.file(self.version)
-        settings = self.folder.settings
-        if variant == self.shipped().variant:
-            return Source(own, {"engine": settings.engine, "precision": settings.precision, "file": settings.file})
-        if not variant.is_converted:
-            return Source(own, {"engine": variant.engine, "precision": variant.precision, "file": settings.file})
-        made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
-        return Source(made, method_of(variant.engine, variant.precision).settings(made.name))
+        is_shipped = variant == self.shipped().variant
+        if variant.is_converted and not is_shipped:
+            made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
+            return Source(made, method_of(variant.engine, variant.precision).settings(made.name))
+        own = self.folder.settings
+        precision = own.precision if is_shipped else variant.precision
+        settings = {"engine": variant.engine, "precision": precision, "file": own.file}
+        return Source(self.folder.file(self.version), settings)
 
     def _shipped_precision(self) -> str:
         """What `auto` comes to here, and what a converted file has in it."""

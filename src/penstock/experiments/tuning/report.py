@@ -40,7 +40,7 @@ def to_markdown(record: TuneRecord) -> str:
 
 
 def verdict(record: TuneRecord) -> str:
-    """In a sentence."""
+    """One sentence on what came of it."""
     if record.winner is None:
         return "Interrupted: nothing was decided and nothing was changed."
     unmet = ""

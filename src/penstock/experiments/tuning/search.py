@@ -124,7 +124,7 @@ class TuneSearch:
         return [*known, *new[:count]] if new[:count] else []
 
     def _is_worth(self, each: Configuration, group: Sequence[Configuration], number: int) -> bool:
-        """Another window."""
+        """Whether a contender is worth another window."""
         trials = self.trials
         if each == self._space.shipped or not number:
             return True

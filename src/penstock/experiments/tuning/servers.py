@@ -45,7 +45,7 @@ class TuneLoad:
         return self.window_s + self.warm_up_s + self.drain_s + 0.1
 
     def fitted(self, rate: float) -> "TuneLoad":
-        """To a model that answers so many requests a second: windows of enough answers, begun when all callers wait."""
+        """For a model that answers `rate` requests a second: windows of enough answers, begun when all callers wait."""
         callers = max(FEWEST_CALLERS, min(self.concurrency, int(rate))) if self.may_lower else self.concurrency
         turn_s = callers / rate  # until each caller has had an answer
         return replace(
@@ -119,7 +119,7 @@ class TuneServers:
             self._served.pop(candidate).stack.close()
 
     def make_room(self, wanted: Collection[Configuration], most: int) -> None:
-        """For these; those that were started first go first."""
+        """Ends servers until the wanted ones fit beside the rest; those that were started first go first."""
         missing = [each for each in wanted if each not in self._served]
         others = [each for each in self._served if each not in wanted]
         surplus = max(0, len(self._served) + len(missing) - most)

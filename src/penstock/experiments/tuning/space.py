@@ -115,7 +115,7 @@ def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
 
 
 def budgets(shipped: int | None, has_lengths: bool, concurrency: int) -> tuple[int | None, ...]:
-    """Of padded tokens for texts; of rows or tiles for all else, where more than are under way make no batch."""
+    """Padded tokens for texts; rows or tiles for all else, where more than are under way make no batch."""
     if not has_lengths:
         return tuple(rows for rows in ROW_BUDGETS if rows <= concurrency and rows != shipped)
     if shipped is None:

@@ -20,8 +20,6 @@ NOISE_UNKNOWN = 0.10  # of a window, until two rounds tell
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One window."""
-
     rate: float  # items a second
     p99_ms: float
 
@@ -95,7 +93,7 @@ class Trials:
         return sorted(candidates, key=key)
 
     def noise(self) -> float:
-        """Of a ratio between two windows of one round: its standard deviation, as a share."""
+        """The standard deviation of a ratio between two windows of one round, as a share."""
         groups = [self._logs(candidate, self.shipped) for candidate in self.measured() if candidate != self.shipped]
         found = _deviation(groups)
         return NOISE_UNKNOWN if found is None else exp(found) - 1
@@ -120,7 +118,7 @@ class Trials:
 
 
 def _deviation(groups: Sequence[Sequence[float]]) -> float | None:
-    """Within groups, over all of them; None where none has two values.
+    """The standard deviation within groups, over all of them; None where none has two values.
 
     From the median of distances: a window that somebody else's work has spoiled does not count for more than another.
     """

@@ -36,16 +36,14 @@ class TuneOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """For people to look at."""
-
+class TuneProgress:
     text: str
     stage: str = ""
     done: float = 0.0  # of the time
     best: str = ""
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[TuneProgress], None]
 
 
 class Tuner:
@@ -148,7 +146,7 @@ class Tuner:
         self._say(f"{candidate}: {reason}")
 
     def _say(self, text: str) -> None:
-        self._tell(Progress(text))
+        self._tell(TuneProgress(text))
 
     def _show(self, asked: Round, candidate: Configuration, measure: Measure) -> None:
         assert self._search is not None
@@ -158,10 +156,10 @@ class Tuner:
         ranked = trials.rank(trials.measured())
         best = f"{ranked[0]} ({trials.ratio(ranked[0]):.2f} of shipped)" if ranked else ""
         text = f"{candidate}: {measure.rate:.1f}/s, p99 {measure.p99_ms:.1f} ms"
-        self._tell(Progress(text, asked.stage, done, best))
+        self._tell(TuneProgress(text, asked.stage, done, best))
 
     def record(self) -> TuneRecord:
-        """As far as it came."""
+        """What is known so far, also of a run that was interrupted."""
         options, shipped = self._options, self._model.shipped()
         rule, floor = floor_of(self._model, options.min_accuracy)
         found = TuneRecord(

@@ -26,7 +26,7 @@ class Method:
     precision: str
 
     def settings(self, file: str) -> dict[str, Any]:
-        """For version.yaml. A converted file has its precision in it; OpenVINO chooses for the rest of the graph."""
+        """For version.yaml. A converted file has its precision in it; OpenVINO chooses for the rest of the network."""
         return {"engine": self.engine, "precision": runtime_precision(self.engine), "file": file}
 
     def file_name(self, source: Path) -> str:
@@ -89,7 +89,7 @@ def why_not(method: Method, source: Path, settings: ModelSettings) -> str | None
 
 
 class Converter:
-    """Of one model: what it is made of, and what conversions learn from."""
+    """Makes one model's other files."""
 
     def __init__(self, original: ModelFile, loaded: LoadedModel, samples: Samples, floor: float) -> None:
         self._original = original

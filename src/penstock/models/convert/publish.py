@@ -75,7 +75,7 @@ def publish(folder: Path, model: Path, report: Mapping[str, Any]) -> str:
 
 
 def read_report(model: Path, version: str) -> dict[str, Any] | None:
-    """Of a version that was made by quantizing another one."""
+    """The report of a version that was made by quantizing another one; None for any other."""
     file = model / version / REPORT
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

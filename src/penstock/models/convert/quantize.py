@@ -1,8 +1,8 @@
 """Quantizing a model: candidates are made, held against the original, and the best becomes a new version."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,15 @@ from penstock.engines.onnx.variants import weight_files, weighted_nodes
 from penstock.models.convert.fidelity import Fidelity, Reference, rule_of
 from penstock.models.convert.methods import Converter, Method, choose, method_of
 from penstock.models.convert.publish import fill, original_of, publish, read_report, staging
-from penstock.models.convert.report import FP32, ORIGINAL, Candidate, Measured, Order, Run, build_report
+from penstock.models.convert.report import (
+    FP32,
+    ORIGINAL,
+    Conversion,
+    Measurements,
+    Order,
+    QuantizationRun,
+    build_report,
+)
 from penstock.models.convert.samples import Samples, collect
 from penstock.models.convert.speed import REQUESTS, take_turns
 from penstock.models.folder import ModelFolder
@@ -24,7 +32,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Quantized:
     """`version` is empty where nothing was published, and `refusal` says why."""
 
     report: Mapping[str, Any]
@@ -32,12 +40,11 @@ class Outcome:
     refusal: str = ""
 
 
-def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> Outcome:
+def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> Quantized:
     version = order.version or folder.versions[-1]
     original = _original(folder, version)
     methods = choose(order.precision, order.method, original.file, original.settings)
-    rule = rule_of(original.settings.task)
-    floor = rule.floor if order.min_accuracy is None else order.min_accuracy
+    floor = rule_of(original.settings.task).floor if order.min_accuracy is None else order.min_accuracy
     with staging(folder.path) as staged, ExitStack() as loaded:
         tell(f"loading version {version}")
         in_fp32 = loaded.enter_context(load_model(_with(original, precision="fp32")))
@@ -47,14 +54,14 @@ def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> 
         candidates = [_convert(converter, method, staged / ".work" / method.name, tell) for method in methods]
         measured = _measure(candidates, original, in_fp32, samples, tell)
         chosen = _choose(measured.candidates, floor)
-        report = build_report(Run(folder, version, order, floor, samples, original, measured), chosen)
+        report = build_report(QuantizationRun(folder, version, order, floor, samples, original, measured), chosen)
         if chosen is None:
-            return Outcome(report, refusal="; ".join(each.problem for each in measured.candidates))
+            return Quantized(report, refusal="; ".join(each.problem for each in measured.candidates))
         assert chosen.fidelity is not None
         if chosen.fidelity.value < floor and not order.is_forced:
-            return Outcome(report, refusal=_refusal(chosen.fidelity, floor, order, methods))
+            return Quantized(report, refusal=_refusal(chosen.fidelity, floor, order, methods))
         tell("publishing")
-        return Outcome(report, version=_publish(folder, version, chosen, staged, report, order))
+        return Quantized(report, version=_publish(folder, version, chosen, staged, report, order))
 
 
 def publish_variant(folder: ModelFolder, version: str, engine: str, precision: str) -> str:
@@ -107,17 +114,17 @@ def _with(model: ModelFile, **changes: Any) -> ModelFile:
     return replace(model, settings=model.settings.model_copy(update=changes))
 
 
-def _convert(converter: Converter, method: Method, folder: Path, tell: Tell) -> Candidate:
+def _convert(converter: Converter, method: Method, folder: Path, tell: Tell) -> Conversion:
     try:
         file, recipe = converter.convert(method, folder, tell)
     except PenstockError as error:
-        return Candidate(method, problem=error.message)
-    return Candidate(method, file, recipe)
+        return Conversion(method, problem=error.message)
+    return Conversion(method, file, recipe)
 
 
 def _measure(
-    candidates: Sequence[Candidate], original: ModelFile, in_fp32: LoadedModel, samples: Samples, tell: Tell
-) -> Measured:
+    candidates: Sequence[Conversion], original: ModelFile, in_fp32: LoadedModel, samples: Samples, tell: Tell
+) -> Measurements:
     """Accuracy one after another, speed in turns, with the original as it is served and in FP32."""
     tell("answering with the original in FP32")
     reference = Reference(original.settings.task, in_fp32, samples)
@@ -126,34 +133,31 @@ def _measure(
         models = {FP32: in_fp32}
         if served.signature.precision != in_fp32.signature.precision:
             models[ORIGINAL] = served
-        found = []
-        for candidate in candidates:
-            if candidate.file is not None:
-                tell(f"measuring accuracy: {candidate.method.name}")
-                with _explained(candidate) as problem:
-                    loaded = stack.enter_context(load_model(candidate.file))
-                    fidelity = reference.compare(loaded)
-                    models[candidate.method.name] = loaded
-                    candidate = replace(candidate, fidelity=fidelity, precision=loaded.signature.precision)
-                candidate = replace(candidate, problem=problem[0] if problem else "")
-            found.append(candidate)
+        found = [_judge(each, reference, stack, models, tell) for each in candidates]
         speeds = take_turns(models, samples.in_turn(REQUESTS), tell)
         speeds.setdefault(ORIGINAL, speeds[FP32])
-        ready = [replace(each, speed=speeds.get(each.method.name)) for each in found]
-        return Measured(ready, speeds, served.signature.precision)
+        timed = [replace(each, speed=speeds.get(each.method.name)) for each in found]
+        return Measurements(timed, speeds, served.signature.precision)
 
 
-@contextmanager
-def _explained(candidate: Candidate) -> Iterator[list[str]]:
-    """What is wrong with one candidate does not stop the others."""
-    problem: list[str] = []
+def _judge(
+    candidate: Conversion, reference: Reference, stack: ExitStack, models: dict[str, LoadedModel], tell: Tell
+) -> Conversion:
+    """Adds it to `models`, loaded; what is wrong with one candidate does not stop the others."""
+    if candidate.file is None:
+        return candidate
+    name = candidate.method.name
+    tell(f"measuring accuracy: {name}")
     try:
-        yield problem
+        loaded = stack.enter_context(load_model(candidate.file))
+        fidelity = reference.compare(loaded)
     except PenstockError as error:
-        problem.append(f"{candidate.method.name}: {error.message}")
+        return replace(candidate, problem=f"{name}: {error.message}")
+    models[name] = loaded
+    return replace(candidate, fidelity=fidelity, precision=loaded.signature.precision)
 
 
-def _choose(candidates: Sequence[Candidate], floor: float) -> Candidate | None:
+def _choose(candidates: Sequence[Conversion], floor: float) -> Conversion | None:
     """The fastest above the floor; where none is, the most accurate."""
     ready = [each for each in candidates if each.fidelity and each.speed]
     above = [each for each in ready if each.fidelity and each.fidelity.value >= floor]
@@ -178,7 +182,7 @@ def _refusal(fidelity: Fidelity, floor: float, order: Order, methods: Sequence[M
 
 
 def _publish(
-    folder: ModelFolder, version: str, chosen: Candidate, staged: Path, report: Mapping[str, Any], order: Order
+    folder: ModelFolder, version: str, chosen: Conversion, staged: Path, report: Mapping[str, Any], order: Order
 ) -> str:
     assert chosen.file is not None
     source = folder.file(version)

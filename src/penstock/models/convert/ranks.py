@@ -26,7 +26,7 @@ def distribution(values: Array) -> dict[str, float]:
 
 
 def rank_agreement(expected: Array, found: Array) -> dict[str, float]:
-    """Of scores [queries, passages]: how far both would show a reader the same."""
+    """How far two sets of scores [queries, passages] would show a reader the same."""
     best = np.argmax(expected, axis=1) == np.argmax(found, axis=1)
     top = min(TOP, expected.shape[1])
     overlaps = [len(_best(a, top) & _best(b, top)) / top for a, b in zip(expected, found, strict=True)]
@@ -48,7 +48,7 @@ def spearman(expected: Array, found: Array) -> float:
 
 
 def psnr_db(expected: Array, found: Array) -> float:
-    """Of pixels from 0 to 255."""
+    """Pixels are from 0 to 255."""
     error = float(np.mean((expected.astype(np.float64) - found.astype(np.float64)) ** 2))
     return min(SAME_DB, float(10 * np.log10(255**2 / error))) if error else SAME_DB
 

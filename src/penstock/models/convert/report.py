@@ -20,8 +20,6 @@ ORIGINAL, FP32 = "original", "fp32"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is asked for."""
-
     version: str = ""  # empty: the newest that is served
     precision: str = "int8"
     method: str = "auto"
@@ -32,7 +30,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Conversion:
     """A file that was tried; `problem` says why it could not be."""
 
     method: Method
@@ -49,24 +47,24 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    candidates: Sequence[Candidate]
+class Measurements:
+    candidates: Sequence[Conversion]
     speeds: Mapping[str, Speed]
     served_in: str  # the original's precision as it is served
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class QuantizationRun:
     folder: ModelFolder
     version: str
     order: Order
     floor: float
     samples: Samples
     original: ModelFile
-    measured: Measured
+    measured: Measurements
 
 
-def build_report(run: Run, chosen: Candidate | None) -> dict[str, Any]:
+def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, Any]:
     original_bytes = sum(file.stat().st_size for file in weight_files(run.original.file))
     rows = [_row(each, run, original_bytes) for each in run.measured.candidates]
     facts: dict[str, Any] = {
@@ -98,7 +96,7 @@ def build_report(run: Run, chosen: Candidate | None) -> dict[str, Any]:
     return facts
 
 
-def _row(each: Candidate, run: Run, original_bytes: int) -> dict[str, Any]:
+def _row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[str, Any]:
     row: dict[str, Any] = {"method": each.method.name, "engine": each.method.engine}
     if each.fidelity is None or each.speed is None:
         return {**row, "problem": each.problem}

@@ -23,7 +23,7 @@ QUERIES, PASSAGES = 60, 240  # held out, of texts
 LISTS = 20  # of pairs: as many passages for each of as many queries
 RANDOM = 16
 FEWEST = 4  # of a kind, to learn from and to hold out together
-OPEN_SIZE = 8  # in place of a dimension that the graph leaves open
+OPEN_SIZE = 8  # in place of a dimension that the network leaves open
 SEED = 17
 IMAGES = (".jpg", ".jpeg", ".png")
 
@@ -46,13 +46,13 @@ class Samples:
         return sum(map(len, self.held_out))
 
     def rehearsal(self) -> "Samples":
-        """To choose a recipe by: part of what the conversion learns from stands for what is held out."""
+        """Samples to choose a recipe by: part of what the conversion learns from stands for what is held out."""
         share = max(1, REHEARSED // len(self.calibration))
         groups = [group[:share] for group in self.calibration]
         return Samples(self.source, self.unit, self.calibration, groups)
 
     def in_turn(self, count: int) -> list[TaskRequest]:
-        """Held-out ones of every group alike."""
+        """As many held-out samples of every group."""
         shares = [group[: -(-count // len(self.held_out))] for group in self.held_out]
         return [request for share in shares for request in share][:count]
 
@@ -185,7 +185,7 @@ def _tensors(inputs: Sequence[TensorSpec], given: Path | None) -> Samples:
 
 
 def _rows(file: Path, inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> list[TaskRequest]:
-    """The first dimension of each array counts samples; one that the graph has not is taken off."""
+    """The first dimension of each array counts samples; one that the network has not is taken off."""
     missing = [spec.name for spec in inputs if spec.name not in arrays]
     if missing:
         raise ConfigError(f"--calibration {file}: has no '{missing[0]}'; it has {', '.join(arrays) or 'nothing'}")
