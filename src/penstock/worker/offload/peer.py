@@ -6,8 +6,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from penstock.wire.ipc.arena import Arena, send_arenas
 
@@ -16,34 +16,25 @@ END_S = 2.0  # what a process gets to leave
 CREDENTIALS = struct.Struct("3i")  # pid, user, group
 
 
-class Peer(Protocol):
-    @property
-    def pid(self) -> int: ...
+@dataclass(frozen=True, slots=True)
+class TaskPeer:
+    connection: socket.socket
+    pid: int
+    # None: a task worker. It is not ours to end: it watches itself, and what it held for us goes with the connection.
+    process: "subprocess.Popen[bytes] | None" = None
 
     def kill(self) -> None:
         """Ends the peer if it is ours."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()  # a moment: nothing survives being killed
 
     async def leave(self) -> None:
-        """Call it when the socket is closed. Returns when the peer has nothing of ours any more."""
-
-
-class OwnProcess:
-    """Lives and ends with its worker."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()  # a moment: nothing survives being killed
-
-    async def leave(self) -> None:
+        """Call it when the connection is closed. Returns when the peer has nothing of ours any more."""
+        if self.process is None:
+            return
         try:
-            await asyncio.to_thread(self._process.wait, END_S)
+            await asyncio.to_thread(self.process.wait, END_S)
         except subprocess.TimeoutExpired:
             self.kill()
         except asyncio.CancelledError:
@@ -51,32 +42,21 @@ class OwnProcess:
             raise
 
 
-class SharedWorker:
-    """Not ours to end: it watches itself, and what it held for us goes with the connection."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def kill(self) -> None:
-        pass
-
-    async def leave(self) -> None:
-        pass
-
-
-def start_process(arenas: Sequence[Arena]) -> tuple[Peer, socket.socket]:
+def start_process(arenas: Sequence[Arena]) -> TaskPeer:
     """`arenas` are what both will have mapped."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            process = _spawn([theirs.fileno(), *(arena.fd for arena in arenas)])
+            inherited = [theirs.fileno(), *(arena.fd for arena in arenas)]
+            command = [sys.executable, "-m", "penstock.worker.offload.host", *map(str, inherited)]
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=inherited)
     except OSError:
         ours.close()
         raise
-    return OwnProcess(process), ours
+    return TaskPeer(ours, process.pid, process)
 
 
-def connect_worker(path: Path, arenas: Sequence[Arena]) -> tuple[Peer, socket.socket]:
+def connect_worker(path: Path, arenas: Sequence[Arena]) -> TaskPeer:
     """Raises OSError where the task worker is away."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -87,9 +67,4 @@ def connect_worker(path: Path, arenas: Sequence[Arena]) -> tuple[Peer, socket.so
     except OSError:
         connection.close()
         raise
-    return SharedWorker(CREDENTIALS.unpack(credentials)[0]), connection
-
-
-def _spawn(inherited: Sequence[int]) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "penstock.worker.offload.host", *map(str, inherited)]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=inherited)
+    return TaskPeer(connection, CREDENTIALS.unpack(credentials)[0])

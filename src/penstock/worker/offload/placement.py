@@ -25,7 +25,7 @@ class TaskPlacement:
         if placement == "inline" or loaded.task.is_prepare_cheap:
             return None
         processes = self._workers if placement == "worker" else self._processes
-        return await processes.open(loaded.spec, loaded.task)
+        return await processes.open(loaded.spec)
 
     async def close(self) -> None:
         await self._processes.close()

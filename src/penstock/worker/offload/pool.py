@@ -11,7 +11,7 @@ import structlog
 from penstock.core.errors import Draining, InternalError, PenstockError, Unavailable
 from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
-from penstock.tasks.base import Prepared, Task, TaskRequest
+from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteContext, TaskProcess
 
 log = structlog.get_logger()
@@ -36,8 +36,8 @@ class TaskProcesses:
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    async def open(self, spec: TaskSpec, task: Task) -> "TaskPool":
-        """`task` is the worker's own, built from the same. Raises where the processes cannot build it."""
+    async def open(self, spec: TaskSpec) -> "TaskPool":
+        """Raises where the processes cannot build the task."""
         number = next(self._numbers)
         self._specs[number] = spec
         if not self._keepers:
@@ -50,7 +50,7 @@ class TaskProcesses:
         except BaseException:
             self.drop(number)
             raise
-        return TaskPool(self, number, task)
+        return TaskPool(self, number)
 
     async def close(self) -> None:
         """Returns when all have ended."""
@@ -161,24 +161,21 @@ class TaskProcesses:
 class TaskPool:
     """A block's way to the task processes, in place of its worker's threads."""
 
-    def __init__(self, processes: TaskProcesses, number: int, task: Task) -> None:
+    def __init__(self, processes: TaskProcesses, number: int) -> None:
         self._processes = processes
         self._number = number
-        self._task = task
         self._is_closed = False
 
     async def prepare(self, request: TaskRequest) -> Prepared:
         return await self._run(self._processes.prepare(self._number, request))
 
     def holds(self, prepared: Prepared) -> bool:
-        """Whether only `finish` can finish the request; else the worker's own task can, too."""
+        """Whether the request is for `finish`; else the worker's own task finishes it."""
         return isinstance(prepared.context, RemoteContext)
 
     async def finish(
         self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
-        if not self.holds(prepared):
-            return self._task.finish(request, prepared, results)
         return await self._run(self._processes.finish(self._number, request, prepared.context, results))
 
     def close(self) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from penstock.tasks.base import Prepared, TaskRequest
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.messages import Envelope, Inbox, Message
 from penstock.worker.offload.contents import describe_results, read_prepared
-from penstock.worker.offload.peer import Peer, connect_worker, start_process
+from penstock.worker.offload.peer import TaskPeer, connect_worker, start_process
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -66,7 +65,7 @@ class _CallSlot:
 
 
 class TaskProcess(asyncio.Protocol):
-    def __init__(self, peer: Peer, slots: Sequence[_CallSlot]) -> None:
+    def __init__(self, peer: TaskPeer, slots: Sequence[_CallSlot]) -> None:
         self.ended = asyncio.Event()
         self.built: dict[int, PenstockError | None] = {}  # task to why it could not be built
         self._loop = asyncio.get_running_loop()
@@ -91,15 +90,15 @@ class TaskProcess(asyncio.Protocol):
         return await cls._open(partial(connect_worker, path))
 
     @classmethod
-    async def _open(cls, reach: Callable[[Sequence[Arena]], tuple[Peer, socket.socket]]) -> "TaskProcess":
+    async def _open(cls, reach: Callable[[Sequence[Arena]], TaskPeer]) -> "TaskProcess":
         slots = [_CallSlot(number, Arena.create(), Arena.create()) for number in range(SLOTS)]
-        peer, connection = reach([arena for slot in slots for arena in (slot.outgoing, slot.incoming)])
+        peer = reach([arena for slot in slots for arena in (slot.outgoing, slot.incoming)])
         try:
             opened = cls(peer, slots)
-            connection.setblocking(False)
-            await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=connection)
+            peer.connection.setblocking(False)
+            await asyncio.get_running_loop().create_unix_connection(lambda: opened, sock=peer.connection)
         except BaseException:
-            connection.close()
+            peer.connection.close()
             peer.kill()
             raise
         return opened

@@ -25,7 +25,7 @@ UPSCALE = TaskSpec(
 
 async def opened(processes: TaskProcesses, spec: TaskSpec) -> tuple[TaskPool, Task]:
     task = build_task(spec)
-    return await processes.open(spec, task), task
+    return await processes.open(spec), task
 
 
 def images(*files: bytes) -> TaskRequest:

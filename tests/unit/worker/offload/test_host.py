@@ -1,7 +1,6 @@
 """A task process without the process: what it answers to each call, and what it keeps."""
 
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,18 +8,14 @@ import pytest
 from PIL import Image
 
 from penstock.core.config import Limits
-from penstock.core.settings import Batching
-from penstock.core.signature import Signature
-from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
+from penstock.core.tensors import Tensor, pack_bytes
 from penstock.models.building import TaskSpec
 from penstock.models.settings import ModelSettings
 from penstock.wire.ipc.messages import Message
 from penstock.worker.offload import host as host_module
 from penstock.worker.offload.host import SPEC, TaskHost
+from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
-PLANE = (-1, 1, -1, -1)
-ENGINE = Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32")
-UPSCALE = TaskSpec(Path("nowhere"), ModelSettings(task="upscale", batching=Batching(max_rows=8)), ENGINE, Limits())
 REQUEST = {"task": 7, "outputs": [], "parameters": {}}
 
 
@@ -107,7 +102,7 @@ def test_its_own_faults_are_told_without_ending_it(bed):
 
 
 def test_a_task_that_cannot_be_built_says_why(bed):
-    wrong = TaskSpec(Path("nowhere"), ModelSettings(task="embed"), ENGINE, Limits())
+    wrong = TaskSpec(NOWHERE, ModelSettings(task="embed"), UPSCALE.signature, Limits())
     code, message, _ = bed.ask("build", task=9, spec=SPEC.dump_python(wrong, mode="json")).fields["error"]
     assert (code, "input_ids" in message) == ("config_error", True)
 

@@ -21,7 +21,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, InvalidImage, InvalidTensor, RequestTooLarge, Unavailable
 from penstock.core.signature import Signature
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
-from penstock.models.building import TaskSpec, build_task
+from penstock.models.building import TaskSpec
 from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
@@ -74,7 +74,7 @@ async def test_texts_are_finished_by_the_worker_itself(processes, tmp_path):
     check_pieces(prepared, task.prepare(request))
     assert not pool.holds(prepared)
     results = [[np.full((1, 4), number, np.float32)] for number in range(len(texts))]
-    assert same(await pool.finish(request, prepared, results), task.finish(request, prepared, results))
+    assert same(task.finish(request, prepared, results), task.finish(request, task.prepare(request), results))
 
 
 async def test_tensors_of_every_kind_and_size(processes):
@@ -94,7 +94,8 @@ async def test_tensors_of_every_kind_and_size(processes):
         assert piece.arrays["texts"].tolist() == texts.tolist()
         assert hash(piece.key)
         keys.add(piece.key)
-        assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+        assert not pool.holds(prepared)
+        assert same(task.finish(request, prepared, run(task, prepared)), locally(task, request))
     assert len(keys) == 3  # requests that must not be joined still are not
 
 
@@ -115,7 +116,7 @@ async def test_errors_are_those_of_the_task(processes):
 async def test_a_task_that_cannot_be_built(processes):
     spec = TaskSpec(NOWHERE, ModelSettings(task="embed"), GRAPH, Limits())
     with pytest.raises(ConfigError, match=r"tokenizer\.json"):
-        await processes.open(spec, build_task(UPSCALE))
+        await processes.open(spec)
     pool, _ = await opened(processes, UPSCALE)  # the others do not mind
     assert (await pool.prepare(images(photos()[0]))).pieces
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 
@@ -18,16 +17,10 @@ from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskProcesses
 from penstock.worker.offload.preparation import PoolPreparation
 from penstock.worker.offload.process import TaskProcess
+from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
-PLANE = (-1, 1, -1, -1)
-UPSCALE = TaskSpec(
-    Path("nowhere"),
-    ModelSettings(task="upscale"),
-    Signature((TensorSpec("x", "FP32", PLANE),), (TensorSpec("y", "FP32", PLANE),), "onnx", "fp32"),
-    Limits(),
-)
 VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
-TENSOR = TaskSpec(Path("nowhere"), ModelSettings(), Signature(VECTORS, VECTORS, "onnx", "fp32"), Limits())
+TENSOR = TaskSpec(NOWHERE, ModelSettings(), Signature(VECTORS, VECTORS, "onnx", "fp32"), Limits())
 
 
 class Bed:
@@ -39,7 +32,7 @@ class Bed:
 
     async def open(self, spec: TaskSpec) -> PoolPreparation:
         task = build_task(spec)
-        pool = await self.processes.open(spec, task)
+        pool = await self.processes.open(spec)
         return PoolPreparation(
             task,
             self.threads,
