@@ -1,4 +1,4 @@
-"""Small graphs with weights, to convert in a moment."""
+"""Small networks with weights, to convert in a moment."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def dense_graph(seed: int = 0) -> onnx.GraphProto:
 
 
 def write_dense(repository: Path, name: str = "dense", settings: str = "", is_external: bool = False) -> Path:
-    """The model's folder. `is_external`: its weights lie in a file beside the graph."""
+    """The model's folder. `is_external`: its weights lie in a file beside the network."""
     write_model(repository, name, dense_graph(), settings)
     file = repository / name / "1" / "model.onnx"
     if is_external:

@@ -70,7 +70,7 @@ def test_the_mean_gain_is_what_was_measured_less_a_little_room(gains_db: dict[st
     assert np.mean(list(gains_db.values())) >= MIN_MEAN_GAIN_DB
 
 
-def test_the_graph_leaves_batch_and_size_open() -> None:
+def test_the_network_leaves_batch_and_size_open() -> None:
     session = onnxruntime.InferenceSession(MODEL, providers=["CPUExecutionProvider"])
     (given,), (answer,) = session.get_inputs(), session.get_outputs()
     assert (given.name, given.type, given.shape) == (

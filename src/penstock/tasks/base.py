@@ -50,7 +50,7 @@ class Task(Protocol):
     is_prepare_cheap: bool
     is_finish_cheap: bool
     signature: TaskSignature
-    engine_outputs: Sequence[str]  # the graph's outputs that `split` wants
+    engine_outputs: Sequence[str]  # the network's outputs that `split` wants
 
     def prepare(self, request: TaskRequest) -> Prepared: ...
 

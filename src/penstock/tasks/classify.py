@@ -32,7 +32,7 @@ class RowLimits:
 
 
 class ClassifyInput(Protocol):
-    """From a request to the graph's inputs."""
+    """From a request to the network's inputs."""
 
     is_cheap: bool
     specs: tuple[TensorSpec, ...]  # what clients send
@@ -124,7 +124,7 @@ def _best(scores: Array, count: int) -> Array:
 
 
 class _TensorInput:
-    """The graph's own inputs, as the tensor task takes them."""
+    """The network's own inputs, as the tensor task takes them."""
 
     is_cheap = True
 
@@ -146,11 +146,11 @@ def _build_input(
     """Each imports its libraries only when a model asks for it."""
     kind = _kind(options, engine)
     if kind == "text":
-        from penstock.tasks.text import TextGraph, TextInput
+        from penstock.tasks.text import TextInput, TextNetwork
 
         tokenizer = folder / options.tokenizer
         return TextInput(
-            TextGraph("classify", engine, tokenizer, options.max_length, limits.max_tokens), limits.max_rows
+            TextNetwork("classify", engine, tokenizer, options.max_length, limits.max_tokens), limits.max_rows
         )
     if kind == "image":
         from penstock.tasks.image_input import ImageInput
@@ -172,7 +172,7 @@ def _find_output(options: ClassifyOptions, engine: Signature) -> TensorSpec:
     name = options.output or (names[0] if len(names) == 1 else LOGITS)
     if name not in names and not options.output:
         raise ConfigError(
-            f"classify.output: the graph has {', '.join(names)}: say which has a number for each class",
+            f"classify.output: the network has {', '.join(names)}: say which has a number for each class",
             reason="task_mismatch",
         )
     return find_output(engine, name, "classify.output")

@@ -11,7 +11,7 @@ from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output
 from penstock.tasks.options import EmbedOptions
-from penstock.tasks.text import TextGraph, TextInput
+from penstock.tasks.text import TextInput, TextNetwork
 
 OUTPUT = "embedding"
 
@@ -29,9 +29,9 @@ class EmbedTask:
         max_tokens_per_request: int,
     ) -> None:
         tokenizer = folder / options.tokenizer
-        graph = TextGraph("embed", engine, tokenizer, options.max_length, max_tokens_per_request)
+        network = TextNetwork("embed", engine, tokenizer, options.max_length, max_tokens_per_request)
         width = find_output(engine, options.output, "embed.output", ("FP32",)).shape[1]
-        self._input = TextInput(graph, max_rows)
+        self._input = TextInput(network, max_rows)
         self.engine_outputs: Sequence[str] = (options.output,)
         self.signature = TaskSignature(self._input.specs, (TensorSpec(OUTPUT, "FP32", (-1, width)),), max_rows)
 

@@ -1,4 +1,4 @@
-"""Images as a classifier's graph takes them: decoded, fitted, and scaled as it was trained."""
+"""Images as a classifier's network takes them: decoded, fitted, and scaled as it was trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from penstock.tasks.options import ClassifyOptions
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What the graph's input looks like."""
+    """What the network's input looks like."""
 
     width: int
     height: int
@@ -113,7 +113,8 @@ def _check_input(engine: Signature) -> TensorSpec:
     if len(engine.inputs) != 1:
         names = ", ".join(spec.name for spec in engine.inputs)
         raise ConfigError(
-            f"classify.input: image needs a graph of one input; got {names}: set input: tensor", reason="task_mismatch"
+            f"classify.input: image needs a network of one input; got {names}: set input: tensor",
+            reason="task_mismatch",
         )
     (spec,) = engine.inputs
     if spec.datatype not in PIXELS or len(spec.shape) != 4:

@@ -1,4 +1,4 @@
-"""What a task asks of its model's graph."""
+"""What a task asks of its model's network."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def find_output(engine: Signature, name: str, setting: str, datatypes: Sequence[
     """The output of that name, which must be a row of numbers for each row; `setting` is where a user names it."""
     outputs = {spec.name: spec for spec in engine.outputs}
     if name not in outputs:
-        problem = f"the graph has no output '{name}'; it has {', '.join(outputs)}"
+        problem = f"the network has no output '{name}'; it has {', '.join(outputs)}"
         raise ConfigError(f"{setting}: {problem}", reason="task_mismatch")
     found = outputs[name]
     if found.datatype not in datatypes or len(found.shape) != 2:

@@ -1,4 +1,4 @@
-"""What turns a graph's raw numbers into scores."""
+"""What turns a network's raw numbers into scores."""
 
 import numpy as np
 

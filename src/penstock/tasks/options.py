@@ -10,30 +10,30 @@ from penstock.core.settings import Section
 class EmbedOptions(Section):
     tokenizer: str = "tokenizer.json"
     max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # longer texts are cut here, as the model's authors do
-    output: str = "sentence_embedding"  # the graph's output that becomes `embedding`
+    output: str = "sentence_embedding"  # the network's output that becomes `embedding`
 
 
 class ScoreOptions(Section):
     """How a query and a passage become a number."""
 
-    method: Literal["auto", "cosine", "cross"] = "auto"  # auto: cosine where the graph gives vectors
+    method: Literal["auto", "cosine", "cross"] = "auto"  # auto: cosine where the network gives vectors
     tokenizer: str = "tokenizer.json"
     max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # of a text, or of a pair for a cross-encoder
-    output: str = ""  # the graph's output; empty: sentence_embedding or logits
+    output: str = ""  # the network's output; empty: sentence_embedding or logits
     activation: Literal["sigmoid", "none"] = "sigmoid"  # of a cross-encoder
 
 
 class ClassifyOptions(Section):
-    """What becomes the graph's input, and what its output means."""
+    """What becomes the network's input, and what its output means."""
 
-    input: Literal["auto", "image", "text", "tensor"] = "auto"  # auto: as the graph's inputs look
-    labels: str = "labels.txt"  # one a line, in the order of the graph's output
-    output: str = ""  # the graph's output; empty: its only one
+    input: Literal["auto", "image", "text", "tensor"] = "auto"  # auto: as the network's inputs look
+    labels: str = "labels.txt"  # one a line, in the order of the network's output
+    output: str = ""  # the network's output; empty: its only one
     activation: Literal["softmax", "sigmoid", "none"] = "softmax"
     top_k: Annotated[int, Field(ge=1, le=1000)] = 1  # labels in an answer, best first
     tokenizer: str = "tokenizer.json"
     max_length: Annotated[int, Field(ge=4, le=65536)] = 256
-    size: Annotated[int, Field(ge=1, le=4096)] | None = None  # pixels along an image's side; None: as the graph says
+    size: Annotated[int, Field(ge=1, le=4096)] | None = None  # pixels along an image's side; None: as the network says
     fit: Literal["crop", "stretch", "pad"] = "crop"
     colors: Literal["rgb", "bgr", "gray"] = "rgb"
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, of values from 0 to 1

@@ -15,12 +15,12 @@ from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
 from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
-from penstock.tasks.text import TextGraph, read_texts
+from penstock.tasks.text import TextNetwork, read_texts
 
 QUERY, PASSAGE = "query", "passage"
 SCORE = "score"
 EXPECTED = f"this model takes two inputs, '{QUERY}' and '{PASSAGE}', each BYTES [n] or [n, 1]"
-OUTPUTS = {"cosine": "sentence_embedding", "cross": "logits"}  # what graphs call them
+OUTPUTS = {"cosine": "sentence_embedding", "cross": "logits"}  # what networks call them
 MAX_LOGITS = 2  # of a cross-encoder: the score, or one for each of "does not answer" and "answers"
 GATHERED_ROWS = 1024  # vectors that are copied at a time
 
@@ -35,20 +35,20 @@ def build_score_task(
             f"{output.shape[1]}; set method: cosine where they are vectors, or task: classify"
         )
     tokenizer = folder / options.tokenizer
-    graph = TextGraph("score", engine, tokenizer, options.max_length, max_tokens_per_request)
+    network = TextNetwork("score", engine, tokenizer, options.max_length, max_tokens_per_request)
     if method == "cosine":
-        return CosineTask(graph, output.name, max_rows)
-    return CrossTask(graph, options, output.name, max_rows)
+        return CosineTask(network, output.name, max_rows)
+    return CrossTask(network, options, output.name, max_rows)
 
 
 def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
-    """The method and the graph's output."""
+    """The method and the network's output."""
     names = [spec.name for spec in engine.outputs]
     wanted = [OUTPUTS[options.method]] if options.method in OUTPUTS else list(OUTPUTS.values())
     name = options.output or next((name for name in wanted if name in names), names[0] if len(names) == 1 else "")
     if not name:
         raise ConfigError(
-            f"score.output: the graph has no {' or '.join(wanted)}, but {', '.join(names)}: "
+            f"score.output: the network has no {' or '.join(wanted)}, but {', '.join(names)}: "
             "say which holds the vectors or the scores",
             reason="task_mismatch",
         )
@@ -71,21 +71,21 @@ class _ScoreTask:
     is_prepare_cheap = False
     is_finish_cheap = True
 
-    def __init__(self, graph: TextGraph, output: str, max_rows: int) -> None:
-        self._graph = graph
+    def __init__(self, network: TextNetwork, output: str, max_rows: int) -> None:
+        self._network = network
         self.engine_outputs: Sequence[str] = (output,)
         inputs = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in (QUERY, PASSAGE))
         self.signature = TaskSignature(inputs, (TensorSpec(SCORE, "FP32", (-1, 1)),), max_rows)
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        return self._graph.join(pieces)
+        return self._network.join(pieces)
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
         rows = outputs[0]
         return [(rows[row : row + 1],) for row in range(len(pieces))]
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        return self._graph.warm_up_inputs(self.signature.max_batch_size)
+        return self._network.warm_up_inputs(self.signature.max_batch_size)
 
 
 class CosineTask(_ScoreTask):
@@ -97,9 +97,9 @@ class CosineTask(_ScoreTask):
         of_query, of_passage = (
             [places.setdefault(text, len(places)) for text in texts] for texts in (queries, passages)
         )
-        pieces, tokens = self._graph.pieces(list(places))
+        pieces, tokens = self._network.pieces(list(places))
         sent = sum(pieces[place].length for place in (*of_query, *of_passage))
-        self._graph.check_tokens(sent, len(queries) + len(passages), "texts")
+        self._network.check_tokens(sent, len(queries) + len(passages), "texts")
         return Prepared(pieces, (of_query, of_passage), {"tokens": tokens})
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
@@ -115,22 +115,22 @@ class CosineTask(_ScoreTask):
 class CrossTask(_ScoreTask):
     """A pair is a piece; a text that is in many pairs is tokenized once."""
 
-    def __init__(self, graph: TextGraph, options: ScoreOptions, output: str, max_rows: int) -> None:
-        super().__init__(graph, output, max_rows)
-        self._pairs = PairTokens(graph.tokenizer, graph.max_length)
+    def __init__(self, network: TextNetwork, options: ScoreOptions, output: str, max_rows: int) -> None:
+        super().__init__(network, output, max_rows)
+        self._pairs = PairTokens(network.tokenizer, network.max_length)
         self._has_sigmoid = options.activation == "sigmoid"
 
     def prepare(self, request: TaskRequest) -> Prepared:
         queries, passages = _read(request)
         distinct = list(dict.fromkeys((*queries, *passages)))
-        ids = dict(zip(distinct, self._graph.encode(distinct, with_special=False), strict=True))
+        ids = dict(zip(distinct, self._network.encode(distinct, with_special=False), strict=True))
         paired = zip(repeat(queries[0]) if len(queries) == 1 else queries, passages, strict=False)
         pieces: list[Piece] = []
         tokens = 0
         for piece in self._pairs.pieces((ids[query], ids[passage]) for query, passage in paired):
             pieces.append(piece)
             tokens += piece.length
-            self._graph.check_tokens(tokens, len(passages), "pairs")
+            self._network.check_tokens(tokens, len(passages), "pairs")
         return Prepared(pieces, parameters={"tokens": tokens})
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Texts as a graph takes them: decoded, tokenized, cut, and joined with padding."""
+"""Texts as a network takes them: decoded, tokenized, cut, and joined with padding."""
 
 import os
 import re
@@ -96,8 +96,8 @@ def _has_independent_words(tokenizer: Tokenizer) -> bool:
     )
 
 
-class TextGraph:
-    """A graph of token ids, and the tokenizer that it was trained with."""
+class TextNetwork:
+    """A network of token ids, and the tokenizer that it was trained with."""
 
     def __init__(
         self, task: str, engine: Signature, tokenizer: Path, max_length: int, max_tokens_per_request: int
@@ -144,7 +144,7 @@ class TextGraph:
         return inputs
 
     def warm_up_inputs(self, max_rows: int) -> list[dict[str, Array]]:
-        """A query, the longest text (which fails here if the graph has fewer positions) and a full batch."""
+        """A query, the longest text (which fails here if the network has fewer positions) and a full batch."""
         shapes = ((1, 8), (1, self.max_length), (max_rows, 16))
         return [
             self.join([Piece({IDS: np.zeros(length, dtype=np.int64)}, length=length)] * rows) for rows, length in shapes
@@ -159,34 +159,34 @@ class TextInput:
     # and perf_analyzer cannot send one.
     specs: tuple[TensorSpec, ...] = (TensorSpec(TEXT, BYTES, (-1, 1)),)
 
-    def __init__(self, graph: TextGraph, max_rows: int) -> None:
+    def __init__(self, network: TextNetwork, max_rows: int) -> None:
         self.max_rows = max_rows
-        self._graph = graph
+        self._network = network
 
     def prepare(self, request: TaskRequest) -> Prepared:
         (given,) = take_inputs(request, [TEXT], EXPECTED)
-        pieces, tokens = self._graph.pieces(read_texts(given, EXPECTED))
+        pieces, tokens = self._network.pieces(read_texts(given, EXPECTED))
         return Prepared(pieces, parameters={"tokens": tokens})
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        return self._graph.join(pieces)
+        return self._network.join(pieces)
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        return self._graph.warm_up_inputs(self.max_rows)
+        return self._network.warm_up_inputs(self.max_rows)
 
 
 def _check_inputs(task: str, engine: Signature) -> bool:
-    """Whether it takes token types; raises ConfigError where the graph takes no tokens."""
+    """Whether it takes token types; raises ConfigError where the network takes no tokens."""
     names = [spec.name for spec in engine.inputs]
     if not has_text_inputs(engine):
         raise ConfigError(
-            f"the {task} task needs a graph with inputs {IDS} and {MASK}; got {', '.join(names)}",
+            f"the {task} task needs a network with inputs {IDS} and {MASK}; got {', '.join(names)}",
             reason="task_mismatch",
         )
     for spec in engine.inputs:
         if spec.datatype != "INT64" or len(spec.shape) != 2:
             raise ConfigError(
-                f"the {task} task needs a graph whose {spec.name} is INT64 [batch, tokens]; "
+                f"the {task} task needs a network whose {spec.name} is INT64 [batch, tokens]; "
                 f"got {spec.datatype} {list(spec.shape)}",
                 reason="task_mismatch",
             )

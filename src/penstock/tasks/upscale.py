@@ -168,10 +168,10 @@ def _compose(enlarged: _Enlarged, luminance: Plane) -> DecodedImage:
 
 
 def _check_graph(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
-    """The graph's input and output; raises ConfigError where it does not map planes to planes."""
+    """The network's input and output; raises ConfigError where it does not map planes to planes."""
     if len(engine.inputs) != 1 or len(engine.outputs) != 1:
         raise ConfigError(
-            f"the upscale task needs a graph of one input and one output; "
+            f"the upscale task needs a network of one input and one output; "
             f"got {len(engine.inputs)} and {len(engine.outputs)}",
             reason="task_mismatch",
         )

@@ -17,8 +17,8 @@ class Loaded:
     def __init__(self, folder: Path, settings: ModelSettings, limits: Limits | None = None) -> None:
         """`folder` is the version's."""
         self.engine: Engine = build_engine(folder / settings.file, settings, 1)
-        self.graph = self.engine.load()
-        self.task: Task = build_task(TaskSpec(folder, settings, self.graph, limits or Limits()))
+        self.signature = self.engine.load()
+        self.task: Task = build_task(TaskSpec(folder, settings, self.signature, limits or Limits()))
 
     def run(self, request: TaskRequest) -> dict[str, Any]:
         return self.run_together(request)[0]

@@ -113,7 +113,7 @@ def test_requests_in_one_batch_get_what_they_get_alone(kind: str, request: pytes
         np.testing.assert_allclose(each["score"], alone["score"], atol=1e-6)
 
 
-def test_a_graph_of_one_image_at_a_time_is_served(tmp_path: Path) -> None:
+def test_a_network_of_one_image_at_a_time_is_served(tmp_path: Path) -> None:
     loaded = load_model(write_digits(tmp_path, "single", [1, 1, 8, 8]).parent)
     pieces = loaded.task.prepare(ask(*map(png, trained()[1][:2]))).pieces
     assert pieces[0].key != pieces[1].key
@@ -249,7 +249,7 @@ def test_labels_in_another_encoding_are_refused(tmp_path: Path) -> None:
         make(tmp_path, ROWS, labels=None)
 
 
-def test_classes_that_the_graph_leaves_open_are_checked_with_the_first_answer(tmp_path: Path) -> None:
+def test_classes_that_the_network_leaves_open_are_checked_with_the_first_answer(tmp_path: Path) -> None:
     task = make(tmp_path, ROWS, TensorSpec("logits", "FP32", (-1, -1)))
     assert answer_to(task, [[1, 2, 3]])["label"].tolist() == [[b"c"]]
     with pytest.raises(EngineFailed, match=r"gave \[1, 4\] for .* its labels are 3: the labels file needs one line"):
@@ -334,7 +334,7 @@ def test_a_pixel_is_scaled_by_channel(tmp_path: Path) -> None:
         ((-1, 3, -1, -1), {"size": 5}, [10, 20, 30]),
     ],
 )
-def test_the_layout_is_the_graphs(tmp_path: Path, shape: Any, options: Any, expected: list[int]) -> None:
+def test_the_layout_is_the_networks(tmp_path: Path, shape: Any, options: Any, expected: list[int]) -> None:
     task = make(tmp_path, TensorSpec("x", "FP32", shape), **options, **PLAIN)
     found = pixels_of(task, picture(60, 40))
     assert all(want in (-1, got) for want, got in zip(shape[1:], found.shape, strict=True))
@@ -343,7 +343,7 @@ def test_the_layout_is_the_graphs(tmp_path: Path, shape: Any, options: Any, expe
     assert set(planes.shape[1:]) in ({4, 6}, {5})
 
 
-def test_bytes_and_halves_are_given_where_the_graph_wants_them(tmp_path: Path) -> None:
+def test_bytes_and_halves_are_given_where_the_network_wants_them(tmp_path: Path) -> None:
     found = pixels_of(make(tmp_path, TensorSpec("x", "UINT8", (-1, 3, 4, 6))), picture(6, 4))
     assert (found.dtype.name, found[:, 0, 0].tolist()) == ("uint8", [10, 20, 30])
     found = pixels_of(make(tmp_path, TensorSpec("x", "FP16", (-1, 3, 4, 6)), **PLAIN), picture(6, 4))
@@ -489,7 +489,7 @@ def test_images_warm_up(images: Loaded) -> None:
         images.engine.warm_up(inputs)
 
 
-# --- graphs and settings that do not fit
+# --- networks and settings that do not fit
 
 
 @pytest.mark.parametrize(
@@ -503,11 +503,11 @@ def test_images_warm_up(images: Loaded) -> None:
         ((-1, 3, 8, 8), {"std": [1, 2]}, r"classify.std: 2 values for 3 channel\(s\) \(rgb\); give 1 or 3"),
         ((4, 3, 8, 8), {}, "'x' takes 4 images at a time and no fewer; export the model with an open batch"),
         ((-1, 64), {"input": "image"}, r"classify.input: image needs 'x' to be .*; got FP32 \[-1, 64\]"),
-        ((-1, 64), {"input": "text"}, "the classify task needs a graph with inputs input_ids and attention_mask"),
-        ((-1, 64), {"output": "scores"}, "classify.output: the graph has no output 'scores'; it has logits"),
+        ((-1, 64), {"input": "text"}, "the classify task needs a network with inputs input_ids and attention_mask"),
+        ((-1, 64), {"output": "scores"}, "classify.output: the network has no output 'scores'; it has logits"),
     ],
 )
-def test_a_graph_that_does_not_fit_is_refused(tmp_path: Path, shape: Any, options: Any, message: str) -> None:
+def test_a_network_that_does_not_fit_is_refused(tmp_path: Path, shape: Any, options: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path, TensorSpec("x", "FP32", shape), **options)
 
@@ -526,7 +526,7 @@ def test_of_several_outputs_one_must_be_named(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("a\nb\nc\n")
     outputs = (TensorSpec("label", "INT64", (-1,)), TensorSpec("probabilities", "FP32", (-1, 3)))
     engine = Signature((ROWS,), outputs, "onnx", "fp32")
-    with pytest.raises(ConfigError, match=r"classify.output: the graph has label, probabilities: say which"):
+    with pytest.raises(ConfigError, match=r"classify.output: the network has label, probabilities: say which"):
         ClassifyTask(tmp_path, ClassifyOptions(), RowLimits(32), engine)
     options = ClassifyOptions(output="probabilities", activation="none")
     task = ClassifyTask(tmp_path, options, RowLimits(32), engine)
@@ -534,7 +534,7 @@ def test_of_several_outputs_one_must_be_named(tmp_path: Path) -> None:
     assert answer_to(task, [[0.1, 0.7, 0.2]])["label"].tolist() == [[b"b"]]
 
 
-def test_a_graph_with_images_may_be_given_tensors(tmp_path: Path) -> None:
+def test_a_network_with_images_may_be_given_tensors(tmp_path: Path) -> None:
     task = make(tmp_path, SQUARE, input="tensor")
     assert task.signature.inputs == (SQUARE,)
     request = TaskRequest([from_array("x", np.zeros((2, 3, 8, 8), np.float32))], [])
@@ -547,7 +547,7 @@ def test_infinite_logits_are_no_error(tmp_path: Path) -> None:
 
 
 def test_a_model_of_strings_is_no_classifier_of_images(tmp_path: Path) -> None:
-    """The graph itself, not a signature that a test made up."""
+    """The network itself, not a signature that a test made up."""
     graph = helper.make_graph(
         [helper.make_node("Identity", ["x"], ["y"])],
         "echo",

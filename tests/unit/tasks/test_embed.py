@@ -105,7 +105,7 @@ def test_join_pads_to_the_longest(task: EmbedTask) -> None:
     assert {name: array.dtype for name, array in inputs.items()} == dict.fromkeys(inputs, np.dtype(np.int64))
 
 
-def test_a_graph_that_wants_token_types_gets_zeros(folder: Path) -> None:
+def test_a_network_that_wants_token_types_gets_zeros(folder: Path) -> None:
     types = TensorSpec("token_type_ids", "INT64", (-1, -1))
     graph = Signature((*GRAPH.inputs, types), GRAPH.outputs, "onnx", "fp32")
     task = EmbedTask(folder, EmbedOptions(), 32, graph, 1000)
@@ -170,11 +170,11 @@ def test_too_many_tokens_are_refused(folder: Path) -> None:
         (
             [("image", "FP32", (-1, 3))],
             [],
-            "needs a graph with inputs input_ids and attention_mask; got image",
+            "needs a network with inputs input_ids and attention_mask; got image",
         ),
-        ([("input_ids", "INT64", (-1, -1))], [], "needs a graph with inputs"),
+        ([("input_ids", "INT64", (-1, -1))], [], "needs a network with inputs"),
         ([("input_ids", "INT32", (-1, -1))], [], r"whose input_ids is INT64 .batch, tokens.; got INT32"),
-        ([], [("logits", "FP32", (-1, 2))], "the graph has no output 'sentence_embedding'; it has logits"),
+        ([], [("logits", "FP32", (-1, 2))], "the network has no output 'sentence_embedding'; it has logits"),
         (
             [],
             [("sentence_embedding", "FP32", (-1, -1, 384))],
@@ -182,7 +182,7 @@ def test_too_many_tokens_are_refused(folder: Path) -> None:
         ),
     ],
 )
-def test_a_graph_that_is_no_text_encoder_is_refused(
+def test_a_network_that_is_no_text_encoder_is_refused(
     folder: Path,
     inputs: list[tuple[str, str, tuple[int, ...]]],
     outputs: list[tuple[str, str, tuple[int, ...]]],
@@ -190,7 +190,7 @@ def test_a_graph_that_is_no_text_encoder_is_refused(
 ) -> None:
     given = {name: TensorSpec(name, datatype, shape) for name, datatype, shape in inputs}
     known = {spec.name: spec for spec in GRAPH.inputs}
-    specs = given if "needs a graph" in message else known | given
+    specs = given if "needs a network" in message else known | given
     graph = Signature(tuple(specs.values()), tuple(TensorSpec(*output) for output in outputs), "onnx", "fp32")
     with pytest.raises(ConfigError, match=message):
         EmbedTask(folder, EmbedOptions(), 32, graph, 1000)

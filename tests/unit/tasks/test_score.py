@@ -195,7 +195,7 @@ def test_a_tokenizer_with_other_pairs_is_followed(checkpoint: Path, tmp_path: Pa
 
 
 def test_only_the_head_of_a_long_passage_is_read(cross: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = cross.task._graph.tokenizer  # type: ignore[attr-defined]
+    tokenizer = cross.task._network.tokenizer  # type: ignore[attr-defined]
     read: list[int] = []
     real = tokenizer._encode
 
@@ -211,7 +211,7 @@ def test_only_the_head_of_a_long_passage_is_read(cross: Loaded, monkeypatch: pyt
 
 
 def test_a_query_of_many_passages_is_tokenized_once(cross: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer = cross.task._graph.tokenizer  # type: ignore[attr-defined]
+    tokenizer = cross.task._network.tokenizer  # type: ignore[attr-defined]
     read: list[str] = []
     real = tokenizer._encode
 
@@ -280,7 +280,7 @@ def test_too_many_tokens_are_refused(model: str, request: pytest.FixtureRequest)
     loaded: Loaded = request.getfixturevalue(model)
     source: Path = request.getfixturevalue("folder")
     options = ScoreOptions(method="cross", output="logits") if model == "cross" else ScoreOptions()
-    task = build_score_task(source, options, 32, loaded.graph, 300)
+    task = build_score_task(source, options, 32, loaded.signature, 300)
     fitting = [f"{number}" for number in range(50)]
     assert len(task.prepare(ask(["x"], fitting)).pieces) >= 50
     with pytest.raises(RequestTooLarge, match="have more than 300 tokens; send fewer at a time"):
@@ -308,7 +308,9 @@ VECTORS, LOGIT = ("sentence_embedding", "FP32", (-1, 384)), ("logits", "FP32", (
         (graph(("a", "FP32", (-1, 1)), ("b", "FP32", (-1, 9))), {"output": "b"}, "CosineTask"),
     ],
 )
-def test_the_method_follows_from_the_graph(folder: Path, given: Signature, options: dict[str, str], kind: str) -> None:
+def test_the_method_follows_from_the_network(
+    folder: Path, given: Signature, options: dict[str, str], kind: str
+) -> None:
     task = build_score_task(folder, ScoreOptions.model_validate(options), 32, given, 1000)
     assert type(task).__name__ == kind
 
@@ -319,9 +321,9 @@ def test_the_method_follows_from_the_graph(folder: Path, given: Signature, optio
         (
             graph(VECTORS, inputs=(TensorSpec("image", "FP32", (-1, 3)),)),
             {},
-            "the score task needs a graph with inputs",
+            "the score task needs a network with inputs",
         ),
-        (graph(VECTORS), {"output": "logits"}, "score.output: the graph has no output 'logits'; it has sentence_emb"),
+        (graph(VECTORS), {"output": "logits"}, "score.output: the network has no output 'logits'; it has sentence_emb"),
         (graph(("a", "FP32", (-1, 1)), ("b", "FP32", (-1, 9))), {}, "score.output: .* but a, b: say which"),
         (graph(("pooled", "FP32", (-1, -1))), {}, "score.method: 'pooled' does not say how wide"),
         (graph(("logits", "FP32", (-1, 3))), {}, "score.method: a cross-encoder gives 1 or 2 numbers .* has 3"),
@@ -330,7 +332,7 @@ def test_the_method_follows_from_the_graph(folder: Path, given: Signature, optio
         (graph(LOGIT), {"max_length": 4}, "score.max_length: 4 leaves no room for two texts beside the 3 special"),
     ],
 )
-def test_a_graph_that_does_not_fit_is_refused(
+def test_a_network_that_does_not_fit_is_refused(
     folder: Path, given: Signature, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -410,7 +410,7 @@ def test_a_column_of_images_is_answered_by_a_column() -> None:
         (TensorSpec("a", "FP32", (-1, 1)),),
     ],
 )
-def test_a_graph_that_does_not_take_planes_is_refused(inputs: tuple[TensorSpec, ...]) -> None:
+def test_a_network_that_does_not_take_planes_is_refused(inputs: tuple[TensorSpec, ...]) -> None:
     engine = Signature(inputs, (TensorSpec("out", "FP32", PLANE),), "onnx", "fp32")
     with pytest.raises(ConfigError, match="the upscale task needs"):
         UpscaleTask(UpscaleOptions(), engine, 8)

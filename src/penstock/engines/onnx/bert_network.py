@@ -1,4 +1,4 @@
-"""A BERT as an ONNX graph: an encoder of sentences, or a classifier of texts and pairs."""
+"""A BERT as an ONNX network: an encoder of sentences, or a classifier of texts and pairs."""
 
 from collections.abc import Callable, Sequence
 from math import sqrt
@@ -19,7 +19,7 @@ MASKED_SCORE = -10_000.0
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 
 
-class _Graph:
+class _Network:
     """Nodes and constants in the order they are added; an operation returns its output's name."""
 
     def __init__(self) -> None:
@@ -54,22 +54,22 @@ class _Bert:
     def __init__(self, config: BertConfig, weights: Weights) -> None:
         self._config = config
         self._weights = weights
-        self.graph = _Graph()
+        self.network = _Network()
 
     def embed_tokens(self, ids: str, types: str = "") -> str:
         """Without `types` every token is of type 0."""
-        graph, weights, hidden = self.graph, self._weights, self._config.hidden
+        network, weights, hidden = self.network, self._weights, self._config.hidden
         words = weights.get("embeddings.word_embeddings.weight", -1, hidden)
         positions = weights.get("embeddings.position_embeddings.weight", -1, hidden)
         kinds = weights.get("embeddings.token_type_embeddings.weight", -1, hidden)
         if not types:
             positions = positions + kinds[0]
-        count = graph.op("Shape", ids, start=1, end=2)
-        zero = graph.integers(0)
-        here = graph.op("Slice", graph.weight(positions), zero, count, zero)
-        x = graph.op("Add", graph.op("Gather", graph.weight(words), ids), here)
+        count = network.op("Shape", ids, start=1, end=2)
+        zero = network.integers(0)
+        here = network.op("Slice", network.weight(positions), zero, count, zero)
+        x = network.op("Add", network.op("Gather", network.weight(words), ids), here)
         if types:
-            x = graph.op("Add", x, graph.op("Gather", graph.weight(kinds), types))
+            x = network.op("Add", x, network.op("Gather", network.weight(kinds), types))
         return self._layer_norm(x, "embeddings")
 
     def encode(self, x: str) -> str:
@@ -80,67 +80,67 @@ class _Bert:
 
     def score_bias(self, mask: str) -> str:
         """[batch, 1, 1, tokens]: 0 for a token, MASKED_SCORE for padding."""
-        graph = self.graph
-        real = graph.op("Cast", graph.op("Unsqueeze", mask, graph.integers(1, 2)), to=TensorProto.FLOAT)
-        return graph.op("Mul", graph.op("Sub", graph.number(1.0), real), graph.number(MASKED_SCORE))
+        network = self.network
+        real = network.op("Cast", network.op("Unsqueeze", mask, network.integers(1, 2)), to=TensorProto.FLOAT)
+        return network.op("Mul", network.op("Sub", network.number(1.0), real), network.number(MASKED_SCORE))
 
     def layer(self, index: int, x: str, bias: str) -> str:
-        graph, name = self.graph, f"encoder.layer.{index}"
+        network, name = self.network, f"encoder.layer.{index}"
         attended = self._linear(self._attend(f"{name}.attention.self", x, bias), f"{name}.attention.output.dense")
-        x = self._layer_norm(graph.op("Add", attended, x), f"{name}.attention.output")
-        inner = graph.op("Gelu", self._linear(x, f"{name}.intermediate.dense", -1))
+        x = self._layer_norm(network.op("Add", attended, x), f"{name}.attention.output")
+        inner = network.op("Gelu", self._linear(x, f"{name}.intermediate.dense", -1))
         outer = self._linear(inner, f"{name}.output.dense", self._config.hidden, -1)
-        return self._layer_norm(graph.op("Add", outer, x), f"{name}.output")
+        return self._layer_norm(network.op("Add", outer, x), f"{name}.output")
 
     def pool(self, x: str, mask: str, output: str) -> str:
         """The mean over a row's tokens, of length 1; zeros for a row without tokens."""
-        graph, first = self.graph, self.graph.integers(1)
-        real = graph.op("Cast", mask, to=TensorProto.FLOAT)
+        network, first = self.network, self.network.integers(1)
+        real = network.op("Cast", mask, to=TensorProto.FLOAT)
         # Not a MatMul with the mask: OpenVINO would run that in BF16, and the cosine to FP32 was
         # 0.99991 in place of 0.99997.
-        kept = graph.op("Mul", x, graph.op("Unsqueeze", real, graph.integers(2)))
-        total = graph.op("ReduceSum", kept, first, keepdims=0)
-        count = graph.op("Max", graph.op("ReduceSum", real, first, keepdims=1), graph.number(1e-9))
-        mean = graph.op("Div", total, count)
-        norm = graph.op("Max", graph.op("ReduceL2", mean, first, keepdims=1), graph.number(1e-12))
-        return graph.op("Div", mean, norm, output=output)
+        kept = network.op("Mul", x, network.op("Unsqueeze", real, network.integers(2)))
+        total = network.op("ReduceSum", kept, first, keepdims=0)
+        count = network.op("Max", network.op("ReduceSum", real, first, keepdims=1), network.number(1e-9))
+        mean = network.op("Div", total, count)
+        norm = network.op("Max", network.op("ReduceL2", mean, first, keepdims=1), network.number(1e-12))
+        return network.op("Div", mean, norm, output=output)
 
     def classify(self, x: str, classes: int, output: str) -> str:
         """From the first token, whose vector stands for the whole."""
-        graph = self.graph
-        first = graph.op("Squeeze", graph.op("Gather", x, graph.integers(0), axis=1), graph.integers(1))
-        pooled = graph.op("Tanh", self._linear(first, "pooler.dense"))
+        network = self.network
+        first = network.op("Squeeze", network.op("Gather", x, network.integers(0), axis=1), network.integers(1))
+        pooled = network.op("Tanh", self._linear(first, "pooler.dense"))
         return self._linear(pooled, "classifier", classes, output=output)
 
     def _attend(self, name: str, x: str, bias: str) -> str:
-        graph, size = self.graph, self._config.hidden // self._config.heads
-        split = graph.integers(0, 0, self._config.heads, size)
+        network, size = self.network, self._config.hidden // self._config.heads
+        split = network.integers(0, 0, self._config.heads, size)
 
         def heads_of(part: str, perm: Sequence[int]) -> str:
-            return graph.op("Transpose", graph.op("Reshape", self._linear(x, f"{name}.{part}"), split), perm=perm)
+            return network.op("Transpose", network.op("Reshape", self._linear(x, f"{name}.{part}"), split), perm=perm)
 
         query, key, value = (
             heads_of("query", (0, 2, 1, 3)),
             heads_of("key", (0, 2, 3, 1)),
             heads_of("value", (0, 2, 1, 3)),
         )
-        scores = graph.op("Div", graph.op("MatMul", query, key), graph.number(sqrt(size)))
-        shares = graph.op("Softmax", graph.op("Add", scores, bias), axis=-1)
-        mixed = graph.op("Transpose", graph.op("MatMul", shares, value), perm=(0, 2, 1, 3))
-        return graph.op("Reshape", mixed, graph.integers(0, 0, self._config.hidden))
+        scores = network.op("Div", network.op("MatMul", query, key), network.number(sqrt(size)))
+        shares = network.op("Softmax", network.op("Add", scores, bias), axis=-1)
+        mixed = network.op("Transpose", network.op("MatMul", shares, value), perm=(0, 2, 1, 3))
+        return network.op("Reshape", mixed, network.integers(0, 0, self._config.hidden))
 
     def _linear(self, x: str, name: str, width: int | None = None, depth: int | None = None, output: str = "") -> str:
-        graph, hidden = self.graph, self._config.hidden
+        network, hidden = self.network, self._config.hidden
         weight = self._weights.get(f"{name}.weight", width or hidden, depth or hidden)
         bias = self._weights.get(f"{name}.bias", weight.shape[0])
-        return graph.op("Add", graph.op("MatMul", x, graph.weight(weight.T)), graph.weight(bias), output=output)
+        return network.op("Add", network.op("MatMul", x, network.weight(weight.T)), network.weight(bias), output=output)
 
     def _layer_norm(self, x: str, name: str) -> str:
         scale, shift = (
-            self.graph.weight(self._weights.get(f"{name}.LayerNorm.{part}", self._config.hidden))
+            self.network.weight(self._weights.get(f"{name}.LayerNorm.{part}", self._config.hidden))
             for part in ("weight", "bias")
         )
-        return self.graph.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=self._config.layer_norm_eps)
+        return self.network.op("LayerNormalization", x, scale, shift, axis=-1, epsilon=self._config.layer_norm_eps)
 
 
 def build_encoder(config: BertConfig, weights: Weights) -> onnx.ModelProto:
@@ -148,7 +148,7 @@ def build_encoder(config: BertConfig, weights: Weights) -> onnx.ModelProto:
     bert = _Bert(config, weights)
     output = "sentence_embedding"
     bert.pool(bert.encode(bert.embed_tokens(IDS)), MASK, output)
-    return _model(bert.graph, "bert_sentence_encoder", (IDS, MASK), output, config.hidden)
+    return _model(bert.network, "bert_sentence_encoder", (IDS, MASK), output, config.hidden)
 
 
 def build_classifier(config: BertConfig, weights: Weights, classes: int) -> onnx.ModelProto:
@@ -156,17 +156,17 @@ def build_classifier(config: BertConfig, weights: Weights, classes: int) -> onnx
     bert = _Bert(config, weights)
     output = "logits"
     bert.classify(bert.encode(bert.embed_tokens(IDS, TYPES)), classes, output)
-    return _model(bert.graph, "bert_classifier", (IDS, MASK, TYPES), output, classes)
+    return _model(bert.network, "bert_classifier", (IDS, MASK, TYPES), output, classes)
 
 
-def _model(graph: _Graph, name: str, inputs: Sequence[str], output: str, width: int) -> onnx.ModelProto:
+def _model(network: _Network, name: str, inputs: Sequence[str], output: str, width: int) -> onnx.ModelProto:
     info = helper.make_tensor_value_info
     made = helper.make_graph(
-        graph.nodes,
+        network.nodes,
         name,
         [info(each, TensorProto.INT64, ["batch", "tokens"]) for each in inputs],
         [info(output, TensorProto.FLOAT, ["batch", width])],
-        graph.constants,
+        network.constants,
     )
     opset = helper.make_opsetid("", OPSET)
     return helper.make_model(made, producer_name="penstock", opset_imports=[opset], ir_version=IR_VERSION)

@@ -11,7 +11,7 @@ from penstock.models.check.findings import Finding, command, dangling_link, unre
 from penstock.models.settings import ModelSettings
 
 HEAD_BYTES = 512
-GRAPH_ENGINES = ("onnx", "openvino")
+NETWORK_ENGINES = ("onnx", "openvino")
 _CONVERT = "No engine of Penstock reads it: export it to ONNX, or write a Python model that loads it (engine: python)."
 # What a file of another kind is served by; first those that Penstock runs.
 _OTHER_KINDS = {
@@ -106,8 +106,8 @@ def examine_files(folder: Path, settings: ModelSettings) -> list[Finding]:
     """What is wrong with the files of a version whose model file is there."""
     file = folder / settings.file
     found = list(_examine_bytes(file, settings))
-    if not found and settings.engine in GRAPH_ENGINES and file.suffix not in (".xml", ".ort"):
-        found += _examine_graph(file)
+    if not found and settings.engine in NETWORK_ENGINES and file.suffix not in (".xml", ".ort"):
+        found += _examine_network(file)
     if not found and settings.engine == "torch" and file.suffix == ".pt":
         found += _examine_script(file)
     if not found and settings.engine == "python":
@@ -134,7 +134,7 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
     elif start.startswith((b"<!doctype html", b"<html")):
         advice = "Download the file itself: on a hub it is the 'raw' or 'resolve' link, and may want a login."
         yield Finding("html_file", f"{file} is a web page (HTML), not the model", advice)
-    elif settings.engine in GRAPH_ENGINES and file.suffix != ".xml":
+    elif settings.engine in NETWORK_ENGINES and file.suffix != ".xml":
         if start.startswith((b'{"', b"<?xml", b"error", b"not found", b"access denied")):
             told = start[:60].decode(errors="replace")
             yield Finding("wrong_format", f"{file} is text, not a model: {told!r}", "Download it anew.")
@@ -143,7 +143,7 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
                 yield Finding("wrong_format", f"{file} is {what}, not ONNX", advice)
 
 
-def _examine_graph(file: Path) -> Iterator[Finding]:
+def _examine_network(file: Path) -> Iterator[Finding]:
     from penstock.engines.onnx.contents import NO_DATA, NO_NETWORK, SHORT_DATA, TORN, examine_onnx
 
     codes = {
@@ -254,7 +254,7 @@ def _examine_labels(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
         return
     file = folder / settings.classify.labels
     if not file.is_file():
-        advice = "One label a line, in the order of the graph's output; classify.labels says what the file is called."
+        advice = "One label a line, in the order of the network's output; classify.labels says what the file is called."
         yield Finding("missing_labels", f"{file} is missing", advice)
         return
     try:
@@ -264,8 +264,8 @@ def _examine_labels(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
         return
     lines = text.splitlines()
     if not any(line.strip() for line in lines):
-        yield Finding("invalid_labels", f"{file} is empty", "One label a line, in the order of the graph's output.")
+        yield Finding("invalid_labels", f"{file} is empty", "One label a line, in the order of the network's output.")
     elif text.lstrip().startswith(("{", "[")):
         yield Finding(
-            "invalid_labels", f"{file} is JSON", "Write one label a line, in the order of the graph's output."
+            "invalid_labels", f"{file} is JSON", "Write one label a line, in the order of the network's output."
         )

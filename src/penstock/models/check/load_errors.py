@@ -7,8 +7,8 @@ from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
 
 LOADING_ADVICE = {
-    "unknown_operator": "The graph has an operator that this engine does not know. Try the other (engine: openvino or "
-    "onnx), or export the model anew with an older opset and without custom operators.",
+    "unknown_operator": "The network has an operator that this engine does not know. Try the other (engine: openvino "
+    "or onnx), or export the model anew with an older opset and without custom operators.",
     "unknown_opset": "The file is newer than the installed runtime: pip install -U onnxruntime, or export with an "
     "older opset.",
     "device_missing": "Say instances: {device: cpu} in model.yaml, or device: auto.",
@@ -19,9 +19,9 @@ LOADING_ADVICE = {
     "options={'zipmap': False}.",
     "torch_inputs": "Say what the file takes: docs/torch-models.md.",
     "invalid_tokenizer": "Copy the tokenizer.json that belongs to the model, or correct its name.",
-    "invalid_labels": "One label a line in classify.labels, as many as the graph's output is wide.",
-    "task_mismatch": "The graph does not fit the task: correct task: in model.yaml (task: tensor serves any graph as "
-    "it is), or export the model with the inputs and outputs that the task wants (docs/tasks.md).",
+    "invalid_labels": "One label a line in classify.labels, as many as the network's output is wide.",
+    "task_mismatch": "The network does not fit the task: correct task: in model.yaml (task: tensor serves any network "
+    "as it is), or export the model with the inputs and outputs that the task wants (docs/tasks.md).",
     "wrong_format": "Copy or export the file anew.",
     "plugin_broken": "Reinstall the package that brings it, or correct its entry point: docs/engines.md.",
     "python_import": "Install the package, and name it in requirements.txt.",

@@ -342,7 +342,7 @@ def tried(folder: Path) -> dict[str, Any]:
         ("engine: openvino\n", {"1/model.onnx": graph("Fancy")}, "unknown_operator", "Fancy"),
         ("", {"1/model.onnx": graph(opset=99)}, "unknown_opset", "model.onnx: Opset 99 is under development"),
         ("", {"1/model.onnx": graph(ir=99)}, "unknown_opset", "Unsupported model IR version: 99"),
-        ("task: embed\n", {**GOOD, "1/tokenizer.json": "{}"}, "task_mismatch", "needs a graph with inputs input_ids"),
+        ("task: embed\n", {**GOOD, "1/tokenizer.json": "{}"}, "task_mismatch", "needs a network with inputs input_ids"),
         ("task: upscale\n", GOOD, "task_mismatch", "the upscale task needs"),
         ("task: classify\n", {**GOOD, "1/labels.txt": "a\nb\n"}, "invalid_labels", "2 labels"),
         ("instances: {device: cuda}\n", GOOD, "device_missing", "onnxruntime-gpu"),
@@ -403,7 +403,7 @@ def save(nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: list[
     return model
 
 
-def test_a_graph_that_answers_otherwise_than_it_says(tmp_path: Path) -> None:
+def test_a_network_that_answers_otherwise_than_it_says(tmp_path: Path) -> None:
     kept = helper.make_tensor("kept", TensorProto.BOOL, [4], [1, 1, 1, 0])
     node = helper.make_node("Compress", ["x", "kept"], ["y"], axis=1)
     model = save([node], [("x", 1, ["n", 4])], [("y", 1, ["n", 5])], [kept])
@@ -429,7 +429,7 @@ def test_a_classifier_that_gives_no_numbers(tmp_path: Path) -> None:
         ("warm_up: false\n", "warnings", "trial_failed"),
     ],
 )
-def test_a_graph_that_takes_one_row_only(tmp_path: Path, settings: str, kind: str, code: str) -> None:
+def test_a_network_that_takes_one_row_only(tmp_path: Path, settings: str, kind: str, code: str) -> None:
     shape = helper.make_tensor("shape", TensorProto.INT64, [2], [1, 4])
     node = helper.make_node("Reshape", ["x", "shape"], ["y"])
     model = save([node], [("x", 1, ["n", 4])], [("y", 1, ["m", 4])], [shape])

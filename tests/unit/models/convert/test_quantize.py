@@ -160,7 +160,7 @@ def test_publish_variant_makes_a_version_of_an_engines_own(dense: ModelFolder) -
         publish_variant(dense, "1", "torch", "int8")
 
 
-def test_weights_in_a_file_beside_the_graph_are_converted_and_not_copied(tmp_path: Path) -> None:
+def test_weights_in_a_file_beside_the_network_are_converted_and_not_copied(tmp_path: Path) -> None:
     path = write_dense(tmp_path, is_external=True)
     folder = read_model_folder(path)
     outcome = quantize(folder, Order(method="dynamic"))
