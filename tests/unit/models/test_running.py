@@ -35,7 +35,7 @@ def test_pieces_of_different_kinds_are_not_joined() -> None:
 
 def test_a_decoupled_model_is_asked_for_its_first_answers() -> None:
     folder = read_model_folder(PYTHON_MODELS / "repeat")
-    given = {"VALUE": np.float32([7]), "COUNT": np.int32([9]), "DELAY_MS": np.int32([0])}
+    given = {"VALUE": np.ones(1, np.float32), "COUNT": np.full(1, 9, np.int32), "DELAY_MS": np.zeros(1, np.int32)}
     request = TaskRequest([from_array(name, array) for name, array in given.items()], ["INDEX"])
     with load_model(ModelFile(folder.file("1"), folder.path / "1", folder.settings)) as model:
         found = first_answers(model, request, 3)
