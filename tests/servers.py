@@ -1,6 +1,5 @@
 """Small models for real servers, and requests to them."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +50,6 @@ def answered(response: pb.ModelInferResponse) -> list[float]:
     return list(np.frombuffer(raw, np.float32).tolist())
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def write_identity(repository: Path, name: str, datatype: str, settings: str = "") -> None:
     """A model `x` → `y` of any size [n, m] that gives back what it gets."""
     kind = IDENTITY_TYPES[datatype]
@@ -79,6 +72,19 @@ def write_add_sub(repository: Path, name: str, settings: str = "") -> None:
         [helper.make_tensor_value_info(each, TensorProto.INT32, shape) for each in ("sum", "difference")],
     )
     write_model(repository, name, graph, settings)
+
+
+def write_factor(repository: Path, name: str, factor: float, settings: str = "", version: int = 1) -> None:
+    """A model `x` → `y` that multiplies: its answers tell which file was loaded."""
+    shape = ["n", "m"]
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "factor"], ["y"])],
+        "factor",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])],
+    )
+    write_model(repository, name, graph, f"instances: {{count: 1}}\n{settings}", version)
 
 
 def write_slow(repository: Path, name: str, settings: str = "") -> None:

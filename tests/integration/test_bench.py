@@ -3,23 +3,19 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
 from benchmarks.server import ServerProcess
 from penstock.experiments.load.latencies import Latencies
-
-IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
+from penstock.models.samples.noop import NOOP, write_noop
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> "ServerProcess":  # type: ignore[misc]
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("bench")
-    models = folder / "models" / "identity"
-    (models / "1").mkdir(parents=True)
-    (models / "1" / "model.onnx").write_bytes((IDENTITY / "model.onnx").read_bytes())
-    (models / "model.yaml").write_bytes((IDENTITY / "model.yaml").read_bytes())
+    write_noop(folder / "models" / NOOP)
     with ServerProcess(folder / "models", folder) as running:
         yield running
 

@@ -3,14 +3,13 @@
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.server import ServerProcess
+from penstock.models.samples.noop import NOOP, write_noop
 
-IDENTITY = Path(__file__).parents[2] / "src/penstock/models/samples/data/identity"
 X = np.arange(256, dtype=np.float32)
 HEADER = json.dumps(
     {
@@ -25,10 +24,7 @@ PATH = "/v2/models/identity/infer"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("infer-http")
-    model = folder / "models" / "identity"
-    (model / "1").mkdir(parents=True)
-    (model / "1" / "model.onnx").write_bytes((IDENTITY / "model.onnx").read_bytes())
-    (model / "model.yaml").write_bytes((IDENTITY / "model.yaml").read_bytes())
+    write_noop(folder / "models" / NOOP)
     with ServerProcess(folder / "models", folder) as running:
         yield running
 

@@ -14,28 +14,14 @@ import grpc
 import httpx
 import psutil
 import pytest
-from onnx import TensorProto, helper
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ROOT, answered, floats, floats_json, write_identity, write_model, write_slow
+from tests.servers import ROOT, answered, floats, floats_json, write_factor, write_identity, write_slow
 
 WAIT_S = 60.0
 CONNECTIONS = 24
-
-
-def write_factor(repository: Path, name: str, factor: float, version: int = 1, settings: str = "") -> None:
-    """A model `x` → `y` that multiplies: its answers tell which file was loaded."""
-    shape = ["n", "m"]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        "factor",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])],
-    )
-    write_model(repository, name, graph, settings, version)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_slow(repository, "slow", "batching: {max_rows: 1}\ninstances: {count: 1}\n")
     write_factor(repository, "changing", 2.0)
     for version in (1, 2, 10):
-        write_factor(repository, "versioned", float(version), version, "versions: all\n")
+        write_factor(repository, "versioned", float(version), "versions: all\n", version)
     return repository
 
 
@@ -311,7 +297,7 @@ def block_ids(server: ServerProcess) -> dict[tuple[str, str], str]:
 
 def test_two_lives_and_two_ends(tmp_path):
     for version in (1, 2):
-        write_factor(tmp_path / "models", "versioned", float(version), version, "versions: all\n")
+        write_factor(tmp_path / "models", "versioned", float(version), "versions: all\n", version)
     flags = ("--workers", "2", "--gateways", "2")
     with ServerProcess(tmp_path / "models", tmp_path, *flags) as server:
         ids = block_ids(server)

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from benchmarks.peers.failures import StartFailed
-from benchmarks.peers.peer import Launch
+from benchmarks.peers.peer import Launch, free_ports
 from benchmarks.peers.servers import Server
 from benchmarks.waiting import eventually
-from tests.servers import ROOT, free_port
+from tests.servers import ROOT
 
 RUN_TIMEOUT_S = 170.0
 TINY = ("--quick", "--scale", "0.1", "--only", "penstock", "--only", "noop")
@@ -66,7 +66,7 @@ def test_penstock_is_tuned_measured_and_shown(tmp_path: Path) -> None:
 
 
 def test_a_server_is_stopped_with_what_it_detached(tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     launch = Launch((sys.executable, "-c", DETACHES, str(port)), {}, {}, f"http://127.0.0.1:{port}/")
     with Server(launch, tmp_path) as server:
         child = psutil.Process(int((tmp_path / "child").read_text()))
@@ -84,7 +84,7 @@ def test_a_server_that_ends_says_why(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_never_ready_is_given_up(tmp_path: Path) -> None:
-    launch = Launch((sys.executable, "-c", "import time; time.sleep(600)"), {}, {}, f"http://127.0.0.1:{free_port()}/")
+    launch = Launch((sys.executable, "-c", "import time; time.sleep(600)"), {}, {}, "http://127.0.0.1:1/")
     server = Server(launch, tmp_path, timeout_s=0.5)
     with pytest.raises(StartFailed, match="not ready within"), server:
         pass

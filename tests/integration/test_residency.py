@@ -15,26 +15,13 @@ from onnx import TensorProto, helper
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import answered, floats, write_model
+from tests.servers import answered, floats, write_factor, write_model
 
 WAIT_S = 60.0
 LAZY = "residence: {load: lazy}\n"
 IDLE = "residence: {load: lazy, idle_unload_s: 0.3}\n"
 MB = 1024 * 1024
 PADDING_BYTES = 64 * MB  # of a sparse file: it decides what a model takes, however little that is
-
-
-def write_factor(repository: Path, name: str, factor: float, settings: str = "", version: int = 1) -> None:
-    """A model `x` → `y` that multiplies: its answers tell which file was loaded."""
-    shape = ["n", "m"]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        "factor",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])],
-    )
-    write_model(repository, name, graph, settings, version)
 
 
 def write_large(repository: Path, name: str, settings: str = "") -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
-from tests.servers import ROOT, floats_json, free_port, write_identity, write_slow
+from tests.servers import ROOT, floats_json, write_identity, write_slow
 
 WITHIN_S = 60.0
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -157,7 +157,7 @@ def test_without_a_terminal_it_prints_plainly(server: ServerProcess) -> None:
 
 
 def test_no_server_is_said_plainly() -> None:
-    done = top("--http", f"127.0.0.1:{free_port()}")
+    done = top("--http", "127.0.0.1:1")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("penstock: no answer")
     assert "is `penstock serve` running" in done.stderr

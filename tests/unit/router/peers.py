@@ -19,6 +19,7 @@ from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.descriptions import encode_description
 from penstock.wire.sockets import DealerSocket
+from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 ANSWER = Tensor("y", "FP32", (1, 1), b"\0\0\x80\x3f")
@@ -42,28 +43,16 @@ def offer(described: BlockDescription, credits: int = 1, **more: object) -> pb.B
     )
 
 
-class Peer:
+class Peer(Heard):
     """A worker's end of the socket: it keeps what it hears."""
 
     def __init__(self, endpoint: str, name: str) -> None:
+        super().__init__()
         self.identity = name.encode()
         self.name = name
-        self.received: list[tuple[str, pb.Frame, list[Buffer]]] = []
-        self._dealer = DealerSocket(self._on_message, self.identity)
+        self._dealer = DealerSocket(self.hear, self.identity)
         self._dealer.connect(endpoint)
         self.close = self._dealer.close
-
-    def _on_message(self, message: list[Buffer]) -> None:
-        kind, frame = frames.decode(message)
-        self.received.append((kind, frame, message))
-
-    async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
-        """The next of that kind; what came before it is passed over."""
-        await until(lambda: any(found == kind for found, _, _ in self.received))
-        while True:
-            found, frame, message = self.received.pop(0)
-            if found == kind:
-                return frame, message
 
     async def get_job(self) -> pb.Job:
         return (await self.get("job"))[0].job

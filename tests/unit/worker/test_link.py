@@ -10,23 +10,24 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.errors import QueueTimeout
 from penstock.core.requests import Controls, InferRequest, SessionStep
-from penstock.core.tensors import Buffer, Tensor
+from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
 from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
+from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 
 
-class Gateway:
+class Gateway(Heard):
     """The other end, and the worker's holder of its jobs: it keeps what it gets."""
 
     def __init__(self, folder: Path) -> None:
-        self.received: list[tuple[str, pb.Frame, list[Buffer]]] = []
-        self.router = RouterSocket(self._on_message)
+        super().__init__()
+        self.router = RouterSocket(lambda identity, message: self.hear(message))
         endpoint = self.router.bind(f"ipc://{folder}/link.ipc")
         self.jobs: list[WorkerJob] = []
         self.cancelled: list[WorkerJob] = []
@@ -53,18 +54,6 @@ class Gateway:
 
     def allow(self, job: WorkerJob, credits: int) -> None:
         self.allowed.append((job, credits))
-
-    def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
-        kind, frame = frames.decode(message)
-        self.received.append((kind, frame, message))
-
-    async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
-        """The next of that kind; what came before it is passed over."""
-        await until(lambda: any(found == kind for found, _, _ in self.received))
-        while True:
-            found, frame, message = self.received.pop(0)
-            if found == kind:
-                return frame, message
 
     async def send_job(self, job_id: int, controls: Controls | None = None, **fields: float) -> WorkerJob:
         request = InferRequest("m", [TENSOR], request_id="r")

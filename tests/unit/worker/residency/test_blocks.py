@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
@@ -21,24 +20,11 @@ from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.blocks import Blocks, BlocksOwner, now
 from penstock.worker.residency.steps import Assigned
-from tests.servers import write_model
+from tests.servers import write_factor
 
 LAZY = "residence: {load: lazy}\n"
 PADDING_BYTES = 64 * 1024 * 1024  # of a sparse file: it decides what a model takes, however little that is
 WAIT_S = 30.0
-
-
-def write_factor(repository: Path, name: str, factor: float, settings: str = "") -> None:
-    """`y` is `x` times the factor: answers tell which file was loaded."""
-    shape = ["n", "m"]
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        "factor",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [helper.make_tensor("factor", TensorProto.FLOAT, [], [factor])],
-    )
-    write_model(repository, name, graph, f"instances: {{count: 1}}\n{settings}")
 
 
 def write_again(repository: Path, name: str, factor: float, settings: str = "") -> None:
