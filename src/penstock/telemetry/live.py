@@ -4,18 +4,18 @@ from collections.abc import Iterable, Mapping
 
 from penstock.telemetry.live_view import (
     Batches,
-    Block,
     BlockStanding,
     Happened,
-    Instances,
+    InstancesAtWork,
     Latency,
+    LiveBlock,
     LiveView,
+    LiveWorker,
     Now,
     Rates,
     Standing,
     Troubles,
     Work,
-    Worker,
     WorkerStanding,
 )
 from penstock.telemetry.snapshot import Labels, ProcessFigures, Series, Snapshot
@@ -175,11 +175,11 @@ def _troubles(counts: _Figures, totals: _Figures) -> Troubles:
     )
 
 
-def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: float) -> Block:
+def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: float) -> LiveBlock:
     jobs = gauges.having(("block", block.block_id)).by("state", "penstock_queue_jobs")
     its = (("model", block.model), ("version", block.version))
     counts, gauges = counts.having(*its), gauges.having(*its)
-    return Block(
+    return LiveBlock(
         block_id=block.block_id,
         model=block.model,
         version=block.version,
@@ -194,12 +194,14 @@ def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: fl
     )
 
 
-def _worker(name: str, standing: WorkerStanding | None, counts: _Figures, gauges: _Figures, seconds: float) -> Worker:
+def _worker(
+    name: str, standing: WorkerStanding | None, counts: _Figures, gauges: _Figures, seconds: float
+) -> LiveWorker:
     batches = _batches(counts, seconds)
     if standing is None:
-        nothing = Instances(0, 0, None)
-        return Worker(name, "gone", None, 0, 0, [], 0, nothing, batches.per_s, batches.rows_per_s)
-    return Worker(
+        nothing = InstancesAtWork(0, 0, None)
+        return LiveWorker(name, "gone", None, 0, 0, [], 0, nothing, batches.per_s, batches.rows_per_s)
+    return LiveWorker(
         id=name,
         state="ready" if standing.blocks else "empty",
         pid=standing.pid,
@@ -213,12 +215,12 @@ def _worker(name: str, standing: WorkerStanding | None, counts: _Figures, gauges
     )
 
 
-def _instances(counts: _Figures, gauges: _Figures, seconds: float) -> Instances:
+def _instances(counts: _Figures, gauges: _Figures, seconds: float) -> InstancesAtWork:
     states = gauges.by("state", "penstock_instances")
     number = states.get("busy", 0.0) + states.get("idle", 0.0)
     spent_s = sum(counts.total(f"penstock_{phase}_seconds_sum") for phase in ("batch", "compute"))
     share = min(1.0, spent_s / seconds / number) if number and seconds > 0 else None
-    return Instances(
+    return InstancesAtWork(
         round(states.get("busy", 0)), round(states.get("idle", 0)), None if share is None else round(share, 4)
     )
 

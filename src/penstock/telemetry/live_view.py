@@ -65,7 +65,7 @@ class Troubles:
 
 
 @dataclass(frozen=True, slots=True)
-class Instances:
+class InstancesAtWork:
     busy: int
     idle: int
     busy_share: float | None  # of their time, spent on forming and computing batches; none where there are none
@@ -105,7 +105,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LiveBlock:
     block_id: str
     model: str
     version: str
@@ -115,12 +115,12 @@ class Block:
     waiting: int
     running: int
     waiting_on_workers: int
-    instances: Instances
+    instances: InstancesAtWork
     work: Work
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class LiveWorker:
     """`state` is `ready`, `empty` (connected, holding no block) or `gone` (it was here and is not connected)."""
 
     id: str
@@ -130,7 +130,7 @@ class Worker:
     memory_bytes: int
     blocks: list[str]
     waiting: int
-    instances: Instances
+    instances: InstancesAtWork
     batches_per_s: float
     rows_per_s: float
 
@@ -147,5 +147,5 @@ class LiveView:
     now: Now
     troubles: Troubles
     requests_by_model: Rates
-    blocks: list[Block]
-    workers: list[Worker]
+    blocks: list[LiveBlock]
+    workers: list[LiveWorker]

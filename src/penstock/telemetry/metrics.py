@@ -1,9 +1,9 @@
 """Prometheus metrics. Every process of one server writes to one folder, so that any gateway can show them all."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -66,158 +66,95 @@ def as_json(registry: CollectorRegistry) -> dict[str, Any]:
 
 
 def _metric_json(metric: Metric) -> dict[str, Any]:
-    samples: Iterable[Any] = metric.samples
     return {
         "type": metric.type,
         "help": metric.documentation,
-        "samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in samples],
+        "samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples],
     }
 
 
-class ServingMetrics:
+class _Metrics:
+    """Makes the metrics of one part of the server, each with its name, what it is and its labels."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def _counter(self, name: str, what: str, *labels: str) -> Counter:
+        return Counter(f"penstock_{name}", what, labels, registry=self._registry)
+
+    def _gauge(
+        self, name: str, what: str, *labels: str, over_processes: Literal["livesum", "livemax"] = "livesum"
+    ) -> Gauge:
+        return Gauge(f"penstock_{name}", what, labels, multiprocess_mode=over_processes, registry=self._registry)
+
+    def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+        return Histogram(f"penstock_{name}", what, labels, buckets=buckets, registry=self._registry)
+
+
+class ServingMetrics(_Metrics):
     """What the gateway sees of every request."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "penstock_requests", "Requests answered", (*MODEL, "protocol", "code"), registry=registry
-        )
-        self.request_seconds = Histogram(
-            "penstock_request_seconds", "From arrival to answer", MODEL, buckets=SECONDS, registry=registry
-        )
-        self.admit_seconds = Histogram(
-            "penstock_admit_seconds", "Admission and resolution", MODEL, buckets=SECONDS, registry=registry
-        )
-        self.reply_seconds = Histogram(
-            "penstock_reply_seconds",
-            "The way to the worker and back",
-            MODEL,
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.refusals = Counter("penstock_refusals", "Requests refused, by reason", ("reason",), registry=registry)
-        self.inflight_requests = Gauge(
-            "penstock_inflight_requests", "Requests inside", multiprocess_mode="livesum", registry=registry
-        )
-        self.inflight_bytes = Gauge(
-            "penstock_inflight_bytes",
-            "Bytes of the requests inside",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.memory_bytes = Gauge(
-            "penstock_gateway_memory_bytes", "Resident memory", multiprocess_mode="livesum", registry=registry
-        )
+        super().__init__(registry)
+        self.requests = self._counter("requests", "Requests answered", *MODEL, "protocol", "code")
+        self.request_seconds = self._histogram("request_seconds", "From arrival to answer", *MODEL)
+        self.admit_seconds = self._histogram("admit_seconds", "Admission and resolution", *MODEL)
+        self.reply_seconds = self._histogram("reply_seconds", "The way to the worker and back", *MODEL)
+        self.refusals = self._counter("refusals", "Requests refused, by reason", "reason")
+        self.inflight_requests = self._gauge("inflight_requests", "Requests inside")
+        self.inflight_bytes = self._gauge("inflight_bytes", "Bytes of the requests inside")
+        self.memory_bytes = self._gauge("gateway_memory_bytes", "Resident memory")
 
 
-class RouterMetrics:
+class RouterMetrics(_Metrics):
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.retries = Counter("penstock_retries", "Jobs sent again, by reason", ("reason",), registry=registry)
-        self.late_replies = Counter("penstock_late_replies", "Replies that nobody waited for", registry=registry)
-        self.wire_errors = Counter("penstock_wire_errors", "Frames that could not be understood", registry=registry)
-        self.workers_lost = Counter("penstock_workers_lost", "Workers gone, by reason", ("reason",), registry=registry)
-        self.ejections = Counter(
-            "penstock_ejections",
-            "Workers that got no more of a block's requests, and those that do again",
-            ("event",),
-            registry=registry,
+        super().__init__(registry)
+        self.retries = self._counter("retries", "Jobs sent again, by reason", "reason")
+        self.late_replies = self._counter("late_replies", "Replies that nobody waited for")
+        self.wire_errors = self._counter("wire_errors", "Frames that could not be understood")
+        self.workers_lost = self._counter("workers_lost", "Workers gone, by reason", "reason")
+        self.ejections = self._counter(
+            "ejections", "Workers that got no more of a block's requests, and those that do again", "event"
         )
-        self.workers = Gauge("penstock_workers", "Workers connected", multiprocess_mode="livemax", registry=registry)
-        self.queue = Gauge(
-            "penstock_queue_jobs",
-            "Jobs in the gateways",
-            ("block", "state"),
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
+        self.workers = self._gauge("workers", "Workers connected", over_processes="livemax")
+        self.queue = self._gauge("queue_jobs", "Jobs in the gateways", "block", "state")
 
 
-class CacheMetrics:
+class CacheMetrics(_Metrics):
     """The response cache of the gateways."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "penstock_cache_requests",
-            "Requests to blocks with a cache, by what came of it",
-            (*MODEL, "outcome"),
-            registry=registry,
+        super().__init__(registry)
+        self.requests = self._counter(
+            "cache_requests", "Requests to blocks with a cache, by what came of it", *MODEL, "outcome"
         )
-        self.saved_seconds = Counter(
-            "penstock_cache_saved_seconds", "Time of models that hits did not take", MODEL, registry=registry
-        )
-        self.bytes = Gauge("penstock_cache_bytes", "Bytes kept", multiprocess_mode="livesum", registry=registry)
-        self.entries = Gauge("penstock_cache_entries", "Answers kept", multiprocess_mode="livesum", registry=registry)
-        self.evictions = Counter(
-            "penstock_cache_evictions", "Answers let go of, by reason", ("reason",), registry=registry
-        )
-        self.errors = Counter(
-            "penstock_cache_errors", "Calls of the cache's store that failed or were late", registry=registry
-        )
+        self.saved_seconds = self._counter("cache_saved_seconds", "Time of models that hits did not take", *MODEL)
+        self.bytes = self._gauge("cache_bytes", "Bytes kept")
+        self.entries = self._gauge("cache_entries", "Answers kept")
+        self.evictions = self._counter("cache_evictions", "Answers let go of, by reason", "reason")
+        self.errors = self._counter("cache_errors", "Calls of the cache's store that failed or were late")
 
 
-class SessionMetrics:
+class SessionMetrics(_Metrics):
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.open = Gauge(
-            "penstock_sessions", "Sessions at the gateways", multiprocess_mode="livesum", registry=registry
-        )
-        self.waiting = Gauge(
-            "penstock_session_waiting",
-            "Requests that wait for an earlier one of their session",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.repeats = Gauge(
-            "penstock_session_repeats",
-            "Requests answered with what was recorded",
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
+        super().__init__(registry)
+        self.open = self._gauge("sessions", "Sessions at the gateways")
+        self.waiting = self._gauge("session_waiting", "Requests that wait for an earlier one of their session")
+        self.repeats = self._gauge("session_repeats", "Requests answered with what was recorded")
 
 
-class WorkerMetrics:
+class WorkerMetrics(_Metrics):
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.queue_seconds = Histogram(
-            "penstock_queue_seconds",
-            "Waiting on the worker for a batch",
-            MODEL,
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.batch_seconds = Histogram(
-            "penstock_batch_seconds",
-            "Forming a batch: pad and stack",
-            MODEL,
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.compute_seconds = Histogram(
-            "penstock_compute_seconds", "The engine on a batch", MODEL, buckets=SECONDS, registry=registry
-        )
-        self.batch_rows = Histogram("penstock_batch_rows", "Rows in a batch", MODEL, buckets=ROWS, registry=registry)
-        self.batches = Counter("penstock_batches", "Batches, by why they closed", (*MODEL, "closed"), registry=registry)
-        self.tokens = Counter("penstock_tokens", "Tokens computed", (*MODEL, "kind"), registry=registry)
-        self.failures = Counter(
-            "penstock_failures", "Jobs that failed on the worker", (*MODEL, "code"), registry=registry
-        )
-        self.cancelled = Counter("penstock_cancelled", "Jobs cancelled on the worker", MODEL, registry=registry)
-        self.loads = Counter("penstock_loads", "Blocks loaded and unloaded", (*MODEL, "event"), registry=registry)
-        self.instances = Gauge(
-            "penstock_instances",
-            "Instances",
-            (*MODEL, "state"),
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.waiting = Gauge(
-            "penstock_worker_waiting",
-            "Pieces waiting on workers",
-            MODEL,
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
-        self.memory_bytes = Gauge(
-            "penstock_worker_memory_bytes",
-            "Resident memory",
-            ("worker",),
-            multiprocess_mode="livesum",
-            registry=registry,
-        )
+        super().__init__(registry)
+        self.queue_seconds = self._histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
+        self.batch_seconds = self._histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
+        self.compute_seconds = self._histogram("compute_seconds", "The engine on a batch", *MODEL)
+        self.batch_rows = self._histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
+        self.batches = self._counter("batches", "Batches, by why they closed", *MODEL, "closed")
+        self.tokens = self._counter("tokens", "Tokens computed", *MODEL, "kind")
+        self.failures = self._counter("failures", "Jobs that failed on the worker", *MODEL, "code")
+        self.cancelled = self._counter("cancelled", "Jobs cancelled on the worker", *MODEL)
+        self.loads = self._counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
+        self.instances = self._gauge("instances", "Instances", *MODEL, "state")
+        self.waiting = self._gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
+        self.memory_bytes = self._gauge("worker_memory_bytes", "Resident memory", "worker")

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.telemetry.live_view import Block, Happened, LiveView, Worker
+from penstock.telemetry.live_view import Happened, LiveBlock, LiveView, LiveWorker
 
 FIXED_LINES = 19  # all but the rows of blocks and workers
 WIDE = 110
@@ -150,14 +150,14 @@ def _bar(share: float) -> str:
     return f"[blue]{'━' * round(share * BAR_CELLS)}[/]"
 
 
-def _busiest(blocks: Sequence[Block], number: int) -> Sequence[Block]:
+def _busiest(blocks: Sequence[LiveBlock], number: int) -> Sequence[LiveBlock]:
     """In the server's order; where not all have room, those that get most."""
     if len(blocks) <= number:
         return blocks
     return sorted(blocks, key=lambda block: -block.work.requests_per_s)[: max(1, number)]
 
 
-def _blocks(blocks: Iterable[Block], left_out: int, width: int) -> Table:
+def _blocks(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Table:
     wide = ("block",) if width >= WIDE else ()
     table = _table(
         _more("model", left_out), *wide, "state", "req/s", "p50", "p99", "wait", "run", "on w", "rows", "at work"
@@ -175,7 +175,7 @@ def _blocks(blocks: Iterable[Block], left_out: int, width: int) -> Table:
     return table
 
 
-def _workers(workers: Iterable[Worker], left_out: int, blocks: Sequence[Block], width: int) -> Table:
+def _workers(workers: Iterable[LiveWorker], left_out: int, blocks: Sequence[LiveBlock], width: int) -> Table:
     table = _table(
         _more("worker", left_out), "state", "  memory", "busy", "idle", "at work", "batch/s", "rows/s", "blocks"
     )
