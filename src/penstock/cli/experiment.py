@@ -200,11 +200,9 @@ def _print_results(results: "Results") -> None:
     unit = units(results)
     table = Table("case", "requests/s", f"{unit}/s", "±", "p50 ms", "p99 ms", "p99 ±", "CPU %", "MiB", "steady")
     for result in measured(results):
-        cpu = result.figure(lambda repeat: sum(repeat.cpu_percent.values()))
-        memory = result.figure(lambda repeat: sum(repeat.memory_mib.values()))
         latencies = [number(result.latency(name).mean) for name in ("p50", "p99")]
         rates = [number(result.rps.mean), number(result.items_per_s.mean), share(result.rps)]
-        use = [number(cpu.mean), number(memory.mean), "yes" if result.is_steady else "no"]
+        use = [number(result.cpu_percent.mean), number(result.memory_mib.mean), "yes" if result.is_steady else "no"]
         table.add_row(result.case.id, *rates, *latencies, share(result.latency("p99")), *use)
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(table)

@@ -9,10 +9,18 @@ from penstock.experiments.load.generator import HEAD_START_S, Generator
 from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import build, encode
 from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
-from penstock.experiments.load.steady import AGREEING, WITHIN, Measured, NothingAnswered, is_enough, measured, spread
+from penstock.experiments.load.steady import (
+    AGREEING,
+    Measured,
+    NothingAnswered,
+    agree,
+    is_enough,
+    is_hopeless,
+    measured,
+)
 from penstock.experiments.processes import ServerRun
 from penstock.experiments.results import Repeat
-from penstock.experiments.sampler import Sampler, UsageSample, mean_cpu, peak_mib
+from penstock.experiments.sampler import Sampler, mean_cpu, peak_mib
 
 COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
 MOST_COUNTED_S = 600.0
@@ -39,8 +47,24 @@ class CaseRun:
             raise NothingAnswered(found.rejected)
         first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
         last_s = first_s + len(found.windows) * window.seconds
-        inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s]
-        return _repeat(case, number, outcomes, found, inside or sampler.samples, sampler.samples)
+        inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s] or sampler.samples
+        latencies = found.latencies
+        return Repeat(
+            number=number,
+            requests_per_s=found.rps,
+            items_per_s=found.rps * case.batch_size,
+            answered=len(latencies),
+            latency_ms=latencies.summary_ms(),
+            latency_histogram=latencies.encode(),
+            rejected=found.rejected,
+            is_steady=found.is_steady,
+            windows_per_s=[round(outcome.rps, 2) for outcome in outcomes],
+            measured_s=sum(outcome.seconds for outcome in found.windows),
+            cpu_percent=mean_cpu(inside),
+            memory_mib=peak_mib(inside),
+            generator_cpu_share=found.cpu_share,
+            samples=sampler.samples,
+        )
 
     def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[WindowOutcome]], bool]]:
         part = self.part
@@ -66,46 +90,12 @@ class CaseRun:
 
 
 def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
-    """Whether enough were answered, or none will be: all that was sent in the last window was refused."""
-    last = outcomes[-1]
-    is_hopeless = not last.answered and bool(last.rejected)
-    return is_hopeless or sum(outcome.answered for outcome in outcomes) >= wanted
+    """Whether enough were answered, or none will be."""
+    return is_hopeless(outcomes) or sum(outcome.answered for outcome in outcomes) >= wanted
 
 
 def thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
     """A counted run is steady when its three thirds are as three windows must be."""
     size = len(outcomes) // AGREEING
-    if not size:
-        return False
     thirds = [Measured(outcomes[start * size : (start + 1) * size], False) for start in range(AGREEING)]
-    if not all(third.rps for third in thirds):
-        return False
-    medians = [third.latencies.percentile_ms(50) for third in thirds]
-    return spread([third.rps for third in thirds]) <= WITHIN and spread(medians) <= WITHIN
-
-
-def _repeat(
-    case: Case,
-    number: int,
-    outcomes: Sequence[WindowOutcome],
-    found: Measured,
-    inside: Sequence[UsageSample],
-    samples: list[UsageSample],
-) -> Repeat:
-    latencies = found.latencies
-    return Repeat(
-        number=number,
-        requests_per_s=found.rps,
-        items_per_s=found.rps * case.batch_size,
-        answered=len(latencies),
-        latency_ms=latencies.summary_ms(),
-        latency_histogram=latencies.encode(),
-        rejected=found.rejected,
-        is_steady=found.is_steady,
-        windows_per_s=[round(outcome.rps, 2) for outcome in outcomes],
-        measured_s=sum(outcome.seconds for outcome in found.windows),
-        cpu_percent=mean_cpu(inside),
-        memory_mib=peak_mib(inside),
-        generator_cpu_share=found.cpu_share,
-        samples=samples,
-    )
+    return bool(size) and agree(thirds)

@@ -70,6 +70,14 @@ class CaseResult(Kept):
         return self.figure(lambda repeat: repeat.latency_ms[name])
 
     @property
+    def cpu_percent(self) -> "Figure":
+        return self.figure(lambda repeat: sum(repeat.cpu_percent.values()))
+
+    @property
+    def memory_mib(self) -> "Figure":
+        return self.figure(lambda repeat: sum(repeat.memory_mib.values()))
+
+    @property
     def latencies(self) -> Latencies:
         """All repeats together."""
         return merge(Latencies.decode(repeat.latency_histogram) for repeat in self.repeats)

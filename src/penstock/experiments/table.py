@@ -36,8 +36,6 @@ def headers(unit: str) -> list[str]:
 
 def cells(result: CaseResult) -> list[str]:
     case = result.case
-    cpu = result.figure(lambda repeat: sum(repeat.cpu_percent.values()))
-    memory = result.figure(lambda repeat: sum(repeat.memory_mib.values()))
     return [
         case.variant,
         str(case.batch_size),
@@ -49,8 +47,8 @@ def cells(result: CaseResult) -> list[str]:
         share(result.latency("p99")),
         "yes" if result.is_steady else "no",
         accuracy(result),
-        f"{cpu.mean:.0f}",
-        f"{memory.mean:.0f}",
+        f"{result.cpu_percent.mean:.0f}",
+        f"{result.memory_mib.mean:.0f}",
         f"{result.figure(lambda repeat: repeat.generator_cpu_share).mean:.0%}",
         str(sum(repeat.answered for repeat in result.repeats)),
     ]

@@ -52,19 +52,24 @@ class Measured:
 
 
 def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
-    """The last three agree in requests a second and in the median latency."""
     last = outcomes[-AGREEING:]
-    if len(last) < AGREEING or not all(outcome.answered for outcome in last):
-        return False
-    rates = [outcome.rps for outcome in last]
-    medians = [outcome.latencies.percentile_ms(50) for outcome in last]
-    return spread(rates) <= within and spread(medians) <= within
+    return len(last) == AGREEING and agree(last, within)
+
+
+def agree(parts: Sequence[WindowOutcome | Measured], within: float = WITHIN) -> bool:
+    """In requests a second and in the median latency."""
+    rates = [part.rps for part in parts]
+    medians = [part.latencies.percentile_ms(50) for part in parts]
+    return all(rates) and spread(rates) <= within and spread(medians) <= within
 
 
 def is_enough(outcomes: Sequence[WindowOutcome]) -> bool:
-    """Steady, or hopeless: all that was sent in the last window was refused."""
-    last = outcomes[-1]
-    return is_steady(outcomes) or (not last.answered and bool(last.rejected))
+    return is_steady(outcomes) or is_hopeless(outcomes)
+
+
+def is_hopeless(outcomes: Sequence[WindowOutcome]) -> bool:
+    """All that was sent in the last window was refused."""
+    return not outcomes[-1].answered and bool(outcomes[-1].rejected)
 
 
 def spread(values: Sequence[float]) -> float:

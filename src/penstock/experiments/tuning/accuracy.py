@@ -1,10 +1,11 @@
 """Which variants answer as the original does: measured before any of them is served."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.experiments.tuning.model import TuneModel
+from penstock.experiments.tuning.record import VariantRecord
 from penstock.experiments.tuning.space import Variant
 from penstock.models.convert.fidelity import Fidelity, Reference, Rule, rule_of
 from penstock.models.convert.publish import read_report
@@ -14,13 +15,6 @@ from penstock.models.loading import load_model
 SHARE = 2  # every other sample of what quantizing measures: enough to tell, in half the time
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
-    variant: Variant
-    fidelity: Fidelity | None = None
-    problem: str = ""  # why it is dropped
-
-
 def floor_of(model: TuneModel, asked: float | None) -> tuple[Rule, float]:
     rule = rule_of(model.folder.settings.task)
     return rule, rule.floor if asked is None else asked
@@ -28,14 +22,14 @@ def floor_of(model: TuneModel, asked: float | None) -> tuple[Rule, float]:
 
 def check_variants(
     model: TuneModel, variants: Sequence[Variant], asked: float | None, tell: Callable[[str], None]
-) -> list[Checked]:
+) -> dict[Variant, VariantRecord]:
     """One alone is held against the original where an accuracy is asked for; a converted one was, when it was made."""
     shipped = model.shipped().variant
     _, floor = floor_of(model, asked)
     if model.is_converted:
-        return [_judged(shipped, _as_made(model), floor)]
+        return {shipped: _judged(shipped, _as_made(model), floor)}
     if len(variants) < 2 and asked is None:
-        return [Checked(each) for each in variants]
+        return {each: VariantRecord(name=str(each)) for each in variants}
     original = Variant("torch" if shipped.engine == "torch" else "onnx", "fp32")
     tell(f"the original's answers ({original})")
     try:
@@ -44,27 +38,30 @@ def check_variants(
             reference = Reference(task, loaded, _some(collect(task, loaded.task, None)))
     except PenstockError as error:
         problem = f"its accuracy cannot be measured: {error.message}"
-        return [Checked(each, problem="" if each == shipped else problem) for each in variants]
-    return [_check(model, each, reference, floor, tell) for each in variants]
+        return {each: VariantRecord(name=str(each), left_out="" if each == shipped else problem) for each in variants}
+    return {each: _check(model, each, reference, floor, tell) for each in variants}
 
 
 def _check(
     model: TuneModel, variant: Variant, reference: Reference, floor: float, tell: Callable[[str], None]
-) -> Checked:
+) -> VariantRecord:
     tell(f"accuracy of {variant}")
     try:
         with load_model(model.file(variant)) as loaded:
             found = reference.compare(loaded)
     except ConfigError as error:
-        return Checked(variant, problem=error.message)
+        return VariantRecord(name=str(variant), left_out=error.message)
     return _judged(variant, found, floor)
 
 
-def _judged(variant: Variant, found: Fidelity | None, floor: float) -> Checked:
-    if found is not None and found.value < floor:
-        unit = f" {found.unit}" if found.unit else ""
-        return Checked(variant, found, f"{found.measure} {found.value:g}{unit} is below {floor:g}{unit}")
-    return Checked(variant, found)
+def _judged(variant: Variant, found: Fidelity | None, floor: float) -> VariantRecord:
+    if found is None:
+        return VariantRecord(name=str(variant))
+    unit = f" {found.unit}" if found.unit else ""
+    below = f"{found.measure} {found.value:g}{unit} is below {floor:g}{unit}" if found.value < floor else ""
+    return VariantRecord(
+        name=str(variant), accuracy=found.value, measure=found.measure, unit=found.unit, left_out=below
+    )
 
 
 def _as_made(model: TuneModel) -> Fidelity | None:

@@ -151,16 +151,9 @@ def _equality(final: Final) -> str:
 
 
 def _role(record: TuneRecord, final: Final) -> str:
-    roles = [
-        name
-        for name, is_so in (
-            ("winner", final.configuration == record.winner),
-            ("shipped", final.configuration == record.shipped),
-            ("over the p99", record.is_met and not final.is_within),
-        )
-        if is_so
-    ]
-    return ", ".join(roles)
+    roles = [("winner", record.winner), ("shipped", record.shipped)]
+    found = [name for name, configuration in roles if configuration == final.configuration]
+    return ", ".join([*found, *(["over the p99"] if record.is_met and not final.is_within else [])])
 
 
 def _variants(record: TuneRecord) -> str:

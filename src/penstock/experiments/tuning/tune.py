@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, InvalidRequest, PenstockError
 from penstock.experiments.load.described import describe
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerFailed
-from penstock.experiments.tuning.accuracy import Checked, check_variants, floor_of
+from penstock.experiments.tuning.accuracy import check_variants, floor_of
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel
 from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried, with_decision
@@ -59,7 +59,7 @@ class Tuner:
         self._deadline = 0.0
         self._load = options.load
         self._most_servers = 0
-        self._checked: list[Checked] = []
+        self._checked: dict[Variant, VariantRecord] = {}
         self._refused: Mapping[Variant, str] = {}
         self._search: TuneSearch | None = None
         self._decision: Decision | None = None
@@ -93,11 +93,11 @@ class Tuner:
         space = _without(space, self._options.keep)
         rule, floor = floor_of(self._model, self._options.min_accuracy)
         self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._say)
-        good = tuple(each.variant for each in self._checked if not each.problem)
+        good = tuple(each for each, found in self._checked.items() if not found.left_out)
         if not good:
             raise InvalidRequest(
                 f"no variant of {self._model.folder.name} reaches a {rule.measure} of {floor:g}: "
-                + "; ".join(f"{each.variant}: {each.problem}" for each in self._checked)
+                + "; ".join(f"{each.name}: {each.left_out}" for each in self._checked.values())
             )
         return replace(space, variants=good)
 
@@ -106,7 +106,7 @@ class Tuner:
         self._deadline = time.monotonic() + budget_s
         self._most_servers = servers.most(space.shipped)
         pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._most_servers)
-        accuracies = {each.variant: each.fidelity.value for each in self._checked if each.fidelity}
+        accuracies = {each: found.accuracy for each, found in self._checked.items() if found.accuracy is not None}
         self._search = TuneSearch(space, Objective(self._options.p99_ms), pace, accuracies)
         return self._search
 
@@ -162,6 +162,7 @@ class Tuner:
         """What is known so far, also of a run that was interrupted."""
         options, shipped = self._options, self._model.shipped()
         rule, floor = floor_of(self._model, options.min_accuracy)
+        refused = [VariantRecord(name=str(each), left_out=why) for each, why in self._refused.items()]
         found = TuneRecord(
             model=self._model.folder.name,
             task=self._model.folder.settings.task,
@@ -179,10 +180,10 @@ class Tuner:
                 "minutes": options.minutes,
             },
             p99_ms=options.p99_ms,
-            min_accuracy=floor if any(each.fidelity for each in self._checked) else None,
+            min_accuracy=floor if any(each.accuracy is not None for each in self._checked.values()) else None,
             accuracy_measure=rule.measure,
             shipped=shipped,
-            variants=self._variants(),
+            variants=[*self._checked.values(), *refused],
         )
         if self._search is None:
             return found
@@ -190,19 +191,6 @@ class Tuner:
         found.untried = [f"{each}: {why}" for each, why in self._search.untried.items()]
         found.noise = round(self._search.trials.noise(), 4)
         return with_decision(found, self._decision, shipped) if self._decision else found
-
-    def _variants(self) -> list[VariantRecord]:
-        checked = [
-            VariantRecord(
-                name=str(each.variant),
-                accuracy=each.fidelity.value if each.fidelity else None,
-                measure=each.fidelity.measure if each.fidelity else "",
-                unit=each.fidelity.unit if each.fidelity else "",
-                left_out=each.problem,
-            )
-            for each in self._checked
-        ]
-        return checked + [VariantRecord(name=str(each), left_out=why) for each, why in self._refused.items()]
 
 
 def _without(space: Space, kept: tuple[str, ...]) -> Space:

@@ -42,43 +42,42 @@ def coarse(tmp_path: Path) -> TuneModel:
 
 
 def test_one_that_loses_too_much_is_dropped_with_the_number(coarse: TuneModel) -> None:
-    original, converted = check_variants(coarse, [FP32, INT8], None, lambda _: None)
-    assert not original.problem
-    assert original.fidelity is not None
-    assert original.fidelity.value == pytest.approx(1)
-    assert converted.fidelity is not None
-    assert converted.fidelity.value < 0.98
-    assert f"mean cosine {converted.fidelity.value:g} is below 0.98" in converted.problem
+    original, converted = check_variants(coarse, [FP32, INT8], None, lambda _: None).values()
+    assert not original.left_out
+    assert original.accuracy is not None
+    assert original.accuracy == pytest.approx(1)
+    assert converted.accuracy is not None
+    assert converted.accuracy < 0.98
+    assert f"mean cosine {converted.accuracy:g} is below 0.98" in converted.left_out
 
 
 def test_another_bound_is_another_verdict(coarse: TuneModel) -> None:
     assert floor_of(coarse, None)[1] == 0.98
-    found = check_variants(coarse, [FP32, INT8], -1.0, lambda _: None)
-    assert not any(each.problem for each in found)
-    (alone,) = check_variants(coarse, [FP32], 1.5, lambda _: None)
-    assert "is below 1.5" in alone.problem
+    found = check_variants(coarse, [FP32, INT8], -1.0, lambda _: None).values()
+    assert not any(each.left_out for each in found)
+    (alone,) = check_variants(coarse, [FP32], 1.5, lambda _: None).values()
+    assert "is below 1.5" in alone.left_out
 
 
 def test_one_alone_is_not_measured_unless_it_is_asked_for(coarse: TuneModel) -> None:
     told: list[str] = []
-    (alone,) = check_variants(coarse, [FP32], None, told.append)
-    assert (alone.fidelity, alone.problem, told) == (None, "", [])
+    (alone,) = check_variants(coarse, [FP32], None, told.append).values()
+    assert (alone.accuracy, alone.left_out, told) == (None, "", [])
 
 
 def test_a_converted_version_has_the_accuracy_of_its_report(coarse: TuneModel) -> None:
     report = {"precision": "int8", "of_version": "1", "accuracy": {"measure": "mean cosine", "value": 0.97}}
     (coarse.folder.path / "1" / "quantization.json").write_text(json.dumps(report))
     assert coarse.shipped().variant == INT8
-    (found,) = check_variants(coarse, [INT8], None, lambda _: None)
-    assert "mean cosine 0.97 is below 0.98" in found.problem
-    (found,) = check_variants(coarse, [INT8], 0.9, lambda _: None)
-    assert not found.problem
+    (found,) = check_variants(coarse, [INT8], None, lambda _: None).values()
+    assert "mean cosine 0.97 is below 0.98" in found.left_out
+    (found,) = check_variants(coarse, [INT8], 0.9, lambda _: None).values()
+    assert not found.left_out
 
 
 def test_what_cannot_be_measured_leaves_the_shipped_one_alone(tmp_path: Path) -> None:
     write_identity(tmp_path, "texts", "BYTES")  # what belongs in it is not known
-    shipped, other = check_variants(
-        tuned(tmp_path / "texts"), [FP32, Variant("openvino", "fp32")], None, lambda _: None
-    )
-    assert not shipped.problem
-    assert "its accuracy cannot be measured" in other.problem
+    model = tuned(tmp_path / "texts")
+    shipped, other = check_variants(model, [FP32, Variant("openvino", "fp32")], None, lambda _: None).values()
+    assert not shipped.left_out
+    assert "its accuracy cannot be measured" in other.left_out
