@@ -21,7 +21,7 @@ from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
-from penstock.gateway.http.openapi import describe, json_answer
+from penstock.gateway.http.openapi import OPENAI, describe, json_answer, routes_of
 from penstock.gateway.http.routing import RoutingRest
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
@@ -51,18 +51,16 @@ def build_http_app(
         redirect_slashes=False,
     )
     calls = RestCalls(serving, catalogue, limits)
-    routed.include_router(OipRest(catalogue, calls).router())
-    routed.include_router(OpenAiRest(calls, catalogue).router())
-    routed.include_router(RerankRest(calls).router())
-    routed.include_router(AdminRest(catalogue, metrics_registry).router())
-    routed.include_router(RoutingRest(serving, catalogue, calls).router())
+    routed.include_router(routes_of(OipRest(catalogue, calls), "Open Inference Protocol"))
+    routed.include_router(routes_of(OpenAiRest(calls, catalogue), "REST under /v1"))
+    routed.include_router(routes_of(RerankRest(calls), "REST under /v1"))
+    routed.include_router(routes_of(AdminRest(catalogue, metrics_registry), "Operations"))
+    routed.include_router(routes_of(RoutingRest(serving, catalogue, calls), "Operations"))
     routed.include_router(websocket_routes(serving, catalogue, limits, memory))
     if memory is not None:
-        routed.include_router(SharedMemoryRest(memory, calls).router())
+        routed.include_router(routes_of(SharedMemoryRest(memory, calls), "Shared memory"))
     if live is not None:
-        view = LiveRest(live, catalogue.server_version)
-        routed.include_router(view.router())
-        routed.include_router(view.stream_router())
+        routed.include_router(LiveRest(live, catalogue.server_version).router())
     describe(routed)
     routed.add_exception_handler(PenstockError, _penstock_error)
     routed.add_exception_handler(HTTPException, _routing_error)
@@ -113,7 +111,7 @@ async def _client_left(request: Request, error: Exception) -> Response:
 
 def _error(request: Request, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
     path = request.scope["path"]
-    if not path.startswith("/v1/"):
+    if not path.startswith(OPENAI):
         return json_answer({"error": message}, status, headers)
     kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return json_answer({"error": {"message": message, "type": kind, "code": code, "param": None}}, status, headers)

@@ -1,10 +1,10 @@
 """Routes with their documentation, and the page that shows it without reaching for anything beyond this server."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, FastAPI, Request
@@ -16,14 +16,17 @@ from penstock.gateway.http import schemas
 from penstock.gateway.http.v1 import schemas as v1_schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
+H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
+OPENAI = "/v1/"  # paths whose errors are as OpenAI's clients read them
 REF = "#/components/schemas/{model}"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """Decorates the method that answers it."""
+
     method: str
-    path: str
-    handler: Handler
+    paths: str | tuple[str, ...]
     summary: str
     description: str = ""
     body: type[BaseModel] | None = None
@@ -33,22 +36,33 @@ class Route:
     binary_answer: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)  # name to description
 
+    def __call__(self, handler: H) -> H:
+        vars(handler).setdefault("routes", []).insert(0, self)  # decorators are applied from the last to the first
+        return handler
 
-def add_routes(tag: str, routes: Sequence[Route], error: type[BaseModel] = schemas.Error) -> APIRouter:
+
+def routes_of(edge: object, tag: str) -> APIRouter:
+    """What its decorated methods answer, in their order: the first that fits a path gets it."""
     router = APIRouter(tags=[tag], redirect_slashes=False)
-    for route in routes:
-        router.add_api_route(
-            route.path,
-            route.handler,
-            methods=[route.method],
-            summary=route.summary,
-            description=route.description,
-            operation_id=f"{route.method.lower()}{re.sub('[^a-z0-9]+', '_', route.path)}".rstrip("_"),
-            response_model=None,
-            response_class=Response,
-            openapi_extra=_documentation(route, error),
-        )
+    for name, method in vars(type(edge)).items():
+        for route in getattr(method, "routes", ()):
+            for path in [route.paths] if isinstance(route.paths, str) else route.paths:
+                _add(router, path, route, getattr(edge, name))
     return router
+
+
+def _add(router: APIRouter, path: str, route: Route, handler: Handler) -> None:
+    router.add_api_route(
+        path,
+        handler,
+        methods=[route.method],
+        summary=route.summary,
+        description=route.description,
+        operation_id=f"{route.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
+        response_model=None,
+        response_class=Response,
+        openapi_extra=_documentation(path, route),
+    )
 
 
 def json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -90,8 +104,9 @@ def _document(app: FastAPI) -> dict[str, Any]:
     return document
 
 
-def _documentation(route: Route, error: type[BaseModel]) -> dict[str, Any]:
-    names = re.findall(r"{(\w+)}", route.path)
+def _documentation(path: str, route: Route) -> dict[str, Any]:
+    names = re.findall(r"{(\w+)}", path)
+    error = schemas.OpenAiError if path.startswith(OPENAI) else schemas.Error
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
     ]

@@ -1,6 +1,6 @@
 """For operators: routing, the response cache and sessions, to look at and to change while the server runs."""
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import ValidationError
 
@@ -9,7 +9,7 @@ from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
-from penstock.gateway.http.openapi import Route, add_routes, json_answer, path_names
+from penstock.gateway.http.openapi import Route, json_answer, path_names
 from penstock.serving.serve import Serving
 
 ROUTING = "/v1/models/{model}/routing"
@@ -21,47 +21,25 @@ class RoutingRest:
         self._catalogue = catalogue
         self._calls = calls
 
-    def router(self) -> APIRouter:
-        return add_routes(
-            "Operations",
-            [
-                Route(
-                    "GET",
-                    ROUTING,
-                    self.routing,
-                    "How a model's requests find their worker, and how its workers stand",
-                    answer=schemas.ModelRouting,
-                    query={"key": "which worker this key belongs to, where the policy is hash"},
-                ),
-                Route(
-                    "PUT",
-                    ROUTING,
-                    self.set_routing,
-                    "Route a model's requests otherwise, at once and on every gateway",
-                    "Kept over restarts, until DELETE gives the model its own routing back.",
-                    body=schemas.RoutingBody,
-                    answer=schemas.Empty,
-                ),
-                Route("DELETE", ROUTING, self.reset_routing, "Route as model.yaml says", answer=schemas.Empty),
-                Route("GET", "/v1/cache", self.cache, "What the response cache holds", answer=schemas.CacheStatus),
-                Route(
-                    "DELETE",
-                    "/v1/cache",
-                    self.clear_cache,
-                    "Forget cached answers",
-                    answer=schemas.Empty,
-                    query={"model": "of this model alone"},
-                ),
-                Route(
-                    "GET", "/v1/sessions", self.sessions, "How many sessions there are", answer=schemas.SessionCounts
-                ),
-            ],
-        )
-
+    @Route(
+        "GET",
+        ROUTING,
+        "How a model's requests find their worker, and how its workers stand",
+        answer=schemas.ModelRouting,
+        query={"key": "which worker this key belongs to, where the policy is hash"},
+    )
     async def routing(self, request: Request) -> Response:
         model, _ = path_names(request)
         return json_answer(self._catalogue.routing(model, request.query_params.get("key", "")))
 
+    @Route(
+        "PUT",
+        ROUTING,
+        "Route a model's requests otherwise, at once and on every gateway",
+        "Kept over restarts, until DELETE gives the model its own routing back.",
+        body=schemas.RoutingBody,
+        answer=schemas.Empty,
+    )
     async def set_routing(self, request: Request) -> Response:
         model, _ = path_names(request)
         body = await self._calls.body(request)
@@ -74,14 +52,17 @@ class RoutingRest:
         await self._catalogue.set_routing(model, routing)
         return json_answer({})
 
+    @Route("DELETE", ROUTING, "Route as model.yaml says", answer=schemas.Empty)
     async def reset_routing(self, request: Request) -> Response:
         model, _ = path_names(request)
         await self._catalogue.set_routing(model, None)
         return json_answer({})
 
+    @Route("GET", "/v1/cache", "What the response cache holds", answer=schemas.CacheStatus)
     async def cache(self, request: Request) -> Response:
         return json_answer(self._serving.cache.statistics())
 
+    @Route("DELETE", "/v1/cache", "Forget cached answers", answer=schemas.Empty, query={"model": "of this model alone"})
     async def clear_cache(self, request: Request) -> Response:
         model = request.query_params.get("model", "")
         if not model:
@@ -93,5 +74,6 @@ class RoutingRest:
                 await self._serving.cache.delete(block.block_id)
         return json_answer({})
 
+    @Route("GET", "/v1/sessions", "How many sessions there are", answer=schemas.SessionCounts)
     async def sessions(self, request: Request) -> Response:
         return json_answer(self._serving.sessions.statistics())

@@ -12,7 +12,7 @@ from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.live.streams import LiveStreams, LiveWatch
 from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
-from penstock.gateway.http.openapi import REF, Handler, Route, add_routes, json_answer
+from penstock.gateway.http.openapi import REF, Handler, Route, json_answer, routes_of
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
 DEFAULT_INTERVAL_S = 1.0
@@ -49,37 +49,32 @@ class LiveRest:
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def router(self) -> APIRouter:
-        router = add_routes(
-            "Operations",
-            [
-                Route(
-                    "GET",
-                    "/",
-                    self.root,
-                    "The live view as a page; JSON where Accept prefers application/json",
-                    answer=schemas.Root,
-                    binary_answer={"text/html": {"schema": {"type": "string"}}},
-                ),
-            ],
-        )
+        router = routes_of(self, "Operations")
         for name in self._files:
             router.add_api_route(f"/dashboard/{name}", self._part(name), methods=["GET"], include_in_schema=False)
         return router
 
-    def stream_router(self) -> APIRouter:
-        query = {"interval": "Seconds between events, 0.2 to 60; 1 where it is not given"}
-        route = Route(
-            "GET", "/v1/live", self.live, "What the server does, as it happens", DESCRIPTION,
-            binary_answer=EVENTS, query=query,
-        )  # fmt: skip
-        return add_routes("Operations", [route], schemas.OpenAiError)
-
+    @Route(
+        "GET",
+        "/",
+        "The live view as a page; JSON where Accept prefers application/json",
+        answer=schemas.Root,
+        binary_answer={"text/html": {"schema": {"type": "string"}}},
+    )
     async def root(self, request: Request) -> Response:
         if prefers_json(request.headers.get("accept", "*/*"), "text/html"):
             answer = {"name": SERVER_NAME, "version": self._version, "links": LINKS}
             return json_answer(answer, headers={"vary": "accept"})
         return self._page("page.html")
 
+    @Route(
+        "GET",
+        "/v1/live",
+        "What the server does, as it happens",
+        DESCRIPTION,
+        binary_answer=EVENTS,
+        query={"interval": "Seconds between events, 0.2 to 60; 1 where it is not given"},
+    )
     async def live(self, request: Request) -> Response:
         return _EventStream(self._streams.watch(_interval_s(request)))
 

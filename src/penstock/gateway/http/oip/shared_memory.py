@@ -2,20 +2,21 @@
 
 import asyncio
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InvalidRequest
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import parse_object
-from penstock.gateway.http.openapi import Route, add_routes, json_answer
+from penstock.gateway.http.openapi import Route, json_answer
 from penstock.gateway.shared_memory.region import Region
 from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 
 SYSTEM = "/v2/systemsharedmemory"
 CUDA = "/v2/cudasharedmemory"
 ONE = "/region/{region}"
+NO_CUDA = "There are none: CUDA shared memory is not supported"
 
 
 class SharedMemoryRest:
@@ -23,41 +24,20 @@ class SharedMemoryRest:
         self._memory = memory
         self._calls = calls
 
-    def router(self) -> APIRouter:
-        return add_routes(
-            "Shared memory",
-            [
-                Route("GET", SYSTEM + "/status", self.status, "All regions", answer=schemas.SharedMemoryStatus),
-                Route("GET", SYSTEM + ONE + "/status", self.status, "One region", answer=schemas.SharedMemoryStatus),
-                Route(
-                    "POST",
-                    SYSTEM + ONE + "/register",
-                    self.register,
-                    "Register a region of a POSIX shared memory object",
-                    "The object is on the server's machine, open to its user for reading and writing.",
-                    body=schemas.SharedMemoryBody,
-                    answer=schemas.Empty,
-                ),
-                Route("POST", SYSTEM + "/unregister", self.unregister, "Unregister all", answer=schemas.Empty),
-                Route("POST", SYSTEM + ONE + "/unregister", self.unregister, "Unregister one", answer=schemas.Empty),
-                *self._cuda_routes(),
-            ],
-        )
-
-    def _cuda_routes(self) -> list[Route]:
-        none = "There are none: CUDA shared memory is not supported"
-        return [
-            Route("GET", CUDA + "/status", self.cuda_status, none, answer=schemas.SharedMemoryStatus),
-            Route("GET", CUDA + ONE + "/status", self.cuda_refusal, none, answer=schemas.SharedMemoryStatus),
-            Route("POST", CUDA + ONE + "/register", self.cuda_refusal, "Refused", none, answer=schemas.Empty),
-            Route("POST", CUDA + "/unregister", self.cuda_unregister, none, answer=schemas.Empty),
-            Route("POST", CUDA + ONE + "/unregister", self.cuda_unregister, none, answer=schemas.Empty),
-        ]
-
+    @Route("GET", SYSTEM + "/status", "All regions", answer=schemas.SharedMemoryStatus)
+    @Route("GET", SYSTEM + ONE + "/status", "One region", answer=schemas.SharedMemoryStatus)
     async def status(self, request: Request) -> Response:
         found = await asyncio.to_thread(self._memory.status, _name(request))
         return json_answer([_as_json(region) for region in found])
 
+    @Route(
+        "POST",
+        SYSTEM + ONE + "/register",
+        "Register a region of a POSIX shared memory object",
+        "The object is on the server's machine, open to its user for reading and writing.",
+        body=schemas.SharedMemoryBody,
+        answer=schemas.Empty,
+    )
     async def register(self, request: Request) -> Response:
         given = parse_object(await self._calls.body(request))
         key, byte_size, offset = given.get("key"), given.get("byte_size"), given.get("offset", 0)
@@ -66,16 +46,22 @@ class SharedMemoryRest:
         await asyncio.to_thread(self._memory.register, _name(request), key, offset, byte_size)
         return json_answer({})
 
+    @Route("POST", SYSTEM + "/unregister", "Unregister all", answer=schemas.Empty)
+    @Route("POST", SYSTEM + ONE + "/unregister", "Unregister one", answer=schemas.Empty)
     async def unregister(self, request: Request) -> Response:
         await asyncio.to_thread(self._memory.unregister, _name(request))
         return json_answer({})
 
+    @Route("GET", CUDA + "/status", NO_CUDA, answer=schemas.SharedMemoryStatus)
     async def cuda_status(self, request: Request) -> Response:
         return json_answer([])
 
+    @Route("GET", CUDA + ONE + "/status", NO_CUDA, answer=schemas.SharedMemoryStatus)
+    @Route("POST", CUDA + ONE + "/register", "Refused", NO_CUDA, answer=schemas.Empty)
     async def cuda_refusal(self, request: Request) -> Response:
         raise no_cuda(_name(request))
 
+    @Route("POST", (CUDA + "/unregister", CUDA + ONE + "/unregister"), NO_CUDA, answer=schemas.Empty)
     async def cuda_unregister(self, request: Request) -> Response:
         return json_answer({})
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.blocks import BlockDescription
@@ -11,8 +11,7 @@ from penstock.core.ranking import best_first, cosines
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
 from penstock.gateway.http.calls import RestCalls, validate
-from penstock.gateway.http.openapi import Route, add_routes, json_answer
-from penstock.gateway.http.schemas import Error, OpenAiError
+from penstock.gateway.http.openapi import Route, json_answer
 from penstock.gateway.http.v1 import schemas
 
 SCORE, EMBED = "score", "embed"
@@ -25,18 +24,14 @@ class RerankRest:
     def __init__(self, calls: RestCalls) -> None:
         self._calls = calls
 
-    def router(self) -> APIRouter:
-        router = add_routes("REST under /v1", [self._route("/v1/rerank")], OpenAiError)
-        # Where the clients of Cohere's second version look for it.
-        router.include_router(add_routes("REST under /v1", [self._route("/v2/rerank")], Error))
-        return router
-
-    def _route(self, path: str) -> Route:
-        summary = "Documents by their relevance to a query"
-        return Route(
-            "POST", path, self.rerank, summary, DESCRIPTION, body=schemas.RerankBody, answer=schemas.RerankAnswer
-        )
-
+    @Route(
+        "POST",
+        ("/v1/rerank", "/v2/rerank"),  # the second is where clients of Cohere's second version look
+        "Documents by their relevance to a query",
+        DESCRIPTION,
+        body=schemas.RerankBody,
+        answer=schemas.RerankAnswer,
+    )
     async def rerank(self, request: Request) -> Response:
         call = await self._calls.read(request)
         message = call.json()

@@ -3,7 +3,7 @@
 import base64
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.blocks import BlockDescription
@@ -12,14 +12,14 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.calls import RestCalls, validate
-from penstock.gateway.http.openapi import Route, add_routes, json_answer
-from penstock.gateway.http.schemas import OpenAiError
+from penstock.gateway.http.openapi import Route, json_answer
 from penstock.gateway.http.v1 import codec, schemas
 from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
 
 FORM = "multipart/form-data"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-MODEL_QUERY = {"model": "The block's model; may be left out where only one fits"}
+IMAGE_FORM = {"schema": {"type": "object", "properties": {"image": BINARY["schema"], "model": {"type": "string"}}}}
+ANY_FORM = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
 OPTIONS = ("model", "version", "id")  # multipart fields that are no inputs
 
 
@@ -28,55 +28,22 @@ class OpenAiRest:
         self._calls = calls
         self._catalogue = catalogue
 
-    def router(self) -> APIRouter:
-        file_form = {
-            "schema": {"type": "object", "properties": {"image": BINARY["schema"], "model": {"type": "string"}}}
-        }
-        any_form = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
-        return add_routes(
-            "REST under /v1",
-            [
-                Route("GET", "/v1/models", self.models, "Models that can be called", answer=schemas.ModelList),
-                Route("GET", "/v1/models/{model}", self.model, "One model", answer=schemas.Model),
-                Route(
-                    "POST",
-                    "/v1/embeddings",
-                    self.embeddings,
-                    "Texts to vectors, as OpenAI's API",
-                    body=schemas.EmbeddingsBody,
-                    answer=schemas.EmbeddingsAnswer,
-                ),
-                Route(
-                    "POST",
-                    "/v1/images/upscale",
-                    self.upscale,
-                    "Enlarge a photograph",
-                    "The body is the JPEG or PNG file, or a form with the file in `image`. The answer is a PNG file.",
-                    binary_body={"image/*": BINARY, "application/octet-stream": BINARY, FORM: file_form},
-                    binary_answer={"image/png": BINARY},
-                    query=MODEL_QUERY,
-                ),
-                Route(
-                    "POST",
-                    "/v1/infer",
-                    self.infer,
-                    "Any block, with plain values",
-                    "As a form, files are elements of the BYTES input of their name, and other fields are values.",
-                    body=schemas.V1InferBody,
-                    binary_body={FORM: any_form},
-                    answer=schemas.V1InferAnswer,
-                ),
-            ],
-            OpenAiError,
-        )
-
+    @Route("GET", "/v1/models", "Models that can be called", answer=schemas.ModelList)
     async def models(self, request: Request) -> Response:
         names = sorted({block.model for block in self._catalogue.blocks()})
         return json_answer({"object": "list", "data": [_card(self._catalogue.known(name, "")) for name in names]})
 
+    @Route("GET", "/v1/models/{model}", "One model", answer=schemas.Model)
     async def model(self, request: Request) -> Response:
         return json_answer(_card(self._catalogue.known(request.path_params["model"], "")))
 
+    @Route(
+        "POST",
+        "/v1/embeddings",
+        "Texts to vectors, as OpenAI's API",
+        body=schemas.EmbeddingsBody,
+        answer=schemas.EmbeddingsAnswer,
+    )
     async def embeddings(self, request: Request) -> Response:
         call = await self._calls.read(request)
         message = call.json()
@@ -91,6 +58,15 @@ class OpenAiRest:
         response = await self._calls.serve(call, InferRequest(body.model, [tensor]))
         return json_answer(_embeddings(response, body.encoding_format), headers=call.answer_headers)
 
+    @Route(
+        "POST",
+        "/v1/images/upscale",
+        "Enlarge a photograph",
+        "The body is the JPEG or PNG file, or a form with the file in `image`. The answer is a PNG file.",
+        binary_body={"image/*": BINARY, "application/octet-stream": BINARY, FORM: IMAGE_FORM},
+        binary_answer={"image/png": BINARY},
+        query={"model": "The block's model; may be left out where only one fits"},
+    )
     async def upscale(self, request: Request) -> Response:
         call = await self._calls.read(request)
         model = request.query_params.get("model", "")
@@ -111,6 +87,15 @@ class OpenAiRest:
         response = await self._calls.serve(call, InferRequest(block.model, [tensor]))
         return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
 
+    @Route(
+        "POST",
+        "/v1/infer",
+        "Any block, with plain values",
+        "As a form, files are elements of the BYTES input of their name, and other fields are values.",
+        body=schemas.V1InferBody,
+        binary_body={FORM: ANY_FORM},
+        answer=schemas.V1InferAnswer,
+    )
     async def infer(self, request: Request) -> Response:
         call = await self._calls.read(request)
         if call.content_type == FORM:
