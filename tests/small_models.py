@@ -1,4 +1,4 @@
-"""Small networks with weights, to convert in a moment."""
+"""Small models: networks with weights, to convert in a moment, and files that are none."""
 
 from pathlib import Path
 
@@ -40,3 +40,12 @@ def write_dense(repository: Path, name: str = "dense", settings: str = "", is_ex
         file.unlink()
         onnx.save(model, file, save_as_external_data=True, location="weights.data", size_threshold=0)
     return repository / name
+
+
+def write_folder(folder: Path) -> Path:
+    """A model whose files no engine could load."""
+    (folder / "1").mkdir(parents=True)
+    (folder / "model.yaml").write_text("task: tensor\nresidence: {load: lazy, idle_unload_s: 7, max_waiting_s: 8}\n")
+    (folder / "1" / "model.onnx").write_bytes(b"model")
+    (folder / "1" / "weights.bin").write_bytes(b"w" * 100)
+    return folder

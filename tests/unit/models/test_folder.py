@@ -5,16 +5,12 @@ from pathlib import Path
 import pytest
 
 from penstock.models.folder import fingerprint_of, model_files, read_model_folder
+from tests.small_models import write_folder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "model.yaml").write_text("task: tensor\nresidence: {load: lazy, idle_unload_s: 7, max_waiting_s: 8}\n")
-    (folder / "1" / "model.onnx").write_bytes(b"graph")
-    (folder / "1" / "weights.bin").write_bytes(b"w" * 100)
-    return folder
+    return write_folder(tmp_path / "m")
 
 
 def fingerprint(folder: Path) -> str:

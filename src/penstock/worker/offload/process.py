@@ -71,9 +71,7 @@ class TaskProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._free = list(slots)
-        self._queue: deque[asyncio.Future[_CallSlot]] = (
-            deque()
-        )  # calls that wait for a slot; a worker's jobs bound them
+        self._queue: deque[asyncio.Future[_CallSlot]] = deque()  # calls without a slot; a worker's jobs bound them
         self._waiting: dict[int, asyncio.Future[Envelope | None]] = {}  # None: the process is lost
         self._numbers = itertools.count(1)
         self._inbox = Inbox()

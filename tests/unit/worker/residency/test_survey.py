@@ -8,16 +8,12 @@ from penstock.core.settings import Instances, Sessions
 from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned
 from penstock.worker.residency.survey import Surveyed, survey, undescribed
+from tests.small_models import write_folder
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "m"
-    (folder / "1").mkdir(parents=True)
-    (folder / "model.yaml").write_text("task: tensor\nresidence: {load: lazy, idle_unload_s: 7, max_waiting_s: 8}\n")
-    (folder / "1" / "model.onnx").write_bytes(b"graph")
-    (folder / "1" / "weights.bin").write_bytes(b"w" * 100)
-    return folder
+    return write_folder(tmp_path / "m")
 
 
 def assigned(folder: Path, version: str = "1") -> Assigned:
