@@ -64,6 +64,8 @@ class FakeServing:
     """Gives back its inputs, unless a test says otherwise."""
 
     echo = staticmethod(echo)
+    is_traced = False
+    resolver: Resolver
 
     def __init__(self) -> None:
         self.requests: list[InferRequest] = []
@@ -140,8 +142,9 @@ class Served:
         self.resolver.cluster_changed(self.views)
         self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
         dispatcher, serving = cast(Any, FakeDispatcher()), cast(Any, self.serving)
-        catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)
-        self.app = build_http_app(serving, catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
+        serving.resolver = self.resolver
+        self.catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)
+        self.app = build_http_app(serving, self.catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
 
 
 @pytest.fixture

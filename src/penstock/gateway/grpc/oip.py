@@ -3,15 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
 from penstock.core.blocks import BlockState
-from penstock.core.error_text import EDGE_COST, shorten
-from penstock.core.errors import InternalError, InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway import model_config, statuses
+from penstock.gateway import model_config
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
@@ -35,15 +34,8 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._memory = memory
 
     async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
-        try:
-            if message is UNREADABLE:
-                raise InvalidRequest("the message is not an inference.ModelInferRequest")
-            request, targets = self._decode(message, "grpc")
-            request.timeout_s = context.time_remaining()
-            self._join_trace(request, context)
-            return encode_response(await self._serving.serve(request), message, targets)
-        except PenstockError as error:
-            return await abort(context, error)
+        request, targets = self._decode(message, context, "grpc")
+        return encode_response(await self._serving.serve(request), message, targets)
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:  # noqa: N802
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
@@ -52,35 +44,31 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         )
         try:
             await stream.run(aiter(messages), context.write)
-        except PenstockError as error:
-            await abort(context, error)
         except grpc.aio.InternalError as error:  # an answer was on its way when the client left
             raise asyncio.CancelledError from error
 
-    def _open_exchange(self, context: Context, message: pb.ModelInferRequest) -> "_Exchange":
+    def _open_exchange(self, context: Context, message: pb.ModelInferRequest) -> "_GrpcExchange":
         try:
-            if message is UNREADABLE:
-                raise InvalidRequest("the message is not an inference.ModelInferRequest")
-            request, targets = self._decode(message, "grpc-stream")
-            request.timeout_s = context.time_remaining()
-            self._join_trace(request, context)
+            request, targets = self._decode(message, context, "grpc-stream")
         except PenstockError as error:
-            return _Exchange(message, error, NO_TARGETS, 0)
-        return _Exchange(message, request, targets, request.size_bytes)
+            return _GrpcExchange(message, error, NO_TARGETS, 0)
+        return _GrpcExchange(message, request, targets, request.size_bytes)
 
-    def _decode(self, message: pb.ModelInferRequest, protocol: str) -> tuple[InferRequest, Targets]:
+    def _decode(self, message: pb.ModelInferRequest, context: Context, protocol: str) -> tuple[InferRequest, Targets]:
         """The request, and where its outputs go that are not sent."""
+        if message is UNREADABLE:
+            raise InvalidRequest("the message is not an inference.ModelInferRequest")
         try:
             request = decode_request(message, protocol, self._memory)
-            return request, find_targets(message, self._memory) if message.outputs else NO_TARGETS
+            targets = find_targets(message, self._memory) if message.outputs else NO_TARGETS
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
-
-    def _join_trace(self, request: InferRequest, context: Context) -> None:
+        request.timeout_s = context.time_remaining()
         if self._serving.is_traced:
             found = dict(context.invocation_metadata() or ()).get("traceparent", "")
             request.traceparent = found if isinstance(found, str) else ""
+        return request, targets
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
         return pb.ServerLiveResponse(live=True)
@@ -89,10 +77,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ServerReadyResponse(ready=self._catalogue.is_server_ready())
 
     async def ModelReady(self, message: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        try:
-            return pb.ModelReadyResponse(ready=self._catalogue.is_model_ready(message.name, message.version))
-        except PenstockError as error:
-            return await abort(context, error)
+        return pb.ModelReadyResponse(ready=self._catalogue.is_model_ready(message.name, message.version))
 
     async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:  # noqa: N802
         return pb.ServerMetadataResponse(
@@ -100,27 +85,18 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         )
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:  # noqa: N802
-        try:
-            block = await self._catalogue.block(message.name, message.version)
-            return model_config.metadata(block, self._catalogue.versions(message.name))
-        except PenstockError as error:
-            return await abort(context, error)
+        block = await self._catalogue.block(message.name, message.version)
+        return model_config.metadata(block, self._catalogue.versions(message.name))
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:  # noqa: N802
-        try:
-            block = await self._catalogue.block(message.name, message.version)
-            return pb.ModelConfigResponse(config=model_config.model_config(block))
-        except PenstockError as error:
-            return await abort(context, error)
+        block = await self._catalogue.block(message.name, message.version)
+        return pb.ModelConfigResponse(config=model_config.model_config(block))
 
     async def ModelStatistics(  # noqa: N802
         self, message: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
-        try:
-            found = await self._catalogue.statistics(message.name, message.version)
-            return pb.ModelStatisticsResponse(model_stats=[model_config.statistics(block) for block in found])
-        except PenstockError as error:
-            return await abort(context, error)
+        found = await self._catalogue.statistics(message.name, message.version)
+        return pb.ModelStatisticsResponse(model_stats=[model_config.statistics(block) for block in found])
 
     async def RepositoryIndex(  # noqa: N802
         self, message: pb.RepositoryIndexRequest, context: Context
@@ -141,25 +117,19 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryModelLoad(  # noqa: N802
         self, message: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
-        try:
-            if message.parameters:
-                raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
-            await self._catalogue.load(message.model_name)
-        except PenstockError as error:
-            return await abort(context, error)
+        if message.parameters:
+            raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
+        await self._catalogue.load(message.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(  # noqa: N802
         self, message: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        try:
-            await self._catalogue.unload(message.model_name)
-        except PenstockError as error:
-            return await abort(context, error)
+        await self._catalogue.unload(message.model_name)
         return pb.RepositoryModelUnloadResponse()
 
 
-class _Exchange:
+class _GrpcExchange:
     """One request on a stream."""
 
     __slots__ = ("_message", "_targets", "request", "size_bytes")
@@ -197,10 +167,3 @@ INDEX_STATES = {
     BlockState.UNLOADED: "UNAVAILABLE",
     BlockState.DORMANT: READY,  # it answers: the first request waits for it
 }
-
-
-async def abort(context: Context, error: PenstockError) -> NoReturn:
-    await context.abort(
-        statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
-    )
-    raise InternalError("abort returned")

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from penstock.core.errors import PenstockError
-from penstock.gateway.grpc.oip import Context, abort
+from penstock.gateway.grpc.oip import Context
 from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
@@ -19,22 +18,16 @@ class SharedMemoryGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, message: pb.SystemSharedMemoryStatusRequest, context: Context
     ) -> pb.SystemSharedMemoryStatusResponse:
         answer = pb.SystemSharedMemoryStatusResponse()
-        try:
-            for region in await asyncio.to_thread(self._memory.status, message.name):
-                status = answer.regions[region.name]
-                status.name, status.key = region.name, region.key
-                status.offset, status.byte_size = region.offset, region.byte_size
-        except PenstockError as error:
-            return await abort(context, error)
+        for region in await asyncio.to_thread(self._memory.status, message.name):
+            status = answer.regions[region.name]
+            status.name, status.key = region.name, region.key
+            status.offset, status.byte_size = region.offset, region.byte_size
         return answer
 
     async def SystemSharedMemoryRegister(  # noqa: N802
         self, message: pb.SystemSharedMemoryRegisterRequest, context: Context
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        try:
-            await asyncio.to_thread(self._memory.register, message.name, message.key, message.offset, message.byte_size)
-        except PenstockError as error:
-            return await abort(context, error)
+        await asyncio.to_thread(self._memory.register, message.name, message.key, message.offset, message.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def SystemSharedMemoryUnregister(  # noqa: N802
@@ -47,13 +40,13 @@ class SharedMemoryGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self, message: pb.CudaSharedMemoryStatusRequest, context: Context
     ) -> pb.CudaSharedMemoryStatusResponse:
         if message.name:
-            return await abort(context, no_cuda(message.name))
+            raise no_cuda(message.name)
         return pb.CudaSharedMemoryStatusResponse()
 
     async def CudaSharedMemoryRegister(  # noqa: N802
         self, message: pb.CudaSharedMemoryRegisterRequest, context: Context
     ) -> pb.CudaSharedMemoryRegisterResponse:
-        return await abort(context, no_cuda(message.name))
+        raise no_cuda(message.name)
 
     async def CudaSharedMemoryUnregister(  # noqa: N802
         self, message: pb.CudaSharedMemoryUnregisterRequest, context: Context

@@ -1,0 +1,155 @@
+"""What a gRPC client is told of errors, on every method, by a server with a real socket."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.core.config import Limits
+from penstock.core.errors import BUG, InvalidTensor, PenstockError, QueueFull, UnknownModel
+from penstock.gateway.grpc.oip import OipGrpc
+from penstock.gateway.grpc.server import SERVICE, GrpcServer
+from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
+from penstock.gateway.shared_memory.regions import SharedMemory
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference import grpc_service_pb2_grpc
+from penstock.serving.serve import Serving
+from tests.unit.gateway.conftest import Served
+
+MESSAGE = pb.ModelInferRequest(
+    model_name="echo",
+    inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])],
+    raw_input_contents=[bytes(8)],
+)
+
+
+@pytest.fixture
+async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+    memory = SharedMemory(tmp_path)
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, memory)
+    server = GrpcServer(edge, Limits(), SharedMemoryGrpc(memory))
+    port = await server.start("127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(0)
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> Any:
+    return grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+
+async def refusal(call: Any) -> tuple[grpc.StatusCode, str | None, dict[str, Any]]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    error = caught.value
+    return error.code(), error.details(), dict(error.trailing_metadata())
+
+
+async def test_an_answer(stub: Any) -> None:
+    answer = await stub.ModelInfer(MESSAGE)
+    assert answer.raw_output_contents == [bytes(8)]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "metadata"),
+    [
+        (UnknownModel("who?"), grpc.StatusCode.NOT_FOUND, {"penstock-code": "unknown_model"}),
+        (QueueFull("no"), grpc.StatusCode.RESOURCE_EXHAUSTED, {"penstock-code": "queue_full", "retry-after": "1"}),
+    ],
+)
+async def test_an_error_is_its_status(
+    stub: Any, served: Served, error: PenstockError, status: grpc.StatusCode, metadata: dict[str, str]
+) -> None:
+    served.serving.error = error
+    assert await refusal(stub.ModelInfer(MESSAGE)) == (status, error.message, metadata)
+
+
+async def test_a_bug_is_internal_and_says_nothing_of_itself(stub: Any, served: Served) -> None:
+    served.serving.error = ZeroDivisionError("a secret")
+    with capture_logs() as logs:
+        told = await refusal(stub.ModelInfer(MESSAGE))
+    assert told == (grpc.StatusCode.INTERNAL, BUG, {"penstock-code": "internal"})
+    assert [(entry["event"], entry["method"]) for entry in logs] == [("bug", "ModelInfer")]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ModelReady", pb.ModelReadyRequest(name="nobody")),
+        ("ModelMetadata", pb.ModelMetadataRequest(name="nobody")),
+        ("ModelConfig", pb.ModelConfigRequest(name="nobody")),
+        ("ModelStatistics", pb.ModelStatisticsRequest(name="nobody")),
+        ("RepositoryModelLoad", pb.RepositoryModelLoadRequest(model_name="nobody")),
+    ],
+)
+async def test_every_method_tells_of_an_unknown_model(stub: Any, method: str, message: object) -> None:
+    status, details, metadata = await refusal(getattr(stub, method)(message))
+    assert (status, metadata) == (grpc.StatusCode.NOT_FOUND, {"penstock-code": "unknown_model"})
+    assert details is not None
+    assert "nobody" in details
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("SystemSharedMemoryStatus", pb.SystemSharedMemoryStatusRequest(name="r")),
+        ("SystemSharedMemoryRegister", pb.SystemSharedMemoryRegisterRequest(name="r", key="/none", byte_size=8)),
+        ("CudaSharedMemoryStatus", pb.CudaSharedMemoryStatusRequest(name="r")),
+        ("CudaSharedMemoryRegister", pb.CudaSharedMemoryRegisterRequest(name="r")),
+    ],
+)
+async def test_shared_memory_that_is_not_there(stub: Any, method: str, message: object) -> None:
+    status, _, metadata = await refusal(getattr(stub, method)(message))
+    assert (status, metadata) == (grpc.StatusCode.INVALID_ARGUMENT, {"penstock-code": "invalid_request"})
+
+
+async def test_a_load_with_parameters_is_refused(stub: Any) -> None:
+    message = pb.RepositoryModelLoadRequest(model_name="echo")
+    message.parameters["config"].string_param = "{}"
+    status, details, _ = await refusal(stub.RepositoryModelLoad(message))
+    assert (status, details) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "load takes no parameters: change model.yaml in the repository instead",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("ModelInfer", "the message is not an inference.ModelInferRequest"),
+        ("ModelReady", "the message cannot be parsed as what this method takes"),
+    ],
+)
+async def test_a_message_that_cannot_be_parsed_is_the_callers_fault(
+    channel: grpc.aio.Channel, method: str, says: str
+) -> None:
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}")
+    status, details, _ = await refusal(call(b"\xff\xff"))
+    assert (status, details) == (grpc.StatusCode.INVALID_ARGUMENT, says)
+
+
+async def test_a_stream_answers_each_message_whatever_it_is(channel: grpc.aio.Channel, served: Served) -> None:
+    stream: Any = channel.stream_stream(
+        f"/{SERVICE}/ModelStreamInfer", response_deserializer=pb.ModelStreamInferResponse.FromString
+    )
+    unknown = pb.ModelInferRequest(model_name="echo", inputs=[pb.ModelInferRequest.InferInputTensor(name="x")])
+    messages = [MESSAGE.SerializeToString(), b"\xff\xff", unknown.SerializeToString()]
+    said = [answer.error_message async for answer in stream(iter(messages))]
+    assert said[:2] == ["", "the message is not an inference.ModelInferRequest"]
+    assert said[2]
+    assert [type(error) for error in served.serving.turned] == [InvalidTensor]
+
+
+async def test_a_bug_in_a_stream_ends_it_as_internal(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr("penstock.gateway.grpc.oip.decode_request", broken)
+    with capture_logs() as logs, pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [answer async for answer in stub.ModelStreamInfer(iter([MESSAGE]))]
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, BUG)
+    assert [(entry["event"], entry["method"]) for entry in logs] == [("bug", "ModelStreamInfer")]
