@@ -32,7 +32,7 @@ class Manager:
         self._revision = 0  # of everything that an assignment or a view shows
 
     async def deploy_all(self) -> None:
-        """Every model of the repository; a model.yaml with a fault refuses the start."""
+        """Deploys every model of the repository; a model.yaml with a fault refuses the start."""
         folders = [
             await asyncio.to_thread(read_model_folder, path)
             for path in await asyncio.to_thread(list_model_folders, self._repository)

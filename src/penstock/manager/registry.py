@@ -73,7 +73,7 @@ class Registry:
         return withdrawn
 
     def worker_reported(self, worker: str, states: Iterable[tuple[str, BlockState, str, int]]) -> bool:
-        """Whether anything changed."""
+        """Returns whether anything changed."""
         is_changed = worker not in self._workers
         self._workers.add(worker)
         reported = {block_id: WorkerState(state, reason, revision) for block_id, state, reason, revision in states}

@@ -118,7 +118,7 @@ class Dispatcher:
         self._perform(self._table.retire(block_id, error))
 
     def set_routings(self, routings: dict[str, Routing]) -> None:
-        """By block, what stands before the models' own; takes effect at once, nothing that waits is lost."""
+        """By block, what stands before the model's own. It takes effect at once, and nothing that waits is lost."""
         if routings == self._routings:
             return
         self._routings = dict(routings)
@@ -157,7 +157,7 @@ class Dispatcher:
         return len(self._table)
 
     def queue_lengths(self) -> dict[str, tuple[int, int]]:
-        """Block to waiting and running."""
+        """How many jobs wait and how many run, by block."""
         return {block: (self._table.queue_length(block), self._table.running(block)) for block in self._table.blocks()}
 
     async def statistics(self) -> list[BlockStatistics]:

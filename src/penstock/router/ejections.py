@@ -15,7 +15,7 @@ class Ejections:
         self._count = 0
 
     def judge(self, queue: Queue, slot: Slot, code: str, message: str, now: float) -> list[Action]:
-        """What a failure says of its slot. Those that are the request's own fault say nothing."""
+        """Ejects the slot after too many failures in a row; those that are the request's own fault do not count."""
         if slot.is_ejected or not slot.credits or (code not in FAULTS and code != TIMEOUT):
             return []
         condition = slot.condition = slot.condition or Condition()
@@ -58,7 +58,7 @@ class Ejections:
             condition = slot.condition
             if condition is None or condition.due != when:
                 continue
-            if condition.is_to_probe(queue.rules.health, now):
+            if condition.start_probe(queue.rules.health, now):
                 actions.append(Probe(slot.worker, slot.block_id))
             self._watch(queue, slot, condition)
         return actions

@@ -44,8 +44,8 @@ class Condition:
         self.wait_s = min(rules.eject_s, rules.eject_max_s)
         self.due = now + self.wait_s
 
-    def is_to_probe(self, rules: Health, now: float) -> bool:
-        """It is due. False: the probe that was sent went unanswered, and the next has to wait."""
+    def start_probe(self, rules: Health, now: float) -> bool:
+        """When one is due. False: the last one went unanswered, and the next has to wait."""
         if self.is_probing:
             self.put_off(rules, now)
             return False
@@ -60,5 +60,5 @@ class Condition:
 
 
 def may_be_ejected(rules: Health, slots: int) -> int:
-    """How many of a block's slots at once; one always stays."""
+    """How many of a block's slots may be ejected at once; one always stays."""
     return max(0, min(int(rules.max_ejected * slots + 1e-9), slots - 1))

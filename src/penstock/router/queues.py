@@ -79,7 +79,7 @@ class Queue:
         self.review(slot)
 
     def adopt(self, rules: BlockRules, draw: Draw) -> bool:
-        """Other rules from now on. True: jobs that wait may belong into other lines."""
+        """Takes other rules. Returns whether jobs that wait may belong into other lines."""
         before, self.rules = self.rules.routing.policy, rules
         self._has_bounds = _has_bounds(rules.priorities)
         if rules.routing.policy == before:
@@ -148,7 +148,7 @@ class Queue:
     # --- waiting
 
     def seek(self, job: Job, now: float) -> tuple[Line, Slot | None]:
-        """Where the job has to wait, and the slot that can take it instead. Raises InvalidRequest."""
+        """The line in which the job has to wait, and the slot that can take it instead. Raises InvalidRequest."""
         key = self._key_of(job)
         if not key:
             self._check_key()
@@ -175,7 +175,7 @@ class Queue:
         self._levels[job.priority] += 1
 
     def put_back(self, job: Job) -> None:
-        """In front of its level."""
+        """Lets the job wait again, in front of its level."""
         if self.has_lost_home(job):
             self.orphans.append(job)
             return
@@ -184,7 +184,7 @@ class Queue:
         self._levels[job.priority] += 1
 
     def move(self, jobs: Iterable[Job]) -> None:
-        """They wait anew, in this order, where they belong now."""
+        """Lets the jobs wait anew, in this order, where they belong now."""
         for job in jobs:
             if self.has_lost_home(job):
                 self.orphans.append(job)
@@ -214,7 +214,7 @@ class Queue:
         return jobs
 
     def drain_all(self) -> list[Job]:
-        """All that wait, the oldest first."""
+        """Empties all lines, and returns their jobs, the oldest first."""
         return self._gather([self.line, self.homeless, *(slot.line for slot in self.slots.values())])
 
     # --- what the above is made of

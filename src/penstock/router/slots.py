@@ -66,7 +66,7 @@ class Line:
         self._ranks: dict[int, deque[Job]] = {}
 
     def append(self, job: Job, is_first: bool = False) -> None:
-        """At the end of its rank, or in front of it."""
+        """Puts the job at the end of its rank, or in front."""
         job.line = self
         job.rank = rank = job.priority + BEHIND if job.is_delayed else job.priority
         entries = self._ranks.get(rank)
@@ -102,14 +102,14 @@ class Line:
         return job
 
     def take_out(self, job: Job) -> None:
-        """It must not come back with the same rank: its dead entry would live again."""
+        """The job must not come back with the same rank: its dead entry would live again."""
         job.line = None
         self.length -= 1
         if self.entries > 2 * self.length + 64:
             self._sweep()
 
     def drain(self) -> list[Job]:
-        """All of them, in their order; nobody waits here any more."""
+        """Empties the line, and returns its jobs in their order."""
         self._sweep()
         jobs = [job for rank in sorted(self._ranks) for job in self._ranks[rank]]
         for job in jobs:
@@ -155,7 +155,7 @@ class Slot:
         self.line = Line(self)
 
     def measure(self, took_s: float, now: float) -> None:
-        """A decaying peak: how long it took, as far as it can be trusted now."""
+        """Keeps how long a job took as a peak that decays."""
         latency_s = self.latency_s
         if took_s < latency_s:
             took_s += (latency_s - took_s) * exp((self.measured - now) / MEMORY_S)

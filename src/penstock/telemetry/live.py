@@ -68,7 +68,7 @@ class _Figures:
                 self._by_name.setdefault(name, []).append((labels, value))
 
     def having(self, *pairs: tuple[str, str]) -> "_Figures":
-        """Only those with these labels."""
+        """The figures that have these labels."""
         wanted, found = frozenset(pairs), _Figures([])
         for name, every in self._by_name.items():
             found._by_name[name] = [each for each in every if wanted <= each[0]]
@@ -230,7 +230,7 @@ def _is_worker(figures: ProcessFigures) -> bool:
 
 
 def _rates(counts: Mapping[str, float], seconds: float) -> Rates:
-    """Without those of which nothing was seen in this interval."""
+    """What was not seen in this interval is left out."""
     return {name: _per_s(count, seconds) for name, count in sorted(counts.items()) if count}
 
 

@@ -56,7 +56,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Troubles:
-    """By reason or code."""
+    """What went wrong, by reason or code."""
 
     refusals: dict[str, Happened]
     retries: dict[str, Happened]

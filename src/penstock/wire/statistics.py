@@ -1,10 +1,12 @@
 """Block statistics to and from their wire form."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
 
+_PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 _BATCH_DURATIONS = _DURATIONS[3:]
 
@@ -18,40 +20,25 @@ def decode_statistics(message: pb.Statistics) -> list[BlockStatistics]:
 
 
 def _encode(block: BlockStatistics) -> pb.BlockStatistics:
-    return pb.BlockStatistics(
-        block_id=block.block_id,
-        model=block.model,
-        version=block.version,
-        last_inference_ms=block.last_inference_ms,
-        inference_count=block.inference_count,
-        execution_count=block.execution_count,
-        closed=block.closed,
-        batches=[
-            pb.BatchStatistics(rows=rows, **{name: _duration(getattr(batch, name)) for name in _BATCH_DURATIONS})
-            for rows, batch in sorted(block.batches.items())
-        ],
-        **{name: _duration(getattr(block, name)) for name in _DURATIONS},
-    )
+    batches = [
+        pb.BatchStatistics(rows=rows, **_durations(batch, _BATCH_DURATIONS, pb.Duration))
+        for rows, batch in sorted(block.batches.items())
+    ]
+    durations = _durations(block, _DURATIONS, pb.Duration)
+    return pb.BlockStatistics(**_plain(block), closed=block.closed, batches=batches, **durations)
 
 
 def _decode(message: pb.BlockStatistics) -> BlockStatistics:
-    return BlockStatistics(
-        block_id=message.block_id,
-        model=message.model,
-        version=message.version,
-        last_inference_ms=message.last_inference_ms,
-        inference_count=message.inference_count,
-        execution_count=message.execution_count,
-        closed=dict(message.closed),
-        batches={
-            batch.rows: BatchStatistics(
-                *(Duration(d.count, d.ns) for d in (getattr(batch, n) for n in _BATCH_DURATIONS))
-            )
-            for batch in message.batches
-        },
-        **{name: Duration(getattr(message, name).count, getattr(message, name).ns) for name in _DURATIONS},
-    )
+    batches = {
+        batch.rows: BatchStatistics(**_durations(batch, _BATCH_DURATIONS, Duration)) for batch in message.batches
+    }
+    durations = _durations(message, _DURATIONS, Duration)
+    return BlockStatistics(**_plain(message), closed=dict(message.closed), batches=batches, **durations)
 
 
-def _duration(duration: Duration) -> pb.Duration:
-    return pb.Duration(count=duration.count, ns=duration.ns)
+def _plain(block: object) -> dict[str, Any]:
+    return {name: getattr(block, name) for name in _PLAIN}
+
+
+def _durations(told: object, names: Iterable[str], make: Callable[..., Any]) -> dict[str, Any]:
+    return {name: make(count=getattr(told, name).count, ns=getattr(told, name).ns) for name in names}

@@ -2,9 +2,10 @@
 
 from math import inf
 from random import Random
+from typing import get_args
 
 from penstock.core.requests import InferRequest
-from penstock.core.settings import Health, Priorities, QueuePolicy, Routing
+from penstock.core.settings import Health, Policy, Priorities, QueuePolicy, Routing
 from penstock.router.actions import Action, FailJob, Send
 from penstock.router.jobs import JobTable
 from penstock.router.queues import BlockRules
@@ -12,16 +13,7 @@ from penstock.router.slots import Job, Offer
 
 A, B, C = b"worker-a", b"worker-b", b"worker-c"
 BLOCK = "blk"
-POLICIES = (
-    "power_of_two",
-    "round_robin",
-    "random",
-    "least_connections",
-    "least_latency",
-    "weighted",
-    "hash",
-    "locality",
-)
+POLICIES: tuple[str, ...] = get_args(Policy)
 
 
 def job(

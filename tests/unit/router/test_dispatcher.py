@@ -1,6 +1,7 @@
 """The dispatcher and the jobs it sends to workers over real sockets: their answers, ends and deadlines."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -16,8 +17,9 @@ from penstock.core.errors import (
     WorkerLost,
 )
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
+from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
-from tests.unit.router.peers import ANSWER, TENSOR, Bed, block, offer, request
+from tests.unit.router.peers import ANSWER, TENSOR, Bed, Peer, block, offer, request
 
 AHEAD = 8  # answers of a stream that may be on their way
 
@@ -214,11 +216,18 @@ async def test_a_retired_block_fails_what_waits_for_it(bed: Bed) -> None:
 # --- streams
 
 
-async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_taken(bed: Bed) -> None:
-    worker = await bed.worker()
+async def begin(
+    bed: Bed, worker: Peer
+) -> tuple[AsyncGenerator[InferResponse, None], asyncio.Future[InferResponse], pb.Job]:
+    """A stream whose caller waits for its first answer, and the job that the worker got."""
     stream = bed.dispatcher.stream(block(), request(), later())
     first = asyncio.ensure_future(anext(stream))
-    job = await worker.get_job()
+    return stream, first, await worker.get_job()
+
+
+async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_taken(bed: Bed) -> None:
+    worker = await bed.worker()
+    stream, first, job = await begin(bed, worker)
     assert job.response_credits == AHEAD
     worker.answer(job, is_partial=True)
     worker.answer(job, is_partial=True)
@@ -234,9 +243,7 @@ async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_t
 
 async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None:
     worker = await bed.worker()
-    stream = bed.dispatcher.stream(block(), request(), later())
-    first = asyncio.ensure_future(anext(stream))
-    job = await worker.get_job()
+    stream, first, job = await begin(bed, worker)
     worker.answer(job, is_partial=True)
     await first
     for _ in range(AHEAD + 1):
@@ -250,9 +257,7 @@ async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None
 
 async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
     worker = await bed.worker()
-    stream = bed.dispatcher.stream(block(), request(), later())
-    first = asyncio.ensure_future(anext(stream))
-    job = await worker.get_job()
+    stream, first, job = await begin(bed, worker)
     worker.answer(job, is_partial=True)
     await first
     await stream.aclose()
@@ -265,9 +270,7 @@ async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
 
 async def test_a_streams_caller_that_leaves_while_it_waits_cancels_it(bed: Bed) -> None:
     worker = await bed.worker()
-    stream = bed.dispatcher.stream(block(), request(), later())
-    first = asyncio.ensure_future(anext(stream))
-    await worker.get_job()
+    _, first, _ = await begin(bed, worker)
     first.cancel()
     await worker.get("cancel")
     assert bed.dispatcher.jobs() == 0
@@ -275,9 +278,7 @@ async def test_a_streams_caller_that_leaves_while_it_waits_cancels_it(bed: Bed) 
 
 async def test_a_stream_fails_after_the_answers_that_came_before(bed: Bed) -> None:
     worker = await bed.worker()
-    stream = bed.dispatcher.stream(block(), request(), later())
-    first = asyncio.ensure_future(anext(stream))
-    job = await worker.get_job()
+    stream, first, job = await begin(bed, worker)
     worker.answer(job, is_partial=True)
     worker.send_raw(frames.encode_failure(job.job_id, job.attempt, EngineFailed("it broke")))
     assert not (await first).is_final
@@ -288,9 +289,8 @@ async def test_a_stream_fails_after_the_answers_that_came_before(bed: Bed) -> No
 
 async def test_a_stream_of_which_something_was_heard_never_runs_again(bed: Bed) -> None:
     first, second = await bed.worker("a"), bed.peer("b")
-    stream = bed.dispatcher.stream(block(), request(), later())
-    heard = asyncio.ensure_future(anext(stream))
-    first.answer(await first.get_job(), is_partial=True)
+    stream, heard, job = await begin(bed, first)
+    first.answer(job, is_partial=True)
     await heard
     await second.join(offer(block()))
     first.send(bye={})

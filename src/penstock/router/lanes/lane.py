@@ -38,7 +38,7 @@ class Lane(Protocol):
     def cancel(self, worker: bytes, job_id: int) -> None: ...
 
     def allow(self, worker: bytes, job_id: int, answers: int) -> None:
-        """So many more answers of a job that has several may be sent."""
+        """Lets the worker send so many more answers of a job that has several."""
 
     def probe(self, worker: bytes, block_id: str) -> None:
         """Asks whether the block still works."""
@@ -47,7 +47,7 @@ class Lane(Protocol):
         """Asks for a dormant block to be loaded; the worker joins again when it is."""
 
     async def statistics(self) -> list[BlockStatistics]:
-        """Of its workers and of those that have left."""
+        """What its workers have done, and those that have left."""
 
     def tick(self, now: float) -> None:
         """Called many times a second, to beat and to find out who is silent."""
@@ -59,7 +59,7 @@ class LaneOwner(Protocol):
     """Hears what workers say on its lanes."""
 
     def jobs(self) -> int:
-        """Waiting and running."""
+        """How many jobs wait or run."""
 
     def joined(self, member: Member, offers: Collection[Offer], lost: Collection[str]) -> None:
         """It holds these blocks from now on; those that were `lost` it no longer has in memory."""
@@ -73,7 +73,7 @@ class LaneOwner(Protocol):
         """
 
     def handed_back(self, worker: bytes, job_ids: Iterable[int]) -> None:
-        """It did not start these jobs."""
+        """The worker did not start these jobs."""
 
     def probed(self, worker: bytes, block_id: str, problem: str) -> None:
         """An empty problem says that the block works."""

@@ -22,10 +22,10 @@ class SlotPolicy(Protocol):
     def remove(self, slot: Slot) -> None: ...
 
     def changed(self, slot: Slot) -> None:
-        """Its in_flight is another."""
+        """The slot has more or fewer jobs than before."""
 
     def choose(self, now: float) -> Slot | None:
-        """The slot that takes the next job; the caller gives it one."""
+        """The slot that takes the next job, which the caller then gives it."""
 
 
 POLICIES: Mapping[str, Callable[[Draw], SlotPolicy]] = {

@@ -1,0 +1,29 @@
+"""Statistics over the wire: everything that a worker counted arrives."""
+
+from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration, summed
+from penstock.wire.statistics import decode_statistics, encode_statistics
+
+COUNTED = BlockStatistics(
+    "blk",
+    "m",
+    "1",
+    *(5, 6, 7),
+    *(Duration(count, 100 * count) for count in range(1, 7)),
+    {8: BatchStatistics(Duration(1, 2), Duration(3, 4), Duration(5, 6)), 1: BatchStatistics()},
+    {"rows": 3, "delay": 4},
+)
+
+
+def test_everything_that_was_counted_arrives() -> None:
+    frame = encode_statistics(9, [COUNTED, BlockStatistics("other", "m", "2")])
+    assert frame.statistics.query_id == 9
+    assert decode_statistics(frame.statistics) == [COUNTED, BlockStatistics("other", "m", "2")]
+
+
+def test_sums_have_each_block_once() -> None:
+    twice, other = summed([COUNTED, BlockStatistics("other", "m", "2"), COUNTED])
+    assert other == BlockStatistics("other", "m", "2")
+    assert (twice.last_inference_ms, twice.inference_count, twice.execution_count) == (5, 12, 14)
+    assert (twice.success, twice.compute_output) == (Duration(2, 200), Duration(12, 1200))
+    assert twice.batches[8].compute_infer == Duration(6, 8)
+    assert twice.closed == {"rows": 6, "delay": 8}
