@@ -27,7 +27,17 @@ from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.worker.offload.pool import TaskProcesses
 from penstock.worker.offload.process import TaskProcess
-from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE, check_pieces, images, locally, opened, run, same
+from tests.unit.worker.offload.task_calls import (
+    NOWHERE,
+    UPSCALE,
+    check_pieces,
+    files,
+    images,
+    locally,
+    opened,
+    run,
+    same,
+)
 
 GRAPH_INPUTS = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
 GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
@@ -188,7 +198,7 @@ async def test_a_caller_that_leaves_harms_no_other(processes):
 
 
 async def test_nothing_stays_behind():
-    files = len(os.listdir("/proc/self/fd"))
+    before = files(os.getpid())
     processes = TaskProcesses([TaskProcess.start] * 2)
     pool, task = await opened(processes, UPSCALE)
     request = images(photos()[0])
@@ -199,4 +209,4 @@ async def test_nothing_stays_behind():
     assert not any(psutil.pid_exists(pid) for pid in pids)
     del prepared, pool, processes
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) <= files
+    assert files(os.getpid()) <= before

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from penstock.models.samples.photos import photos
 from penstock.tasks.base import TaskRequest
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
 from penstock.worker.offload.process import TaskProcess
-from tests.unit.worker.offload.task_calls import UPSCALE, check_pieces, images, locally, opened, run, same
+from tests.unit.worker.offload.task_calls import UPSCALE, check_pieces, files, images, locally, opened, run, same
 
 NAMES = ("tasks-0", "tasks-1")
 
@@ -70,15 +69,6 @@ async def processes(running: Running) -> AsyncIterator[TaskProcesses]:
 async def serve(pool: TaskPool, request: TaskRequest) -> list[Tensor]:
     prepared = await pool.prepare(request)
     return await pool.finish(request, prepared, run(build_task(UPSCALE), prepared))
-
-
-def files(pid: int) -> int:
-    """Sockets, and arenas."""
-    count = 0
-    for link in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
-            count += str(link.readlink()).startswith(("socket:", "/memfd:penstock-arena"))
-    return count
 
 
 async def test_images_as_the_worker_would(running, processes):
