@@ -12,7 +12,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.chaos import drain, hand_back, kill, malformed, overload, reload, sessions, slow_reader, stop
-from benchmarks.chaos.report import Plan, Result, Scenario, machine, print_table
+from benchmarks.chaos.report import ChaosPlan, Result, Scenario, machine, print_table
 
 SCENARIOS: Mapping[str, Scenario] = {
     "kill": kill.run,
@@ -36,7 +36,7 @@ def main() -> int:
         started = time.monotonic()
         console.print(f"[bold]{name}[/]")
         with tempfile.TemporaryDirectory(prefix=f"penstock-chaos-{name}-") as folder:
-            plan = Plan(options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"))
+            plan = ChaosPlan(options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"))
             result = uvloop.run(SCENARIOS[name](plan))
         result.details["seconds"] = round(time.monotonic() - started, 1)
         results.append((name, result))

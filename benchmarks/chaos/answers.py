@@ -9,7 +9,7 @@ SAMPLES = 8
 
 
 @dataclass(slots=True)
-class Answers:
+class AttackAnswers:
     sent: int = 0
     hangs: int = 0
     crashes: int = 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_shipped
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
@@ -18,7 +18,7 @@ from penstock.experiments.load.payloads import build
 IN_FLIGHT = 16
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     repository = plan.folder / "models"
     add_shipped(repository, plan.models, "srcnn")
     with ServerProcess(repository, plan.folder / "drain") as server:

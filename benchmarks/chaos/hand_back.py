@@ -4,7 +4,7 @@ import os
 import signal
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import HEAVY, add_echo
 from benchmarks.server import ServerProcess
 
@@ -12,7 +12,7 @@ AROUND = 100  # answers before and after each fault
 CALLERS = 96  # more than the workers run at once, so that some wait there
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     # Of a model that must never run twice, a job that got lost on the way could not be saved by a retry.
     add_echo(plan.folder / "models", HEAVY, is_idempotent=False)
     count = 4 if plan.is_quick else 10

@@ -49,7 +49,7 @@ ODD_HEADERS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class HttpMessage:
     method: str
     path: str
     headers: tuple[tuple[str, str], ...]
@@ -62,7 +62,7 @@ class Message:
         return "\r\n".join(lines).encode("utf-8", "replace") + b"\r\n\r\n" + self.body
 
 
-def valid_messages() -> list[Message]:
+def valid_messages() -> list[HttpMessage]:
     """One for each way of asking."""
     floats = np.arange(ECHO_FLOATS, dtype=np.float32)
     echo = _tensor("x", "FP32", (1, ECHO_FLOATS))
@@ -75,20 +75,22 @@ def valid_messages() -> list[Message]:
         _post(f"/v2/models/{ECHO}/infer", {"id": "1", "inputs": [{**echo, "data": floats.tolist()}]}),
         _post(f"/v2/models/{LOOSE}/versions/1/infer", {"inputs": loose, "outputs": [{"name": "n_out"}]}),
         _post("/v2/models/minilm/infer", {"inputs": text, "parameters": {"binary_data_output": True}}),
-        Message("POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, str(len(header))),), header + floats.tobytes()),
-        Message("POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, "0"),), floats.tobytes()),
+        HttpMessage(
+            "POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, str(len(header))),), header + floats.tobytes()
+        ),
+        HttpMessage("POST", f"/v2/models/{ECHO}/infer", ((HEADER_LENGTH, "0"),), floats.tobytes()),
         _post("/v1/embeddings", {"model": "minilm", "input": ["a penstock"], "encoding_format": "base64"}),
         _post("/v1/infer", {"model": "srcnn", "inputs": {"image": encoded}}),
         _post("/v1/infer", {"model": LOOSE, "inputs": loose, "parameters": {}, "outputs": []}),
         _post("/v2/repository/index", {"ready": True}),
         _form("/v1/images/upscale", [("image", image, "p.png"), ("model", b"srcnn", None)]),
         _form("/v1/infer", [("model", b"minilm", None), ("text", b"a penstock", None)]),
-        Message("POST", "/v1/images/upscale", (("Content-Type", "image/png"),), image),
+        HttpMessage("POST", "/v1/images/upscale", (("Content-Type", "image/png"),), image),
     ]
 
 
 @st.composite
-def wrong_json(draw: DrawFn) -> Message:
+def wrong_json(draw: DrawFn) -> HttpMessage:
     """A JSON request in which one value is another."""
     messages = [message for message in valid_messages() if message.body.startswith(b"{") and _is_json(message.body)]
     message = draw(st.sampled_from(messages))
@@ -99,7 +101,7 @@ def wrong_json(draw: DrawFn) -> Message:
 
 
 @st.composite
-def wrong_header(draw: DrawFn) -> Message:
+def wrong_header(draw: DrawFn) -> HttpMessage:
     message = draw(st.sampled_from(valid_messages()))
     if draw(st.booleans()):
         kept = tuple(pair for pair in message.headers if pair[0] != HEADER_LENGTH)
@@ -108,13 +110,13 @@ def wrong_header(draw: DrawFn) -> Message:
     return replace(message, headers=(*message.headers, (name, draw(st.sampled_from(ODD_HEADERS[name])))))
 
 
-def from_openapi(page: Mapping[str, Any], count: int, seed: int) -> list[Message]:
+def from_openapi(page: Mapping[str, Any], count: int, seed: int) -> list[HttpMessage]:
     """What schemathesis makes of the server's own description; nothing that would unload a model or never end."""
     schema: Any = schemathesis.openapi.from_dict(dict(page))
     operations = [found.ok() for found in schema.get_all_operations()]
     left_out = ("/repository/models/", "/v1/live")
     wanted = [operation for operation in operations if not any(path in operation.path for path in left_out)]
-    found: list[Message] = []
+    found: list[HttpMessage] = []
     for operation in wanted:
         mode = GenerationMode.NEGATIVE if operation.method == "post" else GenerationMode.POSITIVE
         try:
@@ -125,7 +127,7 @@ def from_openapi(page: Mapping[str, Any], count: int, seed: int) -> list[Message
     return found
 
 
-def endless_messages(seeds: Sequence[Message], rng: Random) -> Iterator[Message]:
+def endless_messages(seeds: Sequence[HttpMessage], rng: Random) -> Iterator[HttpMessage]:
     bodies = [message.body for message in seeds if message.body]
     yield from seeds
     while True:
@@ -142,7 +144,7 @@ def endless_messages(seeds: Sequence[Message], rng: Random) -> Iterator[Message]
             yield replace(message, body=mutate(message.body, rng, bodies))
 
 
-def _from_case(case: Any, path: str) -> Message:
+def _from_case(case: Any, path: str) -> HttpMessage:
     prepared = requests.Request(**_request_options(case)).prepare()
     body: Any = prepared.body or b""
     encoded = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
@@ -150,7 +152,7 @@ def _from_case(case: Any, path: str) -> Message:
     target = prepared.path_url
     if path.endswith("/infer") and "{model}" in path:
         target = path.replace("{model}", ECHO).replace("{version}", "1")
-    return Message(str(prepared.method), target, kept, encoded)
+    return HttpMessage(str(prepared.method), target, kept, encoded)
 
 
 def _request_options(case: Any) -> dict[str, Any]:
@@ -181,11 +183,11 @@ def _tensor(name: str, datatype: str, shape: tuple[int, ...], data: Any = None) 
     return tensor
 
 
-def _post(path: str, body: Mapping[str, Any]) -> Message:
-    return Message("POST", path, (("Content-Type", "application/json"),), json.dumps(body).encode())
+def _post(path: str, body: Mapping[str, Any]) -> HttpMessage:
+    return HttpMessage("POST", path, (("Content-Type", "application/json"),), json.dumps(body).encode())
 
 
-def _form(path: str, parts: Sequence[tuple[str, bytes, str | None]]) -> Message:
+def _form(path: str, parts: Sequence[tuple[str, bytes, str | None]]) -> HttpMessage:
     body = b""
     for name, data, file in parts:
         ending = f'; filename="{file}"' if file else ""
@@ -193,7 +195,7 @@ def _form(path: str, parts: Sequence[tuple[str, bytes, str | None]]) -> Message:
             f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"{ending}\r\n\r\n'.encode() + data + b"\r\n"
         )
     content_type = f"multipart/form-data; boundary={BOUNDARY}"
-    return Message("POST", path, (("Content-Type", content_type),), body + f"--{BOUNDARY}--\r\n".encode())
+    return HttpMessage("POST", path, (("Content-Type", content_type),), body + f"--{BOUNDARY}--\r\n".encode())
 
 
 def _is_json(body: bytes) -> bool:

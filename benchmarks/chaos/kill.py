@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion, Tally
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_echo, add_shipped
 from benchmarks.server import ServerProcess
 from penstock.models.samples.texts import mixed
@@ -26,7 +26,7 @@ class Kills:
     gap_s: list[float] = field(default_factory=list)  # the longest time without any answer, per kill
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     repository = plan.folder / "models"
     add_echo(repository)
     add_shipped(repository, plan.models, "minilm")
@@ -50,7 +50,7 @@ async def run(plan: Plan) -> Result:
     return result
 
 
-async def kill_workers(server: ServerProcess, load: CheckedLoad, count: int, lived_s: float, plan: Plan) -> Kills:
+async def kill_workers(server: ServerProcess, load: CheckedLoad, count: int, lived_s: float, plan: ChaosPlan) -> Kills:
     """Kills the workers in turn; each time waits until the victim is back and the load runs on."""
     kills = Kills()
     born = dict.fromkeys(await server.wait_all_workers(), time.monotonic())

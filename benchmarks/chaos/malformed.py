@@ -5,13 +5,13 @@ import json
 import urllib.request
 from typing import Any, Protocol
 
-from benchmarks.chaos.answers import Answers
+from benchmarks.chaos.answers import AttackAnswers
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion
 from benchmarks.chaos.http_messages import valid_messages
 from benchmarks.chaos.malformed_grpc import GrpcAttack
 from benchmarks.chaos.malformed_rest import Connection, RestAttack
 from benchmarks.chaos.malformed_zmq import ZmqAttack
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_echo, add_loose, add_shipped
 from benchmarks.server import ServerProcess
 from penstock.models.samples.texts import mixed
@@ -23,19 +23,19 @@ SEED = 2
 
 
 class Attack(Protocol):
-    answers: Answers
+    answers: AttackAnswers
 
     async def send(self, count: int) -> None: ...
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     add_models(plan)
     with ServerProcess(plan.folder / "models", plan.folder / "malformed") as server:
         await server.wait_all_workers()
         return await attack(server, 5_000 if plan.is_quick else 100_000, plan)
 
 
-def add_models(plan: Plan) -> None:
+def add_models(plan: ChaosPlan) -> None:
     repository = plan.folder / "models"
     add_echo(repository)
     add_loose(repository)
@@ -43,7 +43,7 @@ def add_models(plan: Plan) -> None:
     add_shipped(repository, plan.models, "srcnn")
 
 
-async def attack(server: ServerProcess, count: int, plan: Plan) -> Result:
+async def attack(server: ServerProcess, count: int, plan: ChaosPlan) -> Result:
     """Sends `count` malformed messages, while some callers go on asking what is right."""
     examples = min(2_000, count // 5)
     page: dict[str, Any] = await asyncio.to_thread(_read_page, server.http)

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.chaos.answers import HANG_S, Answers
+from benchmarks.chaos.answers import HANG_S, AttackAnswers
 from benchmarks.chaos.infer_messages import bend, valid_requests, wrong_requests
 from benchmarks.chaos.mutation import endless, examples
 from penstock.experiments.load.drivers import INFER, STREAM
@@ -39,7 +39,7 @@ ENGINE_FAILED = "engine_failed"
 
 class GrpcAttack:
     def __init__(self, target: str, count: int, seed: int) -> None:
-        self.answers = Answers()
+        self.answers = AttackAnswers()
         self._channel = grpc.aio.insecure_channel(target)
         self._rng = Random(seed)
         self._requests = [*valid_requests(), *examples(wrong_requests(), count, seed)]

@@ -5,9 +5,9 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from benchmarks.chaos.answers import HANG_S, Answers
+from benchmarks.chaos.answers import HANG_S, AttackAnswers
 from benchmarks.chaos.http_messages import (
-    Message,
+    HttpMessage,
     endless_messages,
     from_openapi,
     valid_messages,
@@ -60,7 +60,7 @@ class Connection:
 
 class RestAttack:
     def __init__(self, address: str, page: dict[str, object], count: int, seed: int) -> None:
-        self.answers = Answers()
+        self.answers = AttackAnswers()
         self._address = address
         self._rng = Random(seed)
         seeds = [
@@ -92,7 +92,7 @@ class RestAttack:
             self._judge(message, status, headers, body)
         await connection.close()
 
-    def _judge(self, message: Message, status: int, headers: dict[str, str], body: bytes) -> None:
+    def _judge(self, message: HttpMessage, status: int, headers: dict[str, str], body: bytes) -> None:
         is_engine = headers.get("penstock-code") == "engine_failed"
         if status == CLOSED or (status >= 500 and not is_engine and status not in (503, 504)):
             self.answers.crash(f"rest {status}", (message, body))

@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 
-from benchmarks.chaos.answers import HANG_S, Answers
+from benchmarks.chaos.answers import HANG_S, AttackAnswers
 from benchmarks.chaos.infer_messages import DATATYPES, SIZES, TEXT
 from benchmarks.chaos.mutation import endless, examples
 from penstock.core.blocks import BlockDescription
@@ -87,7 +87,7 @@ class _Expectation:
 
 class ZmqAttack:
     def __init__(self, endpoint: str, count: int, seed: int) -> None:
-        self.answers = Answers()
+        self.answers = AttackAnswers()
         self._endpoint = endpoint
         self._rng = Random(seed)
         self._names = itertools.count()

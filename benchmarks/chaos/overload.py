@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_shipped
 from benchmarks.server import ServerProcess
 from penstock.experiments.load.drivers import INFER
@@ -52,7 +52,7 @@ class Load:
         return self.answered / self.seconds
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     repository = plan.folder / "models"
     add_shipped(repository, plan.models, "srcnn", max_queue=MAX_QUEUE)
     rounds, seconds = (2, 8.0) if plan.is_quick else (5, 30.0)

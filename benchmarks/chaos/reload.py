@@ -17,7 +17,7 @@ import grpc
 import yaml
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import ECHO, add_echo
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
@@ -58,7 +58,7 @@ class Cycles:
         return self.last_bytes / self.settled_bytes - 1
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     repository = plan.folder / "models"
     add_models(repository)
     with ServerProcess(repository, plan.folder / "reload") as server:
@@ -79,7 +79,7 @@ def add_models(repository: Path) -> None:
     (repository / NAPPER / "model.yaml").write_text(yaml.safe_dump(settings))
 
 
-async def run_cycles(server: ServerProcess, load: CheckedLoad, count: int, plan: Plan) -> Cycles:
+async def run_cycles(server: ServerProcess, load: CheckedLoad, count: int, plan: ChaosPlan) -> Cycles:
     """A reload, then a waking and an unloading, in turns."""
     cycles = Cycles()
     settled_after = min(SETTLED_AFTER, count // 2)

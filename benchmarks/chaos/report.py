@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class ScenarioBar:
     """What a figure must be: within [low, high]."""
 
     figure: str
@@ -33,18 +33,18 @@ class Bar:
 class Result:
     figures: dict[str, float] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    bars: list[Bar] = field(default_factory=list)
+    bars: list[ScenarioBar] = field(default_factory=list)
 
     def must(self, figure: str, value: float, low: float = float("-inf"), high: float = float("inf")) -> None:
         self.figures[figure] = value
-        self.bars.append(Bar(figure, low, high))
+        self.bars.append(ScenarioBar(figure, low, high))
 
-    def missed(self) -> list[Bar]:
+    def missed(self) -> list[ScenarioBar]:
         return [bar for bar in self.bars if not bar.is_met(self.figures)]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChaosPlan:
     """What a scenario may use: the shipped models, a folder of its own, and how long it may take."""
 
     models: Path
@@ -53,7 +53,7 @@ class Plan:
     say: Callable[[str], None] = lambda line: None
 
 
-Scenario = Callable[[Plan], Coroutine[Any, Any, Result]]
+Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]
 
 
 def machine() -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ToldStep:
     """An answer, what it should hold, and when it came among all that its stream brought."""
 
     seq_no: int
@@ -73,9 +73,9 @@ class SessionTally:
     def violations(self) -> int:
         return self.lost + self.wrong + self.out_of_order + self.ran_twice
 
-    def check(self, told: Iterable[Told]) -> None:
+    def check(self, told: Iterable[ToldStep]) -> None:
         """All answers of one session."""
-        by_number: defaultdict[int, list[Told]] = defaultdict(list)
+        by_number: defaultdict[int, list[ToldStep]] = defaultdict(list)
         for each in told:
             by_number[each.seq_no].append(each)
             self.repeats += "session_repeat" in each.response.parameters
@@ -132,7 +132,7 @@ class SessionClient:
         self._tally.sent_twice += len(again)
         return sorted(numbers + again, key=lambda seq_no: seq_no + self._rng.uniform(0, REACH))
 
-    async def _insist(self, session: int, seq_no: int, stream: Any) -> Told | None:
+    async def _insist(self, session: int, seq_no: int, stream: Any) -> ToldStep | None:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -142,7 +142,7 @@ class SessionClient:
                 return None
             if not answer.error_message:
                 self._tally.answered += 1
-                return Told(seq_no, self._shape.content(session, seq_no), arrival, answer.infer_response)
+                return ToldStep(seq_no, self._shape.content(session, seq_no), arrival, answer.infer_response)
             code = answer.infer_response.parameters["penstock-code"].string_param
             self._tally.failures[code if code in AGAIN else f"{code}: {answer.error_message}"] += 1
             if code not in AGAIN or time.monotonic() > give_up:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_echo
 from benchmarks.chaos.session_load import SessionClient, SessionTally, Shape
 from benchmarks.server import ServerProcess
@@ -23,7 +23,7 @@ BACK_S = 90.0  # what a killed worker gets to return after the load has ended
 NO_WORK = 0  # layers of the echo: the way is tested, not the model
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     shape = Shape(sessions=2_000, kills=2) if plan.is_quick else Shape()
     add_echo(plan.folder / "models", NO_WORK)
     with ServerProcess(plan.folder / "models", plan.folder / "sessions", "--workers", str(WORKERS)) as server:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_echo, add_loose
 from benchmarks.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
 from benchmarks.server import ServerProcess
@@ -44,7 +44,7 @@ _TICKS_SETTINGS = {
 }
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     add_models(plan.folder / "models")
     settle_s, seconds = (5.0, 15.0) if plan.is_quick else (10.0, 60.0)
     with ServerProcess(plan.folder / "models", plan.folder / "slow-reader") as server:
@@ -61,7 +61,7 @@ def add_models(repository: Path) -> None:
     (repository / TICKS / "model.yaml").write_text(yaml.safe_dump(_TICKS_SETTINGS))
 
 
-async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, plan: Plan) -> Result:
+async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, plan: ChaosPlan) -> Result:
     """For `seconds`, of which the windows fill in the first `settle_s`; others are served meanwhile."""
     streams: dict[str, GrpcStream | WebSocketStream] = {}
     for name, (model, pause_s) in CASES.items():

@@ -4,7 +4,7 @@ import os
 import signal
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.report import Plan, Result
+from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import HEAVY, add_echo
 from benchmarks.server import ServerProcess
 
@@ -12,7 +12,7 @@ SILENCE_S = 2.0
 AROUND = 100  # answers before and after each fault
 
 
-async def run(plan: Plan) -> Result:
+async def run(plan: ChaosPlan) -> Result:
     add_echo(plan.folder / "models", HEAVY)
     settings = {"data_plane": {"silence_s": SILENCE_S}}
     with ServerProcess(plan.folder / "models", plan.folder / "stop", "--workers", "2", settings=settings) as server:

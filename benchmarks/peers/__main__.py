@@ -12,9 +12,9 @@ from benchmarks.peers import roster
 from benchmarks.peers.ceilings import Ceilings
 from benchmarks.peers.checks import References
 from benchmarks.peers.items import find_assets
-from benchmarks.peers.plan import CEILING, GROUPS, SERVERS, Group, Turn, is_done, keep, search_group, turns
+from benchmarks.peers.plan import CEILING, GROUPS, SERVERS, Group, PeerTurn, is_done, keep, search_group, turns
 from benchmarks.peers.progress import Progress
-from benchmarks.peers.results import Results
+from benchmarks.peers.results import PeerResults
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.search import Choice
 from benchmarks.peers.stage import Stage
@@ -92,7 +92,7 @@ def _measure(
     entrants: dict[str, Entrant],
     scale: float,
     options: argparse.Namespace,
-) -> Results:
+) -> PeerResults:
     choice = Choice.load(options.settings)
     planned = turns(groups, {group.name: roster.contenders(group, list(entrants.values()), choice) for group in groups})
     results = _results(options, scale, planned)
@@ -110,17 +110,17 @@ def _measure(
     return results
 
 
-def _results(options: argparse.Namespace, scale: float, planned: Sequence[Turn]) -> Results:
+def _results(options: argparse.Namespace, scale: float, planned: Sequence[PeerTurn]) -> PeerResults:
     file = options.json
     if options.resume and file.exists():
-        found = Results.load(file)
+        found = PeerResults.load(file)
         if found.scale != scale:
             sys.exit(f"{file} has windows of another length: run without --resume, or with the same --quick")
         found.records = keep(found.records, planned)
         return found
     if file.exists():
         file.replace(file.with_suffix(".previous.json"))
-    return Results(scale, machine=describe_machine())
+    return PeerResults(scale, machine=describe_machine())
 
 
 def _tune(

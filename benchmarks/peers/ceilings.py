@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.items import items
-from benchmarks.peers.plan import CEILING, Level, Turn
-from benchmarks.peers.results import Record, Row
+from benchmarks.peers.plan import CEILING, LoadLevel, PeerTurn
+from benchmarks.peers.results import Record, WindowRow
 from benchmarks.suite.ceiling import EmbedCeiling, Schedule
 
 # Tried once for each load; the fastest is the ceiling.
@@ -18,12 +18,12 @@ class Ceilings:
         self._model = model
         self._schedules: dict[str, Schedule] = {}  # by load
 
-    def perform(self, turn: Turn) -> Record:
+    def perform(self, turn: PeerTurn) -> Record:
         levels = {level.load: level for level in turn.group.levels}
-        rows = [Row(load, "", 0, self._rps(level)) for load, level in levels.items()]
+        rows = [WindowRow(load, "", 0, self._rps(level)) for load, level in levels.items()]
         return Record(turn.group.name, turn.number, CEILING, "", turn.contender.title, "", rows)
 
-    def _rps(self, level: Level) -> float:
+    def _rps(self, level: LoadLevel) -> float:
         texts = items(level.load)[:TEXTS]
         if level.load not in self._schedules:
             rates = {schedule: self._run(schedule, texts, level.seconds / 2) for schedule in SCHEDULES}

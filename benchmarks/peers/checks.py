@@ -57,7 +57,7 @@ def check(
     """`call` is a protocol and its target. One after another, then many at once: batches must not mix answers up."""
     protocol, target = call
     requests = [peer.request(workload, protocol, item) for item in items]
-    with contextlib.closing(Caller(protocol, target, peer.grpc_method)) as caller:
+    with contextlib.closing(PeerCaller(protocol, target, peer.grpc_method)) as caller:
         alone = [caller.call(request) for request in requests]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             count = -(-AT_ONCE // len(requests))
@@ -92,7 +92,7 @@ def _pixel_fault(answer: bytes, right: bytes, most: int) -> str:
     return "" if furthest <= most else f"a pixel is {furthest}/255 from the reference, more than {most}/255"
 
 
-class Caller:
+class PeerCaller:
     """Sends the very bytes that the load generator sends, and gives the body of the answer."""
 
     def __init__(self, protocol: str, target: str, grpc_method: str) -> None:

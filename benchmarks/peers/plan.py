@@ -17,7 +17,7 @@ START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # about, for the estimate of 
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class LoadLevel:
     """One window: what is sent, and by how many callers at once."""
 
     load: str
@@ -25,7 +25,7 @@ class Level:
     seconds: float
     warm_up_s: float
 
-    def scaled(self, factor: float) -> "Level":
+    def scaled(self, factor: float) -> "LoadLevel":
         return replace(self, seconds=self.seconds * factor, warm_up_s=self.warm_up_s * factor)
 
 
@@ -35,7 +35,7 @@ class Group:
     title: str
     workload: str
     comparison: str
-    levels: tuple[Level, ...]
+    levels: tuple[LoadLevel, ...]
     rounds: int
     has_ceiling: bool = False
 
@@ -58,7 +58,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PeerTurn:
     group: Group
     number: int  # of the round
     contender: Contender
@@ -71,15 +71,15 @@ class Turn:
         return START_S + len(self.contender.protocols) * windows if self.contender.setting else 0.0
 
 
-_TEXT = (*(Level(MIXED, count, 4.0, 1.5) for count in CONCURRENCIES), Level(QUERIES, 64, 4.0, 1.5))
+_TEXT = (*(LoadLevel(MIXED, count, 4.0, 1.5) for count in CONCURRENCIES), LoadLevel(QUERIES, 64, 4.0, 1.5))
 # A warm-up holds the first answers of all callers, or latencies would still be growing in the window.
 _PHOTO = (
-    Level(PHOTOS, 1, 4.0, 1.0),
-    Level(PHOTOS, 8, 5.0, 2.0),
-    Level(PHOTOS, 32, 6.0, 6.0),
-    Level(PHOTOS, 64, 8.0, 10.0),
+    LoadLevel(PHOTOS, 1, 4.0, 1.0),
+    LoadLevel(PHOTOS, 8, 5.0, 2.0),
+    LoadLevel(PHOTOS, 32, 6.0, 6.0),
+    LoadLevel(PHOTOS, 64, 8.0, 10.0),
 )
-_TENSOR = tuple(Level(TENSOR, count, 2.5, 1.0) for count in CONCURRENCIES)
+_TENSOR = tuple(LoadLevel(TENSOR, count, 2.5, 1.0) for count in CONCURRENCIES)
 GROUPS = (
     Group("minilm", "Text, the same ONNX file on ONNX Runtime FP32", MINILM, SAME, _TEXT, 2, has_ceiling=True),
     Group("minilm-best", "Text, each server's best within cosine 0.9999", MINILM, BEST, _TEXT, 1, has_ceiling=True),
@@ -111,24 +111,24 @@ def kind_of(server: str, comparison: str, setting: Setting) -> str:
     return BY_HAND if setting.values.get("engine") == "openvino" else OFFERED
 
 
-def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[Turn]:
+def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[PeerTurn]:
     """Group by group; every other round backwards, so that nobody always follows the same neighbour."""
     found = []
     for group in groups:
         for number in range(group.rounds):
             order = contenders[group.name] if number % 2 == 0 else list(reversed(contenders[group.name]))
-            found += [Turn(group, number, contender) for contender in order]
+            found += [PeerTurn(group, number, contender) for contender in order]
     return found
 
 
-def is_same(turn: Turn, record: Record) -> bool:
+def is_same(turn: PeerTurn, record: Record) -> bool:
     """The record is of this turn's contender, as it would be measured now."""
     contender = turn.contender
     key = (turn.group.name, contender.server, contender.kind, contender.setting_name)
     return key == (record.group, record.server, record.kind, record.setting)
 
 
-def is_done(turn: Turn, records: Sequence[Record]) -> bool:
+def is_done(turn: PeerTurn, records: Sequence[Record]) -> bool:
     """Measured already, or out: a contender that never got through a turn of this group is not started again."""
     own = [record for record in records if is_same(turn, record)]
     if any(record.number == turn.number for record in own):
@@ -136,7 +136,7 @@ def is_done(turn: Turn, records: Sequence[Record]) -> bool:
     return bool(own) and all(record.failure or record.refusal for record in own)
 
 
-def keep(records: Sequence[Record], planned: Sequence[Turn]) -> list[Record]:
+def keep(records: Sequence[Record], planned: Sequence[PeerTurn]) -> list[Record]:
     """What a resumed run goes on from: no failures, which are tried again, and nothing measured with other settings."""
     touched = {(turn.group.name, turn.contender.server) for turn in planned}
     return [

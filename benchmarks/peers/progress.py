@@ -4,25 +4,25 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.peers.plan import Turn
+from benchmarks.peers.plan import PeerTurn
 from benchmarks.peers.results import Record
 
 
 class Progress:
-    def __init__(self, turns: Sequence[Turn]) -> None:
+    def __init__(self, turns: Sequence[PeerTurn]) -> None:
         self._left = list(turns)
         self._count = len(turns)
         self._started = time.monotonic()
         self._planned_s = 0.0  # of what is done
 
-    def begin(self, turn: Turn) -> None:
+    def begin(self, turn: PeerTurn) -> None:
         contender = turn.contender
         what = ", ".join(part for part in (contender.kind, contender.setting_name) if part)
         number = self._count - len(self._left) + 1
         place = f"[{number}/{self._count}] {turn.group.name}, round {turn.number + 1}"
         self._say(f"{place}: {contender.title}{f' ({what})' if what else ''}")
 
-    def end(self, turn: Turn, record: Record | None) -> None:
+    def end(self, turn: PeerTurn, record: Record | None) -> None:
         """Without a record the turn was skipped."""
         self._left.remove(turn)
         if record is None:

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WindowRow:
     """One window."""
 
     load: str
@@ -32,13 +32,13 @@ class Record:
     kind: str
     title: str
     setting: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[WindowRow] = field(default_factory=list)
     failure: str = ""
     refusal: str = ""  # it does not serve this, which is no failure
 
 
 @dataclass(slots=True)
-class Results:
+class PeerResults:
     scale: float  # of the windows; figures of different scales are not put together
     records: list[Record] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -50,10 +50,10 @@ class Results:
         whole.replace(file)  # an interrupted run leaves the turn before, not half a file
 
     @classmethod
-    def load(cls, file: Path) -> "Results":
+    def load(cls, file: Path) -> "PeerResults":
         found = json.loads(file.read_text())
         return cls(found["scale"], [read_record(entry) for entry in found["records"]], found["machine"])
 
 
 def read_record(found: dict[str, Any]) -> Record:
-    return Record(**{**found, "rows": [Row(**row) for row in found["rows"]]})
+    return Record(**{**found, "rows": [WindowRow(**row) for row in found["rows"]]})

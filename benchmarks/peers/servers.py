@@ -27,7 +27,7 @@ LOG_CHARACTERS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ServerUsage:
     cpu_s: float  # so far
     memory_bytes: int  # pages that processes share are counted once, spread over them
 
@@ -71,14 +71,14 @@ class Server:
         lines = self._log.read_text(errors="replace").strip()
         return " ".join(lines[-LOG_CHARACTERS:].split())
 
-    def usage(self) -> Usage:
+    def usage(self) -> ServerUsage:
         cpu_s, memory_bytes = 0.0, 0
         for process in self._processes():
             with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
                 memory_bytes += _memory_bytes(process)
-        return Usage(cpu_s, memory_bytes)
+        return ServerUsage(cpu_s, memory_bytes)
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + self._timeout_s

@@ -11,8 +11,8 @@ from benchmarks.peers.checks import References, check
 from benchmarks.peers.failures import LoadFailed, PeerFailed
 from benchmarks.peers.items import checked_items, items
 from benchmarks.peers.peer import Assets, Peer
-from benchmarks.peers.plan import Level, Turn
-from benchmarks.peers.results import Record, Row
+from benchmarks.peers.plan import LoadLevel, PeerTurn
+from benchmarks.peers.results import Record, WindowRow
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
 from penstock.experiments.load.generator import Generator
@@ -29,10 +29,10 @@ class Stage:
     folder: Path  # for servers' folders and files of requests
     checked: set[tuple[str, str, str, str]] = field(default_factory=set)
 
-    def perform(self, turn: Turn, entrant: Entrant) -> Record:
+    def perform(self, turn: PeerTurn, entrant: Entrant) -> Record:
         """Whatever goes wrong with a peer is in the record."""
         contender = turn.contender
-        rows: list[Row] = []
+        rows: list[WindowRow] = []
         failure = contender.failure
         if contender.setting is not None:
             try:
@@ -53,7 +53,7 @@ class Stage:
             contender.refusal,
         )
 
-    def _measure(self, turn: Turn, entrant: Entrant, rows: list[Row]) -> None:
+    def _measure(self, turn: PeerTurn, entrant: Entrant, rows: list[WindowRow]) -> None:
         peer, python, setting = entrant.peer, entrant.python, turn.contender.setting
         assert peer is not None
         assert python is not None
@@ -65,7 +65,7 @@ class Stage:
                 for level in turn.group.levels:
                     rows += [self._window(turn, peer, server, level, one) for one in turn.contender.protocols]
 
-    def _check(self, turn: Turn, peer: Peer, targets: Mapping[str, str]) -> None:
+    def _check(self, turn: PeerTurn, peer: Peer, targets: Mapping[str, str]) -> None:
         """Once in a run for each setting."""
         group, contender = turn.group, turn.contender
         key = (group.name, contender.server, contender.kind, contender.setting_name)
@@ -77,7 +77,7 @@ class Stage:
             check(peer, group.workload, group.comparison, (protocol, targets[protocol]), chosen, right)
         self.checked.add(key)
 
-    def _window(self, turn: Turn, peer: Peer, server: Server, level: Level, protocol: str) -> Row:
+    def _window(self, turn: PeerTurn, peer: Peer, server: Server, level: LoadLevel, protocol: str) -> WindowRow:
         file = self._messages(peer, turn.group.workload, level.load, protocol)
         target = server.launch.targets[protocol]
         spec = LoadSpec(protocol, target, str(file), level.concurrency, peer.grpc_method)
@@ -89,7 +89,7 @@ class Stage:
             raise LoadFailed(
                 f"answered nothing at concurrency {level.concurrency} over {protocol}: {_statuses(outcome)}"
             )
-        return Row(
+        return WindowRow(
             load=level.load,
             protocol=protocol,
             concurrency=level.concurrency,

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.peers.results import Record, Row
+from benchmarks.peers.results import Record, WindowRow
 
 BUSY_GENERATOR = 0.7  # of its core: beyond it the generator may be what was measured
 
 
 @dataclass(slots=True)
-class Line:
+class SummaryLine:
     """One contender over one protocol at one concurrency."""
 
     group: str
@@ -21,7 +21,7 @@ class Line:
     title: str
     setting: str
     protocol: str
-    rows: dict[int, Row] = field(default_factory=dict)  # by round
+    rows: dict[int, WindowRow] = field(default_factory=dict)  # by round
 
     @property
     def rps(self) -> float:
@@ -62,14 +62,14 @@ class Line:
         return ", ".join(found)
 
 
-def summarize(records: Sequence[Record]) -> list[Line]:
-    lines: dict[tuple[object, ...], Line] = {}
+def summarize(records: Sequence[Record]) -> list[SummaryLine]:
+    lines: dict[tuple[object, ...], SummaryLine] = {}
     for record in records:
         for row in record.rows:
             key = (record.group, row.load, row.concurrency, record.server, record.kind, record.setting, row.protocol)
             if key not in lines:
                 group, load, concurrency, server, kind, setting, protocol = key
-                lines[key] = Line(group, load, concurrency, server, kind, record.title, setting, protocol)
+                lines[key] = SummaryLine(group, load, concurrency, server, kind, record.title, setting, protocol)
             lines[key].rows[record.number] = row
     return list(lines.values())
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
-from benchmarks.peers.results import Record, Results
-from benchmarks.peers.summary import Line, absences, summarize
+from benchmarks.peers.results import PeerResults, Record
+from benchmarks.peers.summary import SummaryLine, absences, summarize
 from benchmarks.peers.verdicts import P99, THROUGHPUT, Verdict, judge
 
 REASON_CHARACTERS = 300
@@ -12,7 +12,7 @@ DETAILS = ("load", "conc.", "server", "setting", "protocol", "requests/s", "±",
 COSTS = ("CPU ms a request", "memory MiB", "notes")
 
 
-def render(results: Results) -> str:
+def render(results: PeerResults) -> str:
     lines = summarize(results.records)
     machine = results.machine
     parts = [
@@ -29,7 +29,7 @@ def render(results: Results) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _overview(group: Group, lines: Sequence[Line], absent: Sequence[Record]) -> str:
+def _overview(group: Group, lines: Sequence[SummaryLine], absent: Sequence[Record]) -> str:
     """Requests a second, p50 and p99 of each contender over each protocol."""
     windows = [(level.load, level.concurrency) for level in group.levels]
     is_plain = len({load for load, _ in windows}) == 1
@@ -45,14 +45,14 @@ def _overview(group: Group, lines: Sequence[Line], absent: Sequence[Record]) -> 
     return "Requests/s · p50 ms · p99 ms:\n\n" + _markdown(("server", "setting", "protocol", *names), body)
 
 
-def _cell(line: Line | None) -> str:
+def _cell(line: SummaryLine | None) -> str:
     if line is None:
         return ""
     rate = _number(line.rps)
     return rate if line.server == CEILING else f"{rate} · {_number(line.p50_ms)} · {_number(line.p99_ms)}"
 
 
-def _details(group: Group, lines: Sequence[Line]) -> str:
+def _details(group: Group, lines: Sequence[SummaryLine]) -> str:
     """Every figure, at each concurrency the fastest first."""
     if not lines:
         return ""
@@ -61,7 +61,7 @@ def _details(group: Group, lines: Sequence[Line]) -> str:
     return _markdown((*DETAILS, *COSTS), (_detail(line) for line in order))
 
 
-def _detail(line: Line) -> list[str]:
+def _detail(line: SummaryLine) -> list[str]:
     rate = [_number(line.rps), f"{line.spread:.0%}"]
     if line.server == CEILING:
         return [line.load, "", line.title, "", "", *rate, "", "", "", "", ""]
@@ -118,9 +118,9 @@ def _verdict(verdict: Verdict) -> list[str]:
     ]
 
 
-def _by_contender(lines: Sequence[Line]) -> dict[tuple[str, ...], list[Line]]:
+def _by_contender(lines: Sequence[SummaryLine]) -> dict[tuple[str, ...], list[SummaryLine]]:
     """The ceiling, Penstock, then the peers as they came."""
-    found: dict[tuple[str, ...], list[Line]] = {}
+    found: dict[tuple[str, ...], list[SummaryLine]] = {}
     for line in sorted(lines, key=lambda line: (line.server != CEILING, line.server != PENSTOCK)):
         found.setdefault((line.server, line.kind, line.setting, line.protocol), []).append(line)
     return found

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.peers.plan import BY_HAND, CEILING, GROUPS, MIXED, OFFERED, PENSTOCK, QUERIES, TENSOR
-from benchmarks.peers.results import Row
-from benchmarks.peers.summary import Line
+from benchmarks.peers.results import WindowRow
+from benchmarks.peers.summary import SummaryLine
 
 THROUGHPUT, P99 = "requests/s", "p99"
 ANY = "any"
@@ -16,7 +16,7 @@ UNARY = ("rest", "grpc")
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class VerdictBar:
     group: str
     load: str
     concurrencies: tuple[int, ...]
@@ -26,12 +26,12 @@ class Bar:
 
 
 BARS = (
-    Bar("minilm", MIXED, (8, 32, 64), THROUGHPUT, 1.1),
-    Bar("minilm", MIXED, (8, 32, 64), P99, 0.9),
-    Bar("minilm", QUERIES, (64,), THROUGHPUT, 2.0),
-    Bar("minilm-best", MIXED, (8, 32, 64), THROUGHPUT, 2.0),
-    Bar("minilm-best", QUERIES, (64,), THROUGHPUT, 2.0),
-    Bar("noop", TENSOR, (32,), THROUGHPUT, 1.0, is_strict=True),
+    VerdictBar("minilm", MIXED, (8, 32, 64), THROUGHPUT, 1.1),
+    VerdictBar("minilm", MIXED, (8, 32, 64), P99, 0.9),
+    VerdictBar("minilm", QUERIES, (64,), THROUGHPUT, 2.0),
+    VerdictBar("minilm-best", MIXED, (8, 32, 64), THROUGHPUT, 2.0),
+    VerdictBar("minilm-best", QUERIES, (64,), THROUGHPUT, 2.0),
+    VerdictBar("noop", TENSOR, (32,), THROUGHPUT, 1.0, is_strict=True),
 )
 
 
@@ -46,9 +46,9 @@ class Verdict:
     ratio: float  # of the medians
     low: float  # of single rounds
     high: float
-    ours: Line
-    best: Line
-    bar: Bar | None
+    ours: SummaryLine
+    best: SummaryLine
+    bar: VerdictBar | None
 
     @property
     def outcome(self) -> str:
@@ -61,13 +61,13 @@ class Verdict:
         return "met" if is_met else "MISSED"
 
 
-def judge(lines: Sequence[Line]) -> list[Verdict]:
+def judge(lines: Sequence[SummaryLine]) -> list[Verdict]:
     """Every window in which Penstock and a peer were measured, in the order of the groups."""
     return [verdict for window in _windows(lines) for verdict in _judge_window(window)]
 
 
-def _windows(lines: Sequence[Line]) -> Iterator[list[Line]]:
-    found: dict[tuple[str, str, int], list[Line]] = {}
+def _windows(lines: Sequence[SummaryLine]) -> Iterator[list[SummaryLine]]:
+    found: dict[tuple[str, str, int], list[SummaryLine]] = {}
     for line in lines:
         if line.server != CEILING:
             found.setdefault((line.group, line.load, line.concurrency), []).append(line)
@@ -75,7 +75,7 @@ def _windows(lines: Sequence[Line]) -> Iterator[list[Line]]:
     yield from (found[key] for key in order if key in found)
 
 
-def _judge_window(window: Sequence[Line]) -> Iterator[Verdict]:
+def _judge_window(window: Sequence[SummaryLine]) -> Iterator[Verdict]:
     for kind in ("", OFFERED, BY_HAND):
         for scope in SCOPES:
             protocols = UNARY if scope == ANY else (scope,)
@@ -90,8 +90,8 @@ def _judge_window(window: Sequence[Line]) -> Iterator[Verdict]:
                 yield _compare(mine, min(peers, key=lambda line: line.p99_ms), scope, P99)
 
 
-def _compare(ours: Line, best: Line, scope: str, figure: str) -> Verdict:
-    def value(row: Row) -> float:
+def _compare(ours: SummaryLine, best: SummaryLine, scope: str, figure: str) -> Verdict:
+    def value(row: WindowRow) -> float:
         return row.rps if figure == THROUGHPUT else row.p99_ms
 
     mine, other = (median(value(row) for row in line.rows.values()) for line in (ours, best))
@@ -113,7 +113,7 @@ def _compare(ours: Line, best: Line, scope: str, figure: str) -> Verdict:
     )
 
 
-def _bar(line: Line, figure: str) -> Bar | None:
+def _bar(line: SummaryLine, figure: str) -> VerdictBar | None:
     for bar in BARS:
         if (bar.group, bar.load, bar.figure) == (
             line.group,

@@ -18,8 +18,8 @@ from benchmarks.suite import repository as repo
 from benchmarks.suite.baseline import Baseline
 from benchmarks.suite.ceiling import EmbedCeiling, Schedule
 from benchmarks.suite.echo import EchoRun
-from benchmarks.suite.figures import Figure, compute, decision_figure
-from benchmarks.suite.measure import Bench, Contender, Row
+from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
+from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from benchmarks.suite.placement import placement_ratios
 from benchmarks.suite.tune_figure import tune_figure
 from penstock.core.errors import PenstockError
@@ -33,43 +33,43 @@ INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
 TUNE = "tune"  # servers of its own: three runs of the search
-GROUPS: dict[str, list[Contender]] = {
+GROUPS: dict[str, list[TableLoad]] = {
     "text": [
-        Contender("mixed grpc", "grpc", "mixed", repo.FP32, 64),
-        Contender("mixed stream", "stream", "mixed", repo.FP32, 64),
-        Contender("mixed rest", "rest", "mixed", repo.FP32, 64),
-        Contender("mixed arrival-32", "grpc", "mixed", repo.ARRIVAL, 64),
-        Contender("mixed as shipped", "grpc", "mixed", repo.SHIPPED, 64),
+        TableLoad("mixed grpc", "grpc", "mixed", repo.FP32, 64),
+        TableLoad("mixed stream", "stream", "mixed", repo.FP32, 64),
+        TableLoad("mixed rest", "rest", "mixed", repo.FP32, 64),
+        TableLoad("mixed arrival-32", "grpc", "mixed", repo.ARRIVAL, 64),
+        TableLoad("mixed as shipped", "grpc", "mixed", repo.SHIPPED, 64),
     ],
     "queries": [
-        Contender("queries batched", "grpc", "queries", repo.FP32, 64),
-        Contender("queries single", "grpc", "queries", repo.SINGLE, 64),
+        TableLoad("queries batched", "grpc", "queries", repo.FP32, 64),
+        TableLoad("queries single", "grpc", "queries", repo.SINGLE, 64),
     ],
     INT8: [
-        Contender("int8 grpc", "grpc", "mixed", repo.INT8, 64),
-        Contender("int8's fp32 grpc", "grpc", "mixed", repo.FP32, 64),
+        TableLoad("int8 grpc", "grpc", "mixed", repo.INT8, 64),
+        TableLoad("int8's fp32 grpc", "grpc", "mixed", repo.FP32, 64),
     ],
     "noop": [
-        Contender("echo c1", "echo", "noop", NOOP, 1),
-        Contender("noop grpc c1", "grpc", "noop", NOOP, 1),
-        Contender("noop stream c1", "stream", "noop", NOOP, 1),
-        Contender("noop rest c1", "rest", "noop", NOOP, 1),
-        Contender("echo c32", "echo", "noop", NOOP, 32),
-        Contender("noop grpc c32", "grpc", "noop", NOOP, 32),
-        Contender("noop stream c32", "stream", "noop", NOOP, 32),
-        Contender("noop rest c32", "rest", "noop", NOOP, 32),
+        TableLoad("echo c1", "echo", "noop", NOOP, 1),
+        TableLoad("noop grpc c1", "grpc", "noop", NOOP, 1),
+        TableLoad("noop stream c1", "stream", "noop", NOOP, 1),
+        TableLoad("noop rest c1", "rest", "noop", NOOP, 1),
+        TableLoad("echo c32", "echo", "noop", NOOP, 32),
+        TableLoad("noop grpc c32", "grpc", "noop", NOOP, 32),
+        TableLoad("noop stream c32", "stream", "noop", NOOP, 32),
+        TableLoad("noop rest c32", "rest", "noop", NOOP, 32),
     ],
     "cache": [
-        Contender("cache echo c1", "echo", "noop", NOOP, 1),
-        Contender("cache hit c1", "grpc", "noop", repo.CACHED, 1),
+        TableLoad("cache echo c1", "echo", "noop", NOOP, 1),
+        TableLoad("cache hit c1", "grpc", "noop", repo.CACHED, 1),
     ],
     DECISIONS: [],
     PLACEMENT: [],
     TUNE: [],
-    "photos": [Contender("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
+    "photos": [TableLoad("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
-        Contender("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
-        Contender("open loop at 70%", "grpc", "mixed", repo.SHIPPED, 64, rate_of="open-loop base"),
+        TableLoad("open-loop base", "grpc", "mixed", repo.SHIPPED, 64),
+        TableLoad("open loop at 70%", "grpc", "mixed", repo.SHIPPED, 64, rate_of="open-loop base"),
     ],
 }
 # Budgets tried for the ceiling; the best one is the ceiling.
@@ -87,12 +87,12 @@ def main() -> int:
     groups = arguments.only or [group for group in GROUPS if group != PLACEMENT]
     ceiling: list[float] = []
     limits: dict[str, float | str] = {}
-    reported: list[Figure] = []
+    reported: list[SuiteFigure] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         models = repo.build_repository(arguments.models, Path(folder) / "models")
         if INT8 in groups:
             _say("quantizing minilm")
-            reported.append(Figure("int8_mean_cosine", repo.add_int8(models), 0.0, 0.98))
+            reported.append(SuiteFigure("int8_mean_cosine", repo.add_int8(models), 0.0, 0.98))
         with ServerRun(models, Path(folder)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, Path(folder), warm_up_s, window_s)
             for group in groups:
@@ -129,7 +129,7 @@ def main() -> int:
     return _check(figures) if arguments.check else 0
 
 
-def _measure_decisions() -> Figure:
+def _measure_decisions() -> SuiteFigure:
     """In a process of its own: the router is no part of this one."""
     command = [sys.executable, "-m", "benchmarks.suite.decisions"]
     found = subprocess.run(command, capture_output=True, check=True, text=True, timeout=600)
@@ -140,7 +140,7 @@ def _measure_decisions() -> Figure:
     return decision_figure(rounds)
 
 
-def _check(figures: Sequence[Figure]) -> int:
+def _check(figures: Sequence[SuiteFigure]) -> int:
     verdicts = Baseline.read(BASELINE).compare(figures)
     shown = Table("figure", "now", "baseline", "change", "noise", "")
     for verdict in verdicts:
@@ -201,7 +201,7 @@ def _best_ceiling(model: Path, seconds: float) -> EmbedCeiling:
     return EmbedCeiling(model, max(results, key=lambda result: result[0])[1])
 
 
-def _print(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> None:
+def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> None:
     table = Table(
         "load", "conc.", "per s", "±", "of ceiling", "p50 ms", "p95 ms", "p99 ms", "CPU ms: gateway", "worker", "load"
     )
@@ -230,7 +230,7 @@ def _print(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) ->
     console.print(shown)
 
 
-def _report(rows: dict[str, Row], ceiling: list[float], figures: list[Figure]) -> dict[str, Any]:
+def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> dict[str, Any]:
     return {
         "figures": {figure.key: round(figure.value, 4) for figure in figures},
         "spreads": {figure.key: round(figure.spread, 4) for figure in figures},

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.suite.figures import Figure
+from benchmarks.suite.figures import SuiteFigure
 from penstock.core.errors import ConfigError
 
 KEPT_RUNS = 7
@@ -16,7 +16,7 @@ LEAST_NOISE = 0.03  # of a figure of which only one run is known
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BaselineVerdict:
     key: str
     value: float
     expected: float
@@ -61,21 +61,21 @@ class Baseline:
     def value(self, key: str) -> float:
         return median(run["value"] for run in self._runs[key])
 
-    def with_run(self, figures: Sequence[Figure]) -> "Baseline":
+    def with_run(self, figures: Sequence[SuiteFigure]) -> "Baseline":
         runs = dict(self._runs)
         for figure in figures:
             run = {"value": round(figure.value, 4), "error": round(standard_error(figure), 4)}
             runs[figure.key] = [*runs.get(figure.key, []), run][-KEPT_RUNS:]
         return Baseline(runs)
 
-    def compare(self, figures: Sequence[Figure]) -> list[Verdict]:
+    def compare(self, figures: Sequence[SuiteFigure]) -> list[BaselineVerdict]:
         """Figures that the baseline does not know yet are left out."""
         return [self._judge(figure) for figure in figures if figure.key in self._runs]
 
-    def _judge(self, figure: Figure) -> Verdict:
+    def _judge(self, figure: SuiteFigure) -> BaselineVerdict:
         within = max([standard_error(figure), *(run["error"] for run in self._runs[figure.key])])
         noise = self._between(figure.key) + 2 * within
-        return Verdict(figure.key, figure.value, self.value(figure.key), noise, figure.is_ceiling)
+        return BaselineVerdict(figure.key, figure.value, self.value(figure.key), noise, figure.is_ceiling)
 
     def _between(self, key: str) -> float:
         """How far the known runs are from their median."""
@@ -84,7 +84,7 @@ class Baseline:
         return max(distances) if len(distances) > 1 else LEAST_NOISE
 
 
-def standard_error(figure: Figure) -> float:
+def standard_error(figure: SuiteFigure) -> float:
     """Of the median of the rounds, as a share of it: `spread` is the furthest of `rounds` from it."""
     return figure.spread / math.sqrt(max(1, figure.rounds))
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.suite.measure import Row
+from benchmarks.suite.measure import LoadRow
 from penstock.models.convert.speed import spread
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class SuiteFigure:
     key: str
     value: float
     spread: float
@@ -22,20 +22,22 @@ class Figure:
         return self.value <= self.bar if self.is_ceiling else self.value >= self.bar
 
 
-def ratio(key: str, above: Sequence[float], below: Sequence[float], bar: float, is_ceiling: bool = False) -> Figure:
+def ratio(
+    key: str, above: Sequence[float], below: Sequence[float], bar: float, is_ceiling: bool = False
+) -> SuiteFigure:
     """Of the medians; its spread is that of the ratios of the rounds."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return Figure(key, median(ratios), spread(ratios), bar, is_ceiling, len(ratios))
+    return SuiteFigure(key, median(ratios), spread(ratios), bar, is_ceiling, len(ratios))
 
 
-def compute(rows: Mapping[str, Row], ceiling: Sequence[float], only: Callable[[str], bool]) -> list[Figure]:
+def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callable[[str], bool]) -> list[SuiteFigure]:
     def rps(name: str) -> list[float]:
         return rows[name].rps
 
     def p50(name: str) -> list[float]:
         return [found[50] for found in rows[name].latencies_ms]
 
-    found: list[Figure] = []
+    found: list[SuiteFigure] = []
     if only("text"):
         found += [
             ratio("served_over_ceiling", rps("mixed grpc"), ceiling, 0.90),
@@ -59,7 +61,7 @@ def compute(rows: Mapping[str, Row], ceiling: Sequence[float], only: Callable[[s
     return found
 
 
-def decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+def decision_figure(rounds: Mapping[str, Sequence[tuple[float, float]]]) -> SuiteFigure:
     """What a decision costs with 1,000 workers over what it costs with 10: of the policy that grows most."""
     key = "decision_cost_1000_over_10_workers"
     found = [

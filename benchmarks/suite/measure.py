@@ -17,7 +17,7 @@ PERCENTILES = (50, 95, 99)
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class TableLoad:
     """One line of the table."""
 
     name: str
@@ -30,7 +30,7 @@ class Contender:
 
 
 @dataclass(slots=True)
-class Row:
+class LoadRow:
     name: str
     concurrency: int
     rps: list[float] = field(default_factory=list)  # one a round
@@ -57,9 +57,9 @@ class Bench:
         self._server = server
         self._echo = echo
         self._warm_up_s, self._window_s = warm_up_s, window_s
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, LoadRow] = {}
 
-    def rounds(self, contenders: Sequence[Contender], count: int, between: Callable[[], None] = lambda: None) -> None:
+    def rounds(self, contenders: Sequence[TableLoad], count: int, between: Callable[[], None] = lambda: None) -> None:
         """`between` runs before the first round and after each: the ceiling takes its turns there."""
         loads = {contender.name: self._load(contender) for contender in contenders}
         try:
@@ -74,7 +74,7 @@ class Bench:
             for load in loads.values():
                 load.close()
 
-    def rounds_beside(self, pairs: Sequence[tuple[Contender, Contender]], count: int) -> None:
+    def rounds_beside(self, pairs: Sequence[tuple[TableLoad, TableLoad]], count: int) -> None:
         """The first of each pair is measured while the second loads the server."""
         loads = {contender.name: self._load(contender) for pair in pairs for contender in pair}
         try:
@@ -89,7 +89,7 @@ class Bench:
             for load in loads.values():
                 load.close()
 
-    def _load(self, contender: Contender) -> Generator:
+    def _load(self, contender: TableLoad) -> Generator:
         is_echo = contender.protocol == "echo"
         protocol = "grpc" if is_echo else contender.protocol
         file = self._folder / f"{protocol}-{contender.kind}-{contender.model}"
@@ -100,12 +100,12 @@ class Bench:
         method = ECHO if is_echo else INFER
         return Generator(LoadSpec(protocol, target, str(file), contender.concurrency, method))
 
-    def _window(self, contender: Contender, load: Generator) -> None:
+    def _window(self, contender: TableLoad, load: Generator) -> None:
         rate = 0.0
         if contender.rate_of:
             rate = median(self.rows[contender.rate_of].rps) * contender.rate_share
         before = self._server.cpu_s()
         outcome = load.run(Window(self._window_s, contender.concurrency, rate, self._warm_up_s))
         after = self._server.cpu_s()
-        row = self.rows.setdefault(contender.name, Row(contender.name, contender.concurrency))
+        row = self.rows.setdefault(contender.name, LoadRow(contender.name, contender.concurrency))
         row.add(outcome, {role: after[role] - before[role] for role in after})

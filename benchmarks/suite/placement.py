@@ -9,8 +9,8 @@ import yaml
 from onnx import TensorProto, helper
 
 from benchmarks.suite.echo import EchoRun
-from benchmarks.suite.figures import Figure, ratio
-from benchmarks.suite.measure import Bench, Contender, Row
+from benchmarks.suite.figures import SuiteFigure, ratio
+from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from penstock.experiments.processes import ServerRun
 from penstock.models.samples.noop import NOOP, write_noop
 
@@ -34,7 +34,7 @@ def placement_ratios(
     window_s: float = 4.0,
     warm_up_s: float = 1.5,
     flags: Sequence[str] = (),
-) -> tuple[list[Figure], dict[str, Row]]:
+) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
     """Served requests a second of each placement over those of `inline`; `models` is the repository that ships."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
@@ -47,7 +47,7 @@ def placement_ratios(
             for load, model, kind, callers in LOADS:
                 bench.rounds(
                     [
-                        Contender(f"{load} {placement}", "grpc", kind, f"{model}-{placement}", callers)
+                        TableLoad(f"{load} {placement}", "grpc", kind, f"{model}-{placement}", callers)
                         for placement in (INLINE, *placements)
                     ],
                     rounds,
@@ -66,10 +66,10 @@ def placement_ratios(
     return figures, rows
 
 
-def _neighbours(placement: str) -> tuple[Contender, Contender]:
+def _neighbours(placement: str) -> tuple[TableLoad, TableLoad]:
     """A no-op on the worker that prepares photographs, and these."""
-    photos = Contender(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
-    return Contender(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos
+    photos = TableLoad(f"photos beside {placement}", "grpc", "photos", f"{COPY}-{placement}", 4)
+    return TableLoad(f"{NEIGHBOUR} {placement}", "rest", "noop", NOOP, 1), photos
 
 
 def _build_repository(models: Path, folder: Path, placements: Sequence[str]) -> Path:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.suite.figures import Figure, ratio
+from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.repository import SHIPPED
 from penstock.experiments.load.described import describe
 from penstock.experiments.tuning.data import TuneData, payloads
@@ -27,7 +27,7 @@ ROUNDS, QUICK_ROUNDS = 9, 5
 
 def tune_figure(
     models: Path, folder: Path, *, quick: bool, say: Callable[[str], None]
-) -> tuple[list[Figure], dict[str, float | str]]:
+) -> tuple[list[SuiteFigure], dict[str, float | str]]:
     """`models` is the repository that ships, which stays as it is; `folder` is scratch space."""
     path = folder / "models" / SHIPPED
     shutil.copytree(models / SHIPPED, path)
@@ -71,11 +71,11 @@ def _rounds(model: TuneModel, winners: Sequence[Configuration], load: TuneLoad, 
     return trials
 
 
-def _figure(trials: Trials, winners: Sequence[Configuration]) -> Figure:
+def _figure(trials: Trials, winners: Sequence[Configuration]) -> SuiteFigure:
     """Where what is shipped has won, it is as good as itself: a ratio of two windows of it would be noise alone."""
     winner = most_common(winners)
     if winner == trials.shipped:
-        return Figure(KEY, 1.0, 0.0, 1.0)
+        return SuiteFigure(KEY, 1.0, 0.0, 1.0)
     found, base = (trials.measures(each) for each in (winner, trials.shipped))
     return ratio(KEY, [measure.rate for measure in found], [measure.rate for measure in base], 1.0)
 

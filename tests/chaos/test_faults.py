@@ -13,7 +13,7 @@ from benchmarks.chaos.hand_back import CALLERS, end_worker
 from benchmarks.chaos.infer_messages import valid_requests
 from benchmarks.chaos.kill import kill_workers
 from benchmarks.chaos.malformed_zmq import BLOCK, HOST, ZmqAttack
-from benchmarks.chaos.report import Plan
+from benchmarks.chaos.report import ChaosPlan
 from benchmarks.chaos.repository import HEAVY, add_echo, add_shipped
 from benchmarks.chaos.stop import SILENCE_S, stop_worker
 from benchmarks.server import ServerProcess
@@ -38,12 +38,12 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    return Plan(MODELS, tmp_path_factory.mktemp("malformed"), is_quick=True)
+def plan(tmp_path_factory: pytest.TempPathFactory) -> ChaosPlan:
+    return ChaosPlan(MODELS, tmp_path_factory.mktemp("malformed"), is_quick=True)
 
 
 @pytest.fixture(scope="module")
-def every_model(plan: Plan) -> Iterator[ServerProcess]:
+def every_model(plan: ChaosPlan) -> Iterator[ServerProcess]:
     malformed.add_models(plan)
     with ServerProcess(plan.folder / "models", plan.folder / "server") as server:
         yield server
@@ -55,7 +55,7 @@ async def channel(every_model: ServerProcess) -> AsyncIterator[grpc.aio.Channel]
         yield channel
 
 
-async def test_killed_workers_cost_no_request(two_workers: ServerProcess, plan: Plan) -> None:
+async def test_killed_workers_cost_no_request(two_workers: ServerProcess, plan: ChaosPlan) -> None:
     async with CheckedLoad(two_workers.grpc, [EchoQuestion()]) as load:
         kills = await kill_workers(two_workers, load, count=2, lived_s=0.0, plan=plan)
     assert kills.restarts == 2
@@ -90,7 +90,7 @@ async def test_a_server_that_leaves_answers_what_is_inside(tmp_path: Path) -> No
     assert found["exit_code"] == 0
 
 
-async def test_malformed_messages_get_typed_errors(every_model: ServerProcess, plan: Plan) -> None:
+async def test_malformed_messages_get_typed_errors(every_model: ServerProcess, plan: ChaosPlan) -> None:
     await every_model.wait_all_workers()
     result = await malformed.attack(every_model, 1500, plan)
     # So few messages say nothing about memory.

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.reload import CALLERS, NAPPER, PAUSE_S, add_models, run_cycles
-from benchmarks.chaos.report import Plan
+from benchmarks.chaos.report import ChaosPlan
 from benchmarks.server import ServerProcess
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,7 +17,7 @@ async def test_reloads_and_naps_cost_no_request(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
         async with CheckedLoad(server.grpc, [EchoQuestion()], CALLERS, PAUSE_S) as load:
-            cycles = await run_cycles(server, load, 8, Plan(tmp_path, tmp_path, is_quick=True))
+            cycles = await run_cycles(server, load, 8, ChaosPlan(tmp_path, tmp_path, is_quick=True))
         assert (load.tally.failed, load.tally.duplicates) == (0, 0), load.tally.details()
         assert not cycles.failures
         assert (cycles.reloads, cycles.wakes) == (4, 4)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from benchmarks.chaos.repository import ECHO, add_echo
-from benchmarks.chaos.session_load import QUESTION, SessionTally, Shape, Told
+from benchmarks.chaos.session_load import QUESTION, SessionTally, Shape, ToldStep
 from benchmarks.chaos.sessions import NO_WORK, WORKERS, play
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -50,10 +50,10 @@ async def runs(server: ServerProcess) -> int:
     return int(found.model_stats[0].inference_count)
 
 
-def told(arrival: int, seq_no: int, place: int, content: int) -> Told:
+def told(arrival: int, seq_no: int, place: int, content: int) -> ToldStep:
     response = pb.ModelInferResponse(raw_output_contents=QUESTION.ask(content).raw_input_contents)
     response.parameters["session_step"].int64_param = place
-    return Told(seq_no, seq_no, arrival, response)
+    return ToldStep(seq_no, seq_no, arrival, response)
 
 
 def seen(*answers: tuple[int, int, int]) -> SessionTally:

@@ -4,21 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 
-class Tensor(NamedTuple):
+class TensorForm(NamedTuple):
     name: str
     datatype: str
     size: int  # of a row
 
 
 INPUTS = {
-    "minilm": Tensor("text", "TYPE_STRING", 1),
-    "srcnn": Tensor("image", "TYPE_STRING", 1),
-    "noop": Tensor("x", "TYPE_FP32", 256),
+    "minilm": TensorForm("text", "TYPE_STRING", 1),
+    "srcnn": TensorForm("image", "TYPE_STRING", 1),
+    "noop": TensorForm("x", "TYPE_FP32", 256),
 }
 OUTPUTS = {
-    "minilm": Tensor("vector", "TYPE_FP32", 384),
-    "srcnn": Tensor("upscaled", "TYPE_STRING", 1),
-    "noop": Tensor("y", "TYPE_FP32", 256),
+    "minilm": TensorForm("vector", "TYPE_FP32", 384),
+    "srcnn": TensorForm("upscaled", "TYPE_STRING", 1),
+    "noop": TensorForm("y", "TYPE_FP32", 256),
 }
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.suite.baseline import KEPT_RUNS, Baseline
-from benchmarks.suite.figures import Figure
+from benchmarks.suite.figures import SuiteFigure
 from penstock.core.errors import ConfigError
 
 
-def figure(value: float, spread: float = 0.0, is_ceiling: bool = False) -> Figure:
-    return Figure("k", value, spread, 1.0, is_ceiling, rounds=4)
+def figure(value: float, spread: float = 0.0, is_ceiling: bool = False) -> SuiteFigure:
+    return SuiteFigure("k", value, spread, 1.0, is_ceiling, rounds=4)
 
 
 def known(*values: float) -> Baseline:
@@ -48,7 +48,7 @@ def test_of_a_ceiling_more_is_worse() -> None:
 
 def test_a_better_run_is_never_worse_and_an_unknown_figure_is_left_out() -> None:
     assert not known(1.0).compare([figure(5.0)])[0].is_worse
-    assert known(1.0).compare([Figure("new", 1.0, 0.0, 1.0)]) == []
+    assert known(1.0).compare([SuiteFigure("new", 1.0, 0.0, 1.0)]) == []
 
 
 def test_the_file_keeps_the_last_runs(tmp_path: Path) -> None:

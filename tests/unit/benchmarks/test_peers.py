@@ -23,14 +23,14 @@ from benchmarks.peers.plan import (
     SERVERS,
     TENSOR,
     Contender,
-    Turn,
+    PeerTurn,
     is_done,
     keep,
     kind_of,
     search_group,
     turns,
 )
-from benchmarks.peers.results import Record, Results, Row
+from benchmarks.peers.results import PeerResults, Record, WindowRow
 from benchmarks.peers.roster import Entrant, candidates, contenders, enter
 from benchmarks.peers.search import Choice
 from benchmarks.peers.summary import summarize
@@ -74,7 +74,7 @@ def contender(server: str, setting: str = "plain", kind: str = "") -> Contender:
     return Contender(server, server, ("rest",), Setting(setting, {"name": setting}), kind)
 
 
-def record(turn: Turn, rows: Sequence[Row] = (), failure: str = "") -> Record:
+def record(turn: PeerTurn, rows: Sequence[WindowRow] = (), failure: str = "") -> Record:
     one = turn.contender
     return Record(turn.group.name, turn.number, one.server, one.kind, one.title, one.setting_name, list(rows), failure)
 
@@ -83,7 +83,7 @@ def measured(server: str, rps: Sequence[float], *, group: str = "minilm", **fiel
     """One record a round, of one window."""
     kind = fields.pop("kind", "")
     fields = {"load": MIXED, "protocol": "rest", "concurrency": 32, "p99_ms": 10.0, **fields}
-    rows = [Row(rps=value, **fields) for value in rps]
+    rows = [WindowRow(rps=value, **fields) for value in rps]
     return [Record(group, number, server, kind, server.title(), "plain", [row]) for number, row in enumerate(rows)]
 
 
@@ -99,7 +99,7 @@ def test_every_other_round_goes_backwards() -> None:
 
 def test_what_is_recorded_is_done_and_other_rounds_are_not() -> None:
     first, second = turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
-    records = [record(first, [Row(MIXED, "rest", 1, 5.0)])]
+    records = [record(first, [WindowRow(MIXED, "rest", 1, 5.0)])]
     assert is_done(first, records)
     assert not is_done(second, records)
 
@@ -107,12 +107,12 @@ def test_what_is_recorded_is_done_and_other_rounds_are_not() -> None:
 def test_a_contender_that_never_got_through_a_turn_is_out() -> None:
     first, second, third = turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
     assert is_done(second, [record(first, failure="not ready")])
-    good = record(first, [Row(MIXED, "rest", 1, 5.0)])
+    good = record(first, [WindowRow(MIXED, "rest", 1, 5.0)])
     assert not is_done(third, [good, record(second, failure="not ready")])
 
 
 def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
-    row = [Row(MIXED, "rest", 1, 5.0)]
+    row = [WindowRow(MIXED, "rest", 1, 5.0)]
     (now,) = turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
     kept = record(now, row)
     stale = replace(kept, setting="old")
@@ -122,9 +122,9 @@ def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
 
 
 def test_results_survive_their_file(tmp_path: Path) -> None:
-    results = Results(0.5, measured("triton", [10.0, 11.0], rejected={"503": 2}), MACHINE)
+    results = PeerResults(0.5, measured("triton", [10.0, 11.0], rejected={"503": 2}), MACHINE)
     results.save(tmp_path / "deep" / "peers.json")
-    assert Results.load(tmp_path / "deep" / "peers.json") == results
+    assert PeerResults.load(tmp_path / "deep" / "peers.json") == results
 
 
 def test_the_search_measures_one_window_of_each_group() -> None:
@@ -143,8 +143,8 @@ def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> Non
     slow, fast, wrong = (contender("triton", name) for name in ("slow", "fast", "wrong"))
     choice = Choice()
     for one, rps, failure in ((slow, 5.0, ""), (fast, 9.0, ""), (wrong, 99.0, "wrong answer")):
-        turn = Turn(TEXT, 0, one)
-        choice.add(one, record(turn, [] if failure else [Row(MIXED, "rest", 32, rps)], failure))
+        turn = PeerTurn(TEXT, 0, one)
+        choice.add(one, record(turn, [] if failure else [WindowRow(MIXED, "rest", 32, rps)], failure))
     choice.save(tmp_path / "settings.json")
     found = Choice.load(tmp_path / "settings.json")
     settings = [one.setting for one in (slow, fast, wrong) if one.setting]
@@ -159,7 +159,7 @@ def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> Non
 def test_a_winner_that_is_no_candidate_any_more_is_not_used() -> None:
     gone = contender("triton", "gone")
     choice = Choice()
-    choice.add(gone, record(Turn(TEXT, 0, gone), [Row(MIXED, "rest", 32, 9.0)]))
+    choice.add(gone, record(PeerTurn(TEXT, 0, gone), [WindowRow(MIXED, "rest", 32, 9.0)]))
     assert choice.winner(["minilm"], "triton", [Setting("gone", {"name": "changed"}), Setting("b")]).values
 
 
@@ -280,10 +280,10 @@ def test_queries_have_a_bar_of_their_own() -> None:
 
 def test_the_report_shows_everybody_failed_ones_with_their_reason() -> None:
     records = measured(PENSTOCK, [22.0, 24.0]) + measured("triton", [10.0, 10.0])
-    records.append(Record("minilm", 0, "ceiling", "", "in process", "", [Row(MIXED, "", 0, 55.0)]))
+    records.append(Record("minilm", 0, "ceiling", "", "in process", "", [WindowRow(MIXED, "", 0, 55.0)]))
     records.append(Record("minilm", 0, "kserve", "", "KServe", "plain", [], "not ready within 90 s: a | b"))
     records.append(Record("minilm", 0, "infinity", "", "infinity", "", [], refusal="serves other files"))
-    report = render(Results(1.0, records, MACHINE))
+    report = render(PeerResults(1.0, records, MACHINE))
     assert "| infinity |  |  | takes no part: serves other files |" in report
     assert "| Penstock | plain | rest |  |  | 23.0 · 0.00 · 10.0 |  |  |" in report
     assert "| KServe | plain |  | failed: not ready within 90 s: a \\| b |" in report

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suite.figures import Figure, ratio
-from benchmarks.suite.measure import Row
+from benchmarks.suite.figures import SuiteFigure, ratio
+from benchmarks.suite.measure import LoadRow
 from penstock.experiments.load.drivers import Rejected
 from penstock.experiments.load.latencies import PERCENTILES, Latencies
 from penstock.experiments.load.messages import read_messages, write_messages
@@ -141,7 +141,7 @@ def test_spread() -> None:
 
 
 def test_a_row_divides_cpu_by_what_was_sent() -> None:
-    row = Row("x", 1)
+    row = LoadRow("x", 1)
     row.add(WindowOutcome(seconds=2.0, answered=10, latencies=Latencies([0.1]), sent=20, cpu_s=0.2), {"gateway": 0.4})
     assert row.rps == [5.0]
     assert row.cpu_ms == {"gateway": [20.0], "load": [10.0]}
@@ -149,6 +149,6 @@ def test_a_row_divides_cpu_by_what_was_sent() -> None:
 
 def test_a_figure_is_the_median_of_the_rounds_ratios() -> None:
     figure = ratio("k", [2.0, 4.0, 9.0], [1.0, 2.0, 3.0], bar=2.0)
-    assert figure == Figure("k", 2.0, 0.5, 2.0, rounds=3)
+    assert figure == SuiteFigure("k", 2.0, 0.5, 2.0, rounds=3)
     assert figure.is_met
     assert not ratio("k", [3.0], [1.0], bar=2.0, is_ceiling=True).is_met
