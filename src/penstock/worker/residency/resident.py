@@ -34,19 +34,10 @@ class Resident:
             await asyncio.wait_for(runner.drain(), drain_s)
         except TimeoutError:
             log.warning("drain_timeout", model=runner.description.model, jobs=len(runner))
-        loop, is_closed = asyncio.get_running_loop(), asyncio.Event()
-        runner.close(lambda: _tell(loop, is_closed))
-        await is_closed.wait()
+        await runner.close().wait()
 
 
 def make_runner(loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> BlockRunner:
     if isinstance(loaded.engine, ContextEngine):
         return CallRunner(loaded, loaded.engine, tools, tasks)
     return BatchRunner(loaded, tools, tasks)
-
-
-def _tell(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    try:
-        loop.call_soon_threadsafe(event.set)
-    except RuntimeError:  # the loop has closed: the process is leaving
-        pass

@@ -1,7 +1,8 @@
 """A block whose requests are joined into batches: what an instance runs, and when it gets it."""
 
+import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from penstock.core.errors import PenstockError
 from penstock.core.tensors import Array
@@ -37,9 +38,9 @@ class BatchRunner(BlockRunner):
         self._slowest_ns = 0.0  # of late
         self._company = Alarm(self._pump)  # when what waits for others to join it has waited long enough
 
-    def close(self, then: Callable[[], None] = lambda: None) -> None:
+    def close(self) -> asyncio.Event:
         self._company.cancel()
-        super().close(then)
+        return super().close()
 
     def _pump(self) -> None:
         super()._pump()

@@ -67,13 +67,13 @@ class CallRunner(BlockRunner):
             self._tell(over, LEAVES, lambda problem: told.set())
             await told.wait()
 
-    def close(self, then: Callable[[], None] = lambda: None) -> None:
+    def close(self) -> asyncio.Event:
         for job in [job for job in self._jobs if job.answers is not None]:
             self._fail(job, Draining("the model was unloaded before it had given all its answers; ask again"))
         self._idle.cancel()
         if over := self._sessions.clear():
             self._tell(over, LEAVES, lambda problem: None)
-        super().close(then)
+        return super().close()
 
     def _hand_out(self, batch: Batch) -> None:
         for entry in batch.entries:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.worker.running.batcher import Batch
@@ -47,20 +46,25 @@ class InstanceThreads:
         """Has an instance run the errand after what it was given before; `done` hears, on the loop, what went wrong."""
         self._inbox.put(_Errand(errand, done))
 
-    def close(self, then: Callable[[], None], patience_s: float | None = None) -> None:
+    def close(self, then: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
         """Threads leave when they have done what they were given; `then` is called, in a thread, after the last.
 
-        `patience_s`: what they get for it; None: as long as they take.
+        `patience_s`: what they get for it; None: as long as they take. The event is set after all of this.
         """
         for _ in self._threads:
             self._inbox.put(None)
-        threading.Thread(target=self._wait, args=(then, patience_s), name="closing", daemon=True).start()
+        closed = asyncio.Event()
+        threading.Thread(target=self._end, args=(then, patience_s, closed), name="closing", daemon=True).start()
+        return closed
 
-    def _wait(self, then: Callable[[], None], patience_s: float | None) -> None:
+    def _end(self, then: Callable[[], None], patience_s: float | None, closed: asyncio.Event) -> None:
         end = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads:
             thread.join(None if end is None else max(0.0, end - time.monotonic()))
-        then()
+        try:
+            then()
+        finally:
+            self._tell(closed.set)
 
     def _run(self, instance: int) -> None:
         while (work := self._inbox.get()) is not None:
@@ -71,9 +75,9 @@ class InstanceThreads:
             if not is_heard:
                 return
 
-    def _tell(self, callback: Callable[[Any], None], what: BatchOutcome | str) -> bool:
+    def _tell(self, callback: Callable[..., None], *what: BatchOutcome | str) -> bool:
         try:
-            self._loop.call_soon_threadsafe(callback, what)
+            self._loop.call_soon_threadsafe(callback, *what)
         except RuntimeError:  # the loop has closed: the process is leaving
             return False
         return True

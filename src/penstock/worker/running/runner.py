@@ -128,19 +128,13 @@ class BlockRunner:
         """Returns when nothing is left to run."""
         await self._drained.wait()
 
-    def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Call it after `drain`, or to abandon what runs. Its threads leave, the engine closes, `then` is called."""
+    def close(self) -> asyncio.Event:
+        """Call it after `drain`, or to abandon what runs. The event: threads have left, the engine is closed."""
         self.flush_metrics()
         self._expiry.cancel()
         if self._tasks is not None:
             self._tasks.close()
-        self._instances.close(lambda: self._close_engine(then), self.close_s)
-
-    def _close_engine(self, then: Callable[[], None]) -> None:
-        try:
-            self._engine.close()
-        finally:
-            then()
+        return self._instances.close(self._engine.close, self.close_s)
 
     # --- from the queue to the instances
 

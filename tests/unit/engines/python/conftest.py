@@ -3,9 +3,9 @@
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import psutil
 import pytest
@@ -17,20 +17,7 @@ from penstock.engines.python.engine import PythonEngine
 
 MODELS = Path(__file__).parents[3] / "data" / "python_models"
 Tensors = Sequence[tuple[str, str, tuple[int, ...]]]
-
-
-class StartPython(Protocol):
-    def __call__(
-        self,
-        source: str,
-        inputs: Tensors,
-        outputs: Tensors,
-        *,
-        instances: int = 1,
-        is_decoupled: bool = False,
-        memory_mb: int | Literal["auto", "none"] = "auto",
-        **times: float,
-    ) -> PythonEngine: ...
+StartPython = Callable[..., PythonEngine]
 
 
 @pytest.fixture
