@@ -55,6 +55,11 @@ class TensorSpec:
     shape: tuple[int, ...]
 
 
+def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a shape is the wanted one, in which -1 is any size."""
+    return len(shape) == len(wanted) and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))
+
+
 def check_tensor(tensor: Tensor) -> None:
     """Raises InvalidTensor unless datatype, shape and byte count agree."""
     if len(tensor.shape) > MAX_RANK:

@@ -25,11 +25,11 @@ class ModelFolder:
     versions: tuple[str, ...]  # those to serve, oldest first
 
     def settings_of(self, version: str) -> ModelSettings:
-        """With what the version's own version.yaml lays over them."""
+        """The model's settings, with the version's own version.yaml laid over them."""
         return version_settings(self.path, version, self.settings)
 
     def of_version(self, version: str) -> "ModelFolder":
-        """As if there were this version alone."""
+        """The folder as if it had this version alone."""
         return ModelFolder(self.name, self.path, self.settings_of(version), (version,))
 
     def file(self, version: str) -> Path:
@@ -56,7 +56,7 @@ def read_model_folder(path: Path) -> ModelFolder:
 
 
 def _versions(path: Path, settings: ModelSettings) -> list[int]:
-    """Those to serve."""
+    """The versions to serve, oldest first."""
     found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
     present = [version for version in found if version > 0 and _file(path, version, settings).is_file()]
     if settings.versions == "latest":
@@ -99,7 +99,7 @@ def list_model_folders(repository: Path) -> list[Path]:
 
 
 def _may_be_model(child: Path) -> bool:
-    """Also one that may not be looked into: whoever reads it then says so."""
+    """True also of a folder that may not be looked into: whoever reads it then says so."""
     try:
         return (child / "model.yaml").is_file()
     except PermissionError:
@@ -114,7 +114,7 @@ def read_version(folder: Path, version: str) -> ModelFolder:
 
 
 def model_files(model: ModelFolder, version: str) -> list[Path]:
-    """Its model.yaml and all that lies in the version's folder: a model may keep its weights in files beside it."""
+    """model.yaml and all that lies in the version's folder: a model may keep its weights in files beside it."""
     found = [model.path / "model.yaml"]
     for folder, folders, names in os.walk(model.path / version):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
@@ -127,7 +127,7 @@ def size_bytes(files: Iterable[Path]) -> int:
 
 
 def fingerprint_of(root: Path, files: Sequence[Path]) -> str:
-    """The same for the same files, wherever they lie and however old they are."""
+    """A digest that is the same for the same files, wherever they lie and however old they are."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as opened:

@@ -29,7 +29,7 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """As a context it closes the engine at its end."""
+    """A version's engine and task; as a context it closes the engine at its end."""
 
     spec: TaskSpec  # what its task was made of
     task: Task

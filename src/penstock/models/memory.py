@@ -10,7 +10,7 @@ _TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def family_bytes() -> int:
-    """With the processes that models run in. It goes over all of the machine's: not for the event loop."""
+    """Memory of this process and of those that models run in. Looks at all processes: not for the event loop."""
     this = psutil.Process()
     total = int(this.memory_info().rss)
     for child in this.children(recursive=True):
@@ -20,6 +20,6 @@ def family_bytes() -> int:
 
 
 def trim() -> None:
-    """What was freed goes back to the system. Takes some milliseconds: not for the event loop."""
+    """Gives what was freed back to the system. Takes some milliseconds: not for the event loop."""
     if _TRIM is not None:
         _TRIM(0)

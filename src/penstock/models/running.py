@@ -13,14 +13,14 @@ BatchArrays = dict[str, Array]
 
 
 def answer(model: LoadedModel, request: TaskRequest) -> list[Tensor]:
-    """Piece by piece, so that nothing is padded."""
+    """Runs the request piece by piece, so that nothing is padded."""
     prepared = model.task.prepare(request)
     results = [infer(model, [piece])[0] for piece in prepared.pieces]
     return model.task.finish(request, prepared, results)
 
 
 def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_id: str = "") -> list[list[Tensor]]:
-    """One answer, or the first of a model that may give many."""
+    """One answer, or the first ones of a model that may give many."""
     engine, task = model.engine, model.task
     if not isinstance(engine, ContextEngine):
         return [answer(model, request)]
@@ -33,7 +33,7 @@ def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_i
 
 
 def infer(model: LoadedModel, pieces: Sequence[Piece], instance: int = 0) -> list[Sequence[Array]]:
-    """All pieces in one batch; what came of each."""
+    """Runs the pieces as one batch and returns the outputs of each."""
     return model.task.split(pieces, infer_arrays(model, model.task.join(pieces), instance))
 
 

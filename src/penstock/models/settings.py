@@ -16,8 +16,6 @@ INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, cop
 
 
 class ModelSettings(SharedSettings):
-    """model.yaml."""
-
     engine: str = "onnx"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     versions: Literal["latest", "all"] | tuple[Annotated[int, Field(ge=1)], ...] = "latest"

@@ -63,7 +63,7 @@ class ImageInput:
         return [self.join([piece] * rows) for rows in ((1, self.max_rows) if self._is_batched else (1,))]
 
     def _fit(self, image: Image.Image) -> Image.Image:
-        """Of the frame's size. Where the proportions are others, `fit` says what becomes of them."""
+        """Brings an image to the frame's size. Where the proportions are others, `fit` says what becomes of them."""
         plain = image.convert("L" if self._options.colors == "gray" else "RGB")
         size = (self._frame.width, self._frame.height)
         if plain.size == size:

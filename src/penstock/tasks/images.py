@@ -123,7 +123,7 @@ def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
 
 
 def _strip_png(data: bytes) -> tuple[bytes, bytes]:
-    """(the file with the chunks that make its pixels, its EXIF)."""
+    """Returns (the file with the chunks that make its pixels, its EXIF)."""
     view, kept, exif = memoryview(data), [memoryview(_PNG_MAGIC)], b""
     for name, start, end in _png_chunks(data):
         if name == b"acTL":
@@ -136,7 +136,7 @@ def _strip_png(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """(name, start, end); the last may reach past the data where the file is cut."""
+    """Yields (name, start, end); the last may reach past the data where the file is cut."""
     start, name = len(_PNG_MAGIC), b""
     while start + 8 <= len(data) and name != b"IEND":
         length, name = struct.unpack_from(">I4s", data, start)
@@ -145,7 +145,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
-    """(the file without metadata segments, its EXIF)."""
+    """Returns (the file without metadata segments, its EXIF)."""
     view, kept, exif = memoryview(data), [memoryview(_JPEG_MAGIC)], b""
     for marker, start, end in _jpeg_segments(data):
         if marker == _JPEG_EXIF and data.startswith(b"Exif\0\0", start + 4):
@@ -156,7 +156,7 @@ def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """(marker, start, end); the first scan comes last and reaches to the end of the file."""
+    """Yields (marker, start, end); the first scan comes last and reaches to the end of the file."""
     start = data.find(b"\xff", len(_JPEG_MAGIC))
     while 0 <= start <= len(data) - 4:
         marker = data[start + 1]

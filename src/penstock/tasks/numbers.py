@@ -6,13 +6,13 @@ from penstock.core.tensors import Array
 
 
 def sigmoid(logits: Array) -> Array:
-    """Without overflow, and exact for scores near 0, whose order matters."""
+    """Sigmoid without overflow, and exact for scores near 0, whose order matters."""
     small = np.exp(-np.abs(logits))
     return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(logits.dtype, copy=False)
 
 
 def softmax(logits: Array) -> Array:
-    """Over each row; without overflow."""
+    """Softmax over each row, without overflow."""
     shares: Array = np.exp(logits - logits.max(axis=1, keepdims=True))
     shares /= shares.sum(axis=1, keepdims=True)
     return shares

@@ -30,7 +30,7 @@ class PairLayout:
 
     @classmethod
     def learn(cls, tokenizer: TextTokenizer) -> "PairLayout":
-        """From a pair: each tokenizer says in its own way how it marks two texts."""
+        """Finds it from a pair: each tokenizer says in its own way how it marks two texts."""
         found = tokenizer.encode_pair("a", "b")
         places = found.sequence_ids
         if 0 not in places or 1 not in places:
@@ -48,7 +48,7 @@ class PairLayout:
         return len(self.before.ids) + len(self.between.ids) + len(self.after.ids)
 
     def join(self, first: list[int], second: list[int]) -> tuple[list[int], list[int]]:
-        """(ids, types)."""
+        """Returns ids and types."""
         of_first, of_second = self.text_types
         ids = [*self.before.ids, *first, *self.between.ids, *second, *self.after.ids]
         types = [*self.before.types, *[of_first] * len(first), *self.between.types]

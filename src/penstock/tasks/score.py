@@ -42,7 +42,7 @@ def build_score_task(
 
 
 def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
-    """The method and the network's output."""
+    """Finds the method and the network's output that it reads."""
     names = [spec.name for spec in engine.outputs]
     wanted = [OUTPUTS[options.method]] if options.method in OUTPUTS else list(OUTPUTS.values())
     name = options.output or next((name for name in wanted if name in names), names[0] if len(names) == 1 else "")

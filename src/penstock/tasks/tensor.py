@@ -13,6 +13,7 @@ from penstock.core.tensors import (
     Tensor,
     TensorSpec,
     check_tensor,
+    fits,
     from_array,
     to_array,
 )
@@ -97,10 +98,7 @@ class TensorTask:
 def _check(tensor: Tensor, spec: TensorSpec) -> None:
     if tensor.datatype != spec.datatype:
         raise InvalidTensor(f"input '{tensor.name}' is {tensor.datatype}; the model takes {spec.datatype}")
-    fits = len(tensor.shape) == len(spec.shape) and all(
-        want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
-    )
-    if not fits:
+    if not fits(tensor.shape, spec.shape):
         raise InvalidTensor(f"input '{tensor.name}' has shape {list(tensor.shape)}; the model takes {list(spec.shape)}")
     check_tensor(tensor)
 

@@ -70,7 +70,7 @@ class TextTokenizer:
             yield ids
 
     def encode_pair(self, first: str, second: str) -> Encoding:
-        """Uncut; not while another thread encodes."""
+        """Returns all tokens, uncut; not to be called while another thread encodes."""
         self._tokenizer.no_truncation()
         found = self._tokenizer.encode(first, second)
         self._tokenizer.enable_truncation(self._max_length)
@@ -121,7 +121,7 @@ class TextNetwork:
             raise RequestTooLarge(f"the {count} {what} have more than {self._max_tokens} tokens; send fewer at a time")
 
     def pieces(self, texts: Sequence[str]) -> tuple[list[Piece], int]:
-        """One for each text, and how many tokens they have."""
+        """Returns a piece for each text, and how many tokens they have together."""
         pieces: list[Piece] = []
         tokens = 0
         for ids in self.encode(texts):

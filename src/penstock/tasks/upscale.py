@@ -106,7 +106,7 @@ class UpscaleTask:
             )
 
     def _enlarge(self, decoded: DecodedImage) -> tuple[Plane, _Enlarged]:
-        """(the luminance to sharpen, what waits for it)."""
+        """Returns (the luminance to sharpen, what waits for it)."""
         size = (decoded.image.width * self._options.scale, decoded.image.height * self._options.scale)
         alpha = decoded.image.getchannel("A") if decoded.image.mode in ("LA", "RGBA") else None
         if decoded.image.mode in ("L", "LA"):
@@ -146,7 +146,7 @@ class UpscaleTask:
 
 
 def _divide(length: int, limit: int) -> tuple[int, list[int]]:
-    """(how much of a side each tile answers for, where each starts).
+    """Returns (how much of a side each tile answers for, where each starts).
 
     As few tiles as the limit allows, and those of one length: a network's time goes by pixels, and tiles of
     the full length with the last moved far inward would compute up to two thirds of them twice. The grain

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from penstock.core.tensors import Array
+from penstock.core.tensors import Array, fits
 from penstock.engines.checkpoint import Checkpoint, file_error, require
 
 # Checkpoints that began in TensorFlow call a layer norm's parameters so.
@@ -73,9 +73,7 @@ class Weights:
                     tensor = self._tensors.get(full.removesuffix(new) + old)
         if tensor is None:
             raise file_error(self._path, f"has no tensor '{full}'")
-        if tensor.ndim != len(shape) or any(
-            want not in (-1, got) for want, got in zip(shape, tensor.shape, strict=True)
-        ):
+        if not fits(tensor.shape, shape):
             raise file_error(self._path, f"tensor '{name}' has shape {list(tensor.shape)}, expected {list(shape)}")
         return np.ascontiguousarray(tensor, dtype=np.float32)
 

@@ -15,7 +15,7 @@ import numpy as np
 from penstock.core.error_text import tail
 from penstock.core.errors import EngineFailed, InvalidTensor
 from penstock.core.requests import Parameter
-from penstock.core.tensors import Tensor, TensorSpec, from_array
+from penstock.core.tensors import Tensor, TensorSpec, fits, from_array
 
 MAX_SUMMARY_CHARS = 300
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # a larger one would keep a gateway from all else for too long
@@ -127,10 +127,7 @@ def _to_tensor(spec: TensorSpec, array: object) -> Tensor:
         raise _mismatch(f"output '{spec.name}' has an element that is neither bytes nor str") from None
     if tensor.datatype != spec.datatype:
         raise _mismatch(f"output '{spec.name}' is {tensor.datatype}; python.outputs says {spec.datatype}")
-    fits = len(tensor.shape) == len(spec.shape) and all(
-        want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
-    )
-    if not fits:
+    if not fits(tensor.shape, spec.shape):
         raise _mismatch(f"output '{spec.name}' has shape {list(tensor.shape)}; python.outputs says {list(spec.shape)}")
     return tensor
 

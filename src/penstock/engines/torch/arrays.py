@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import EngineFailed, InvalidTensor
-from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
+from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, fits
 
 _BF16 = NUMPY_TYPES["BF16"]
 
@@ -23,7 +23,7 @@ class _Writable:
 def check_input(spec: TensorSpec, array: Array) -> None:
     if array.dtype != NUMPY_TYPES[spec.datatype]:
         raise InvalidTensor(f"input '{spec.name}' has dtype {array.dtype}; the model takes {spec.datatype}")
-    if not _fits(array.shape, spec.shape):
+    if not fits(array.shape, spec.shape):
         raise InvalidTensor(f"input '{spec.name}' has shape {list(array.shape)}; the model takes {list(spec.shape)}")
 
 
@@ -50,7 +50,7 @@ def to_array(spec: TensorSpec, found: Any, dtype: Any, is_converted: bool) -> Ar
         raise EngineFailed(
             f"output '{spec.name}' of the model is {found.dtype}, but torch.outputs says {spec.datatype}: correct that"
         )
-    if not _fits(found.shape, spec.shape):
+    if not fits(found.shape, spec.shape):
         raise EngineFailed(
             f"output '{spec.name}' of the model has shape {list(found.shape)}, "
             f"but torch.outputs says {list(spec.shape)}: correct that"
@@ -63,7 +63,3 @@ def to_array(spec: TensorSpec, found: Any, dtype: Any, is_converted: bool) -> Ar
         return bits.view(_BF16)
     array: Array = found.numpy()
     return array
-
-
-def _fits(shape: Any, wanted: tuple[int, ...]) -> bool:
-    return len(shape) == len(wanted) and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from penstock.core.config import Limits
-from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
+from penstock.core.tensors import Array, Tensor, TensorSpec, fits, from_array, to_array
 from penstock.engines.base import ContextEngine
 from penstock.models.check.findings import Finding, as_json, has_problem, warning
 from penstock.models.check.load_errors import explain_load_error, explain_trial_error
@@ -128,10 +128,7 @@ def _compare(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Fin
     found = []
     for tensor in tensors:
         spec = told[tensor.name]
-        is_alike = len(tensor.shape) == len(spec.shape) and all(
-            want in (-1, size) for size, want in zip(tensor.shape, spec.shape, strict=True)
-        )
-        if tensor.datatype != spec.datatype or not is_alike:
+        if tensor.datatype != spec.datatype or not fits(tensor.shape, spec.shape):
             message = (
                 f"output '{tensor.name}' is {tensor.datatype} {list(tensor.shape)}, "
                 f"but the model says {spec.datatype} {list(spec.shape)}"
