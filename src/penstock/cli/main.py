@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import experiment
 from penstock.cli.bench import bench
 from penstock.cli.classify import classify
 from penstock.cli.embed import embed
+from penstock.cli.experiment import command as experiment
 from penstock.cli.infer import infer
 from penstock.cli.model import command as model
 from penstock.cli.rerank import rerank

@@ -1,6 +1,5 @@
 """`penstock tune`: the fastest settings of a model on this machine."""
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.terminal.interrupts import interruptible
+from penstock.cli.terminal.load import BatchSize, LoadProtocol, Shapes, check_protocol, read_shapes
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import make_console
 from penstock.cli.terminal.repository import ServedModels, find_repository
-from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
+from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.tuning.record import TuneRecord
-    from penstock.experiments.tuning.tune import Tell, TuneOptions, TuneProgress
+    from penstock.experiments.tuning.tune import Tell, TuneProgress
 
-PROTOCOLS = ("grpc", "stream", "rest")
 OUT = Path("bench-out/tune")
 CALLERS = 32
 MINUTES, QUICK_MINUTES = 6.0, 2.0
@@ -42,7 +42,7 @@ def tune(
         int | None,
         typer.Option(min=1, max=4096, help="Callers of the load. [default: 32, fewer for a model that takes seconds]"),
     ] = None,
-    protocol: Annotated[str, typer.Option(help="grpc, stream (gRPC streams) or rest.")] = "grpc",
+    protocol: LoadProtocol = "grpc",
     data: Annotated[
         str,
         typer.Option(
@@ -51,10 +51,8 @@ def tune(
             "folder of images. [default: what fits the model]",
         ),
     ] = "auto",
-    batch_size: Annotated[int, typer.Option(min=1, max=4096, help="Items in a request.")] = 1,
-    shape: Annotated[
-        list[str] | None, typer.Option(metavar="NAME:SIZES", help="The shape of a tensor that the model leaves open.")
-    ] = None,
+    batch_size: BatchSize = 1,
+    shape: Shapes = None,
     minutes: Annotated[float | None, typer.Option(min=0.1, max=600, help="Of measuring. [default: 6]")] = None,
     window: Annotated[float | None, typer.Option(min=0.1, max=60, help="Seconds of a window. [default: 2]")] = None,
     quick: Annotated[
@@ -66,13 +64,12 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search engine, precision, instances, threads and batching for the most throughput, and write the winner."""
-    from penstock.cli.bench import read_shapes
     from penstock.experiments.tuning.data import TuneData
     from penstock.experiments.tuning.servers import TuneLoad
+    from penstock.experiments.tuning.session import tune_model
     from penstock.experiments.tuning.tune import KEPT, TuneOptions
 
-    if protocol not in PROTOCOLS:
-        raise InvalidRequest(f"--protocol {protocol}: there are {', '.join(PROTOCOLS)}")
+    check_protocol(protocol)
     if unknown := sorted(set(keep or ()) - set(KEPT)):
         raise InvalidRequest(f"--keep {unknown[0]}: there are {', '.join(KEPT)}")
     window_s = window or (QUICK_WINDOW_S if quick else WINDOW_S)
@@ -83,69 +80,26 @@ def tune(
         min_accuracy,
         tuple(keep or ()),
         load,
-        TuneData(data, batch_size, read_shapes(shape or [])),
+        TuneData(data, batch_size, read_shapes(shape)),
     )
     found = _find(model, models, output)
-    if not dry_run:
-        _check_writable(found.folder.path)
     folder = output / found.folder.name
-    try:
-        with interruptible(), _progress(as_json) as tell:
-            record = _run(found, options, folder, tell, dry_run)
-    except OSError as error:
-        raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
+    with interruptible(), _progress(as_json) as tell:
+        record = tune_model(found, options, folder, tell, dry_run)
     if as_json:
         print(record.model_dump_json(indent=2))
     else:
         _print(record, folder)
 
 
-def _run(found: "TuneModel", options: "TuneOptions", folder: Path, tell: "Tell", dry_run: bool) -> "TuneRecord":
-    from penstock.experiments.tuning.apply import apply_winner
-    from penstock.experiments.tuning.tune import TuneProgress, Tuner
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tuner = Tuner(found, options, folder, tell)
-    try:
-        decision = tuner.run()
-    except KeyboardInterrupt:
-        _write(tuner.record(), folder)
-        tell(TuneProgress(f"interrupted: the model is as it was; what was measured is in {folder / 'report.md'}"))
-        raise
-    record = tuner.record()
-    _write(record, folder)  # before anything is changed: what follows may fail
-    if decision.winner != found.shipped() and not dry_run:
-        tell(TuneProgress(f"writing {decision.winner}"))
-        record.applied = apply_winner(found, decision.winner, folder / "before")
-        _write(record, folder)
-    return record
-
-
-def _check_writable(path: Path) -> None:
-    """Before minutes are spent."""
-    if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):
-        raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
-
-
-def _write(record: "TuneRecord", folder: Path) -> None:
-    from penstock.experiments.tuning.report import to_markdown
-
-    record.save(folder)
-    (folder / "report.md").write_text(to_markdown(record), encoding="utf-8")
-
-
 def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.variants import Variants
-    from penstock.models.folder import list_model_folders, read_model_folder
+    from penstock.models.folder import find_model, read_model_folder
 
     path = Path(model)
     if not (path / "model.yaml").is_file():
-        repository = find_repository(models)
-        path = repository / model
-        if not (path / "model.yaml").is_file():
-            known = ", ".join(each.name for each in list_model_folders(repository)) or "none"
-            raise UnknownModel(f"there is no model '{model}' in {repository}; there are {known}")
+        path = find_model(find_repository(models), model)
     folder = read_model_folder(path.resolve())
     served = folder.of_version(folder.versions[-1])
     return TuneModel(served, Variants(path.resolve().parent, output / "variants"))
@@ -184,12 +138,12 @@ def _line(progress: "TuneProgress") -> str:
 
 
 def _print(record: "TuneRecord", folder: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from penstock.experiments.tuning.report import verdict
+    from penstock.experiments.tuning.session import REPORT
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = make_console()
     table = Table("finalist", "items/s", "p99 ms", "over shipped", "")
     for final in record.finals:
         roles = [("winner", record.winner), ("shipped", record.shipped)]
@@ -197,9 +151,9 @@ def _print(record: "TuneRecord", folder: Path) -> None:
         figures = (f"{final.rate:.1f}", f"{final.p99_ms:.1f}", f"{final.over_shipped:.3f}")
         table.add_row(str(final.configuration), *figures, role)
     console.print(table)
-    console.print(verdict(record), highlight=False, markup=False)
+    console.print(verdict(record), markup=False)
     if record.applied:
-        console.print(record.applied.diff, highlight=False, markup=False)
+        console.print(record.applied.diff, markup=False)
     elif not record.is_shipped_best:
-        console.print("Not written: this was a dry run.", highlight=False)
-    console.print(str(folder / "report.md"), highlight=False, markup=False, soft_wrap=True)
+        console.print("Not written: this was a dry run.")
+    console.print(str(folder / REPORT), markup=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, UnknownModel
 from penstock.core.yaml_file import read_yaml, read_yaml_over
 from penstock.models.settings import ModelSettings
 
@@ -90,6 +90,15 @@ def _contents(folder: Path) -> str:
             found.append(child.name)
     more = f" and {len(found) - MAX_LISTED} more" if len(found) > MAX_LISTED else ""
     return (", ".join(found[:MAX_LISTED]) + more) or "nothing beside model.yaml"
+
+
+def find_model(repository: Path, name: str) -> Path:
+    """Raises UnknownModel with those that there are."""
+    path = repository / name
+    if not (path / "model.yaml").is_file():
+        known = ", ".join(each.name for each in list_model_folders(repository)) or "none"
+        raise UnknownModel(f"there is no model '{name}' in {repository}; there are {known}")
+    return path
 
 
 def list_model_folders(repository: Path) -> list[Path]:

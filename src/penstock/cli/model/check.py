@@ -1,6 +1,5 @@
 """`penstock model check`: what is wrong with models, all of it at once, and what to do."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.progress import show_progress
 from penstock.cli.terminal.repository import MODELS
 
@@ -31,7 +31,7 @@ def check(
         if not as_json:
             _print_result(result)
     if as_json:
-        print(json.dumps(results, indent=2))
+        print_json(results)
     if any(result["problems"] for result in results):
         sys.exit(1)
 

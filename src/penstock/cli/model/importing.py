@@ -1,12 +1,12 @@
 """`penstock model import`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.progress import show_work
 from penstock.cli.terminal.repository import MODELS, Repository
 
@@ -38,7 +38,7 @@ def import_model(
         made = import_checkpoint(weights, target, Wish(task, engine))
     file = read_model_folder(target).file(VERSION)
     if as_json:
-        print(json.dumps({"model": name, "task": made, "file": str(file), "bytes": file.stat().st_size}))
+        print_json({"model": name, "task": made, "file": str(file), "bytes": file.stat().st_size}, indent=None)
     else:
         print(
             f"imported {name} into {file.parent} for task {made}; serve it with: penstock serve --models {repository}"

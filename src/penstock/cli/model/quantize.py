@@ -1,6 +1,5 @@
 """`penstock model quantize`."""
 
-import json
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import make_console, print_json
 from penstock.cli.terminal.progress import show_steps
 from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
@@ -63,7 +63,7 @@ def quantize(
     with show_steps(f"quantizing {folder.name}") as tell:
         outcome = run(folder, order, tell)
     if as_json:
-        print(json.dumps({**outcome.report, "version": outcome.version or None, "refusal": outcome.refusal}, indent=2))
+        print_json({**outcome.report, "version": outcome.version or None, "refusal": outcome.refusal})
     else:
         _print_table(outcome.report)
         _print_end(folder, outcome, keep_serving)
@@ -81,7 +81,6 @@ def _find(model: str, repository: Path) -> "ModelFolder":
 
 
 def _print_table(report: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     unit, original = report["samples"]["unit"], report["original"]
@@ -106,7 +105,7 @@ def _print_table(report: Mapping[str, Any]) -> None:
             f"{accuracy['measure']} {accuracy['value']:.4f} {accuracy['unit']}".rstrip(),
             ("taken" if is_taken else "") if accuracy["is_met"] else f"below {accuracy['floor']:g}",
         )
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    make_console(160).print(table)
 
 
 def _print_end(folder: "ModelFolder", outcome: "Quantized", keeps_serving: bool) -> None:

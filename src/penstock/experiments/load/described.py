@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
@@ -11,7 +12,7 @@ import numpy as np
 
 from penstock.core.errors import InvalidRequest, Unavailable
 from penstock.core.tensors import NUMPY_TYPES, Tensor, pack_bytes
-from penstock.experiments.load.payloads import Payload
+from penstock.experiments.load.payloads import TEXTS, Payload, build
 
 TIMEOUT_S = 10.0
 
@@ -31,6 +32,20 @@ def describe(http: str, model: str) -> list[dict[str, Any]]:
         raise Unavailable(f"no answer ({error}): is `penstock serve` running at {http}?") from error
     except (ValueError, KeyError) as error:
         raise Unavailable(f"{url} is no model's description: is that the HTTP address of `penstock serve`?") from error
+
+
+def choose_payloads(
+    model: str, kind: str, items: int, msmarco: Path | None, http: str, shapes: Mapping[str, list[int]]
+) -> list[Payload]:
+    """`kind` as --data has it; for auto and tensor the server at `http` describes the model."""
+    if kind in ("auto", "tensor"):
+        inputs = describe(http, model)
+        kind = suitable_data(inputs) if kind == "auto" else kind
+        if kind == "tensor":
+            return [random_payload(model, inputs, items, shapes)]
+    if msmarco is not None and kind not in TEXTS:
+        raise InvalidRequest(f"--msmarco gives texts, and --data {kind} takes none")
+    return build(kind, model, items, msmarco)
 
 
 def suitable_data(inputs: list[dict[str, Any]]) -> str:

@@ -1,0 +1,46 @@
+"""`penstock model list`: a repository's models."""
+
+from pathlib import Path
+
+from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.repository import MODELS, Repository, list_folders
+from penstock.core.errors import ConfigError
+
+
+def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> None:
+    """Show the models of a repository, and what is wrong with those that cannot be served."""
+    rows = [_describe(path) for path in list_folders(repository)]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print(f"{repository} has no models: a model is a folder with a model.yaml")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "versions", "task", "engine", "precision", "problem")
+    for row in rows:
+        versions = ", ".join(row.get("versions", []))  # type: ignore[arg-type]
+        cells = (str(row.get(key, "")) for key in ("task", "engine", "precision", "problem"))
+        table.add_row(str(row["model"]), versions, *cells)
+    Console().print(table)
+
+
+def _describe(path: Path) -> dict[str, object]:
+    from penstock.models.folder import read_model_folder
+
+    try:
+        folder = read_model_folder(path)
+        settings = folder.settings_of(folder.versions[-1])
+    except ConfigError as error:
+        return {"model": path.name, "problem": error.message}
+    return {
+        "model": folder.name,
+        "versions": list(folder.versions),
+        "task": settings.task,
+        "engine": settings.engine,
+        "precision": settings.precision,
+        "description": settings.description,
+    }

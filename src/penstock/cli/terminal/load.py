@@ -1,0 +1,34 @@
+"""The options of commands that put load on a server."""
+
+from typing import Annotated
+
+import typer
+
+from penstock.core.errors import InvalidRequest
+
+PROTOCOLS = ("grpc", "stream", "rest")
+
+LoadProtocol = Annotated[str, typer.Option("--protocol", help="grpc, stream (gRPC streams) or rest.")]
+BatchSize = Annotated[int, typer.Option("--batch-size", min=1, max=4096, help="Items in a request.")]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME:SIZES", help="The shape of a tensor that the model leaves open."),
+]
+
+
+def check_protocol(name: str) -> None:
+    if name not in PROTOCOLS:
+        raise InvalidRequest(f"--protocol {name}: there are {', '.join(PROTOCOLS)}")
+
+
+def read_shapes(given: list[str] | None) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for text in given or ():
+        name, _, sizes = text.rpartition(":")
+        try:
+            found[name] = [int(size) for size in sizes.split(",")]
+        except ValueError:
+            found[name] = []
+        if not name or min(found[name], default=0) < 1:
+            raise InvalidRequest(f"--shape {text}: expected NAME:SIZES, like x:1,256")
+    return found
