@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal.progress import show_work
+from penstock.cli.terminal.progress import show_steps
 from penstock.cli.terminal.repository import ServedModels
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def serve(
         workers=workers,
         data_dir=data_dir,
     )
-    found = with_default_models(_with_readable_logs(loaded), show_work)
+    found = with_default_models(_with_readable_logs(loaded), show_steps)
     run_serve(found.config, on_listening=lambda http, grpc: _welcome(found, http, grpc))
 
 

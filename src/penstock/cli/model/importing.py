@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json
-from penstock.cli.terminal.progress import show_work
+from penstock.cli.terminal.progress import show_steps
 from penstock.cli.terminal.repository import MODELS, Repository
 
 
@@ -34,7 +34,7 @@ def import_model(
 
     target = place_model(repository, name)
     weights = find_weights(name, source, package)
-    with show_work(f"building {target / VERSION}"):
+    with show_steps(f"building {target / VERSION}"):
         made = import_checkpoint(weights, target, Wish(task, engine))
     file = read_model_folder(target).file(VERSION)
     if as_json:

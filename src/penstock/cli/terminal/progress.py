@@ -1,23 +1,15 @@
 """Progress on standard error: shown to people only, so that logs and pipes stay clean."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-def show_work(what: str) -> AbstractContextManager[object]:
-    """A spinner beside work of unknown length."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status(what) if console.is_terminal else nullcontext()
-
-
 @contextmanager
 def show_steps(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner beside work that says itself what it does now."""
+    """A spinner beside work of unknown length, which may say what it does now."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -27,8 +27,8 @@ def list_folders(repository: Path) -> list[Path]:
 
 def find_repository(models: Path | None) -> Path:
     """What `penstock serve` would serve."""
-    from penstock.cli.terminal.progress import show_work
+    from penstock.cli.terminal.progress import show_steps
     from penstock.core.config import load_config
     from penstock.models.default_models import with_default_models
 
-    return with_default_models(load_config(models=models), show_work).config.models
+    return with_default_models(load_config(models=models), show_steps).config.models

@@ -13,36 +13,23 @@ from penstock.models.settings import ModelSettings
 HEAD_BYTES = 512
 NETWORK_ENGINES = ("onnx", "openvino")
 _CONVERT = "No engine of Penstock reads it: export it to ONNX, or write a Python model that loads it (engine: python)."
-# What a file of another kind is served by; first those that Penstock runs.
-_OTHER_KINDS = {
-    ".pt": "engine: torch",
-    ".pt2": "engine: torch",
-    ".ts": "engine: torch",
-    ".torchscript": "engine: torch",
-    ".py": "engine: python",
-    ".xml": "engine: openvino",
-    ".onnx": "engine: onnx",
-    ".ort": "engine: onnx",
-    ".safetensors": "",
-    ".pth": "",
-    ".ckpt": "",
-    ".gguf": "",
-    ".tflite": "",
-    ".pb": "",
-    ".h5": "",
-    ".keras": "",
-    ".plan": "",
-    ".engine": "",
-    ".pkl": "",
-    ".joblib": "",
-    ".npz": "",
-    ".bin": "",
+# The engines of model files by their suffixes, and files that no engine reads.
+_ENGINES = {
+    **dict.fromkeys((".pt", ".pt2", ".ts", ".torchscript"), "torch"),
+    **dict.fromkeys((".onnx", ".ort"), "onnx"),
+    ".py": "python",
+    ".xml": "openvino",
 }
+_UNSERVED = (
+    *(".safetensors", ".pth", ".ckpt", ".gguf", ".tflite", ".pb", ".h5", ".keras"),
+    *(".plan", ".engine", ".pkl", ".joblib", ".npz", ".bin"),
+)
 _PICKLES = (".pth", ".ckpt", ".pkl", ".bin")
 _PICKLE = (
     "It is a pickle, which runs code as it is read, and is not loaded. Save the whole model by torch.jit.save as "
     "model.pt, or by torch.export.save as model.pt2: docs/torch-models.md."
 )
+_LABELS = "One label a line, in the order of the network's output"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive, as torch.save, torch.jit.save and torch.export write", "Try engine: torch."),
@@ -56,7 +43,7 @@ _MAGIC = (
 
 
 def is_model_file(path: Path) -> bool:
-    return path.suffix in _OTHER_KINDS and not path.is_dir() and path.name not in ("setup.py", "conftest.py")
+    return path.suffix in (*_ENGINES, *_UNSERVED) and not path.is_dir() and path.name not in ("setup.py", "conftest.py")
 
 
 def explain_missing_file(folder: Path, settings: ModelSettings) -> Finding:
@@ -84,9 +71,9 @@ def _advise_missing(folder: Path, settings: ModelSettings) -> str:
     if alike:
         return f"Say in model.yaml which it is, as in file: {alike[0].name}"
     for child in candidates:
-        if engine := _OTHER_KINDS[child.suffix]:
+        if engine := _ENGINES.get(child.suffix):
             named = "" if child.name in ("model.pt", "model.py", "model.onnx") else f" and file: {child.name}"
-            return f"{child.name} is for another engine: say {engine}{named} in model.yaml"
+            return f"{child.name} is for another engine: say engine: {engine}{named} in model.yaml"
     if (folder / "modules.json").is_file():
         return "This is a sentence-transformers folder: say engine: torch and file: modules.json in model.yaml"
     if any(child.suffix == ".safetensors" for child in candidates):
@@ -254,18 +241,16 @@ def _examine_labels(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
         return
     file = folder / settings.classify.labels
     if not file.is_file():
-        advice = "One label a line, in the order of the network's output; classify.labels says what the file is called."
-        yield Finding("missing_labels", f"{file} is missing", advice)
+        yield Finding(
+            "missing_labels", f"{file} is missing", f"{_LABELS}; classify.labels says what the file is called."
+        )
         return
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         yield Finding("invalid_labels", f"{file} cannot be read as UTF-8 text: {error}", "Save it as UTF-8.")
         return
-    lines = text.splitlines()
-    if not any(line.strip() for line in lines):
-        yield Finding("invalid_labels", f"{file} is empty", "One label a line, in the order of the network's output.")
+    if not text.strip():
+        yield Finding("invalid_labels", f"{file} is empty", f"{_LABELS}.")
     elif text.lstrip().startswith(("{", "[")):
-        yield Finding(
-            "invalid_labels", f"{file} is JSON", "Write one label a line, in the order of the network's output."
-        )
+        yield Finding("invalid_labels", f"{file} is JSON", f"{_LABELS}.")
