@@ -1,10 +1,12 @@
-"""A block as the protocol's metadata, configuration and statistics show it."""
+"""Blocks as the protocol's index, metadata, configuration and statistics show them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from google.protobuf.message import Message
 
-from penstock.core.blocks import BlockDescription
+from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster import BlockView
 from penstock.core.settings import BlockSettings, QueuePolicy
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec
@@ -13,6 +15,25 @@ from penstock.pb.inference import model_config_pb2 as config_pb
 
 MAX_COUNT = 2**64 - 1
 BACKENDS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}  # else as the platform is called
+
+
+READY = "READY"
+INDEX_STATES = {
+    BlockState.READY: READY,
+    BlockState.LOADING: "LOADING",
+    BlockState.FAILED: "UNAVAILABLE",
+    BlockState.UNLOADED: "UNAVAILABLE",
+    BlockState.DORMANT: READY,  # it answers: the first request waits for it
+}
+
+
+def index(views: Iterable[BlockView], only_ready: bool) -> pb.RepositoryIndexResponse:
+    found = pb.RepositoryIndexResponse()
+    for view in views:
+        state = INDEX_STATES[view.state]
+        if state == READY or not only_ready:
+            found.models.add(name=view.model, version=view.version, state=state, reason=view.reason)
+    return found
 
 
 def metadata(block: BlockDescription, versions: list[str]) -> pb.ModelMetadataResponse:

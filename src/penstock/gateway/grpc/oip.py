@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 import grpc
 
-from penstock.core.blocks import BlockState
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config
@@ -101,18 +101,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, message: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        return pb.RepositoryIndexResponse(
-            models=[
-                pb.RepositoryIndexResponse.ModelIndex(
-                    name=view.model,
-                    version=view.version,
-                    state=INDEX_STATES[view.state],
-                    reason=view.reason,
-                )
-                for view in self._catalogue.index()
-                if INDEX_STATES[view.state] == READY or not message.ready
-            ]
-        )
+        return model_config.index(self._catalogue.index(), message.ready)
 
     async def RepositoryModelLoad(  # noqa: N802
         self, message: pb.RepositoryModelLoadRequest, context: Context
@@ -129,41 +118,23 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.RepositoryModelUnloadResponse()
 
 
+@dataclass(slots=True)
 class _GrpcExchange:
     """One request on a stream."""
 
-    __slots__ = ("_message", "_targets", "request", "size_bytes")
-
-    def __init__(
-        self,
-        message: pb.ModelInferRequest,
-        request: InferRequest | PenstockError,
-        targets: Targets,
-        size_bytes: int,
-    ) -> None:
-        self._message = message
-        self._targets = targets
-        self.request = request
-        self.size_bytes = size_bytes
+    message: pb.ModelInferRequest
+    request: InferRequest | PenstockError
+    targets: Targets
+    size_bytes: int
 
     def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[pb.ModelStreamInferResponse, int]:
-        encoded = encode_response(response, self._message, self._targets)
+        encoded = encode_response(response, self.message, self.targets)
         encoded.parameters[FINAL].bool_param = response.is_final  # on every answer, as Triton does
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         return pb.ModelStreamInferResponse(infer_response=encoded), size_bytes
 
     def refuse(self, error: PenstockError) -> tuple[pb.ModelStreamInferResponse, int]:
-        failed = pb.ModelInferResponse(model_name=self._message.model_name, id=self._message.id)
+        failed = pb.ModelInferResponse(model_name=self.message.model_name, id=self.message.id)
         failed.parameters["penstock-code"].string_param = error.code
         failed.parameters[FINAL].bool_param = True
         return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
-
-
-READY = "READY"
-INDEX_STATES = {
-    BlockState.READY: READY,
-    BlockState.LOADING: "LOADING",
-    BlockState.FAILED: "UNAVAILABLE",
-    BlockState.UNLOADED: "UNAVAILABLE",
-    BlockState.DORMANT: READY,  # it answers: the first request waits for it
-}

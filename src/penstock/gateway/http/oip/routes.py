@@ -6,7 +6,6 @@ from fastapi.responses import Response
 from penstock.core.errors import InternalError, InvalidRequest
 from penstock.gateway import model_config
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.grpc.oip import INDEX_STATES, READY
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import parse_object
@@ -92,13 +91,7 @@ class OipRest:
         only_ready = (await self._read(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
-        return json_answer(
-            [
-                {"name": view.model, "version": view.version, "state": INDEX_STATES[view.state], "reason": view.reason}
-                for view in self._catalogue.index()
-                if INDEX_STATES[view.state] == READY or not only_ready
-            ]
-        )
+        return json_answer(model_config.as_json(model_config.index(self._catalogue.index(), only_ready))["models"])
 
     @Route(
         "POST",
