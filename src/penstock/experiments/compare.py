@@ -152,27 +152,14 @@ def to_markdown(found: Comparison) -> str:
 
 
 HEADERS = (
-    "case",
-    "per s A",
-    "per s B",
-    "ratio",
-    "noise",
-    "throughput",
-    "p99 A ms",
-    "p99 B ms",
-    "ratio",
-    "noise",
-    "p99",
+    *("case", "per s A", "per s B", "ratio", "noise", "throughput"),
+    *("p99 A ms", "p99 B ms", "ratio", "noise", "p99"),
 )
 
 
 def rows(found: Comparison) -> list[list[str]]:
     return [
-        [
-            case.case + (f" ({case.note})" if case.note else ""),
-            *_cells(case.throughput),
-            *_cells(case.p99),
-        ]
+        [case.case + (f" ({case.note})" if case.note else ""), *_cells(case.throughput), *_cells(case.p99)]
         for case in found.cases
     ]
 

@@ -1,6 +1,6 @@
 """The table of an experiment's results, as cells and as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isnan
 
 from penstock.experiments.load.process import sum_refusals
@@ -16,42 +16,11 @@ NOISE_RULE = (
 
 
 def headers(unit: str) -> list[str]:
-    return [
-        "variant",
-        "batch",
-        "callers",
-        "requests/s",
-        f"{unit}/s",
-        "±",
-        *(f"{name} ms" for name in PERCENTILES),
-        "p99 ±",
-        "steady",
-        "accuracy",
-        "CPU %",
-        "memory MiB",
-        "generator CPU",
-        "answers",
-    ]
+    return [name.format(unit=unit) for name, _ in COLUMNS]
 
 
 def cells(result: CaseResult) -> list[str]:
-    case = result.case
-    return [
-        case.variant,
-        str(case.batch_size),
-        str(case.concurrency),
-        number(result.rps.mean),
-        number(result.items_per_s.mean),
-        share(result.rps),
-        *(number(result.latency(name).mean) for name in PERCENTILES),
-        share(result.latency("p99")),
-        "yes" if result.is_steady else "no",
-        accuracy(result),
-        f"{result.cpu_percent.mean:.0f}",
-        f"{result.memory_mib.mean:.0f}",
-        f"{result.figure(lambda repeat: repeat.generator_cpu_share).mean:.0%}",
-        str(sum(repeat.answered for repeat in result.repeats)),
-    ]
+    return [write(result) for _, write in COLUMNS]
 
 
 def accuracy(result: CaseResult) -> str:
@@ -73,6 +42,28 @@ def number(value: float) -> str:
 
 def share(figure: Figure) -> str:
     return "–" if figure.spread is None else f"±{figure.spread:.0%}"
+
+
+def _percentile(name: str) -> Callable[[CaseResult], str]:
+    return lambda result: number(result.latency(name).mean)
+
+
+COLUMNS: Sequence[tuple[str, Callable[[CaseResult], str]]] = (
+    ("variant", lambda result: result.case.variant),
+    ("batch", lambda result: str(result.case.batch_size)),
+    ("callers", lambda result: str(result.case.concurrency)),
+    ("requests/s", lambda result: number(result.rps.mean)),
+    ("{unit}/s", lambda result: number(result.items_per_s.mean)),
+    ("±", lambda result: share(result.rps)),
+    *((f"{name} ms", _percentile(name)) for name in PERCENTILES),
+    ("p99 ±", lambda result: share(result.latency("p99"))),
+    ("steady", lambda result: "yes" if result.is_steady else "no"),
+    ("accuracy", accuracy),
+    ("CPU %", lambda result: f"{result.cpu_percent.mean:.0f}"),
+    ("memory MiB", lambda result: f"{result.memory_mib.mean:.0f}"),
+    ("generator CPU", lambda result: f"{result.figure(lambda repeat: repeat.generator_cpu_share).mean:.0%}"),
+    ("answers", lambda result: str(sum(repeat.answered for repeat in result.repeats))),
+)
 
 
 def measured(results: Results) -> list[CaseResult]:
