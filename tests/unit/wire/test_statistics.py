@@ -7,10 +7,17 @@ COUNTED = BlockStatistics(
     "blk",
     "m",
     "1",
-    *(5, 6, 7),
-    *(Duration(count, 100 * count) for count in range(1, 7)),
-    {8: BatchStatistics(Duration(1, 2), Duration(3, 4), Duration(5, 6)), 1: BatchStatistics()},
-    {"rows": 3, "delay": 4},
+    last_inference_ms=5,
+    inference_count=6,
+    execution_count=7,
+    success=Duration(1, 100),
+    fail=Duration(2, 200),
+    queue=Duration(3, 300),
+    compute_input=Duration(4, 400),
+    compute_infer=Duration(5, 500),
+    compute_output=Duration(6, 600),
+    batches={8: BatchStatistics(Duration(1, 2), Duration(3, 4), Duration(5, 6)), 1: BatchStatistics()},
+    closed={"rows": 3, "delay": 4},
 )
 
 

@@ -13,7 +13,6 @@ from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.lane import LaneOwner
 from penstock.router.lanes.members import Members, ZmqMember
-from penstock.router.lanes.queries import Queries
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
@@ -24,6 +23,7 @@ from penstock.wire.statistics import decode_statistics
 
 log = structlog.get_logger()
 now = time.monotonic
+QUERY_TIMEOUT_S = 1.0
 
 
 class ZmqLane:
@@ -37,18 +37,10 @@ class ZmqLane:
         self._metrics = metrics
         self._owner = owner
         self._members = Members(zone, self._remove)
-        self._queries = Queries()
+        self._queries: dict[int, dict[bytes, asyncio.Event]] = {}  # by id, who is asked
+        self._last_query = 0
         self._next_beat = 0.0
         self._socket: RouterSocket | None = None
-        self._handlers = {
-            "result": self._on_result,
-            "beat": self._on_beat,
-            "hello": self._on_hello,
-            "hand_back": self._on_hand_back,
-            "probe_result": self._on_probe_result,
-            "statistics": self._on_statistics,
-            "bye": self._on_bye,
-        }
 
     def listen(self, endpoint: str) -> str:
         """Returns the endpoint that was bound, where the port was left open."""
@@ -85,12 +77,19 @@ class ZmqLane:
 
     async def statistics(self) -> list[BlockStatistics]:
         """Asked from the workers now; one that does not answer in time counts with its last answer."""
-        asked = [member.key for member in self._members.all()]
-        query_id = self._queries.ask(asked)
+        self._last_query = query_id = self._last_query + 1
         query = frames.encode(pb.Frame(statistics_query=pb.StatisticsQuery(query_id=query_id)))
+        asked = self._queries[query_id] = {member.key: asyncio.Event() for member in self._members.all()}
         for key in asked:
             self._send(key, query)
-        await self._queries.wait(query_id)
+        try:
+            async with asyncio.timeout(QUERY_TIMEOUT_S):
+                for answered in list(asked.values()):
+                    await answered.wait()
+        except TimeoutError:
+            log.warning("statistics_late", workers=sum(not answered.is_set() for answered in asked.values()))
+        finally:
+            del self._queries[query_id]
         return self._members.statistics()
 
     def tick(self, now: float) -> None:
@@ -116,24 +115,42 @@ class ZmqLane:
     def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
         try:
             kind, frame = frames.decode(message)
-            handler = self._handlers.get(kind)
-            if handler is None:
-                raise WireError(f"a worker does not send {kind}")
             member = self._members.get(identity)
             if member is not None:
                 member.last_heard = now()
-            elif kind != "hello":
+                self._on_frame(member, kind, frame, message)
+            elif kind == "hello":
+                self._on_hello(identity, frame.hello)
+            else:
                 if kind == "result":
                     self._metrics.late_replies.inc()  # of a worker that was taken for dead
                 raise WireError("say hello first", reason="unknown_worker")
-            handler(identity, frame, message)
         except WireError as error:
             self._metrics.wire_errors.inc()
             log.debug("wire_error", peer=identity.hex(), error=error.message)
             self._send(identity, frames.encode_refused(error))
 
-    def _on_result(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        result = frame.result
+    def _on_frame(self, member: ZmqMember, kind: str, frame: pb.Frame, message: list[Buffer]) -> None:
+        match kind:
+            case "result":
+                self._on_result(member.key, frame.result, message)
+            case "beat":
+                member.jobs, member.memory_bytes = frame.beat.jobs, frame.beat.memory_bytes
+            case "hello":
+                self._on_hello(member.key, frame.hello)
+            case "hand_back":
+                self._owner.handed_back(member.key, frame.hand_back.job_ids)
+            case "probe_result":
+                self._owner.probed(member.key, frame.probe_result.block_id, frame.probe_result.problem)
+            case "statistics":
+                member.statistics = decode_statistics(frame.statistics)
+                self._count_in(self._queries.get(frame.statistics.query_id, {}), member.key)
+            case "bye":
+                self._remove(member.key, "left")
+            case _:
+                raise WireError(f"a worker does not send {kind}")
+
+    def _on_result(self, identity: bytes, result: pb.Result, message: list[Buffer]) -> None:
         if result.HasField("failure"):
             self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
@@ -148,8 +165,7 @@ class ZmqLane:
         )
         self._owner.answered(identity, result.job_id, result.attempt, response)
 
-    def _on_hello(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        hello = frame.hello
+    def _on_hello(self, identity: bytes, hello: pb.Hello) -> None:
         if hello.protocol != frames.PROTOCOL:
             raise WireError(f"protocol {hello.protocol} is not spoken here: use {frames.PROTOCOL}")
         blocks = {offer.block_id: decode_description(offer.description) for offer in hello.blocks}
@@ -173,33 +189,18 @@ class ZmqLane:
         ]
         self._owner.joined(member, offers, before - member.resident())
 
-    def _on_beat(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        member = self._members.get(identity)
-        if member is not None:
-            member.jobs, member.memory_bytes = frame.beat.jobs, frame.beat.memory_bytes
-
-    def _on_hand_back(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._owner.handed_back(identity, frame.hand_back.job_ids)
-
-    def _on_probe_result(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._owner.probed(identity, frame.probe_result.block_id, frame.probe_result.problem)
-
-    def _on_statistics(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        member = self._members.get(identity)
-        if member is not None:
-            member.statistics = decode_statistics(frame.statistics)
-        self._queries.answered(frame.statistics.query_id, identity)
-
-    def _on_bye(self, identity: bytes, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._remove(identity, "left")
-
     # --- what the above is made of
 
     def _remove(self, identity: bytes, reason: str) -> None:
         member = self._members.remove(identity, reason)
         if member is not None:
-            self._queries.left(identity)
+            for asked in self._queries.values():
+                self._count_in(asked, identity)
             self._owner.left(member, reason)
+
+    def _count_in(self, asked: dict[bytes, asyncio.Event], identity: bytes) -> None:
+        if identity in asked:
+            asked[identity].set()
 
     def _say(self, identity: bytes, frame: pb.Frame) -> None:
         self._send(identity, frames.encode(frame))
