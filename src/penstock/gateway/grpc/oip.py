@@ -1,16 +1,19 @@
-"""The Open Inference Protocol over gRPC."""
+"""The Open Inference Protocol over gRPC: its methods, and the guard around each."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
+import structlog
+from google.protobuf.message import DecodeError
 
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.error_text import EDGE_COST, shorten
+from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.gateway import model_config
+from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
@@ -20,7 +23,9 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving
 
+log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
+HOT = "ModelInfer"
 # A client that matches answers by id may ask for them as they come, out of order.
 UNORDERED = "penstock-unordered"
 # Stands for a message that could not be parsed: gRPC itself would answer UNKNOWN, and never end the stream.
@@ -138,3 +143,40 @@ class _GrpcExchange:
         failed.parameters["penstock-code"].string_param = error.code
         failed.parameters[FINAL].bool_param = True
         return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
+
+
+def guarded(name: str, handler: Any) -> Any:
+    """Makes errors statuses, whatever the method: gRPC would say UNKNOWN, and tell the caller what was raised."""
+    answer = handler.unary_unary or handler.stream_stream
+
+    async def answer_or_abort(message: Any, context: Context) -> Any:
+        try:
+            if message is UNREADABLE and name != HOT:  # which looks for itself
+                raise InvalidRequest("the message cannot be parsed as what this method takes")
+            return await answer(message, context)
+        except PenstockError as error:
+            await _abort(context, error)
+        except Exception:
+            log.exception("bug", where="grpc", method=name)
+            await _abort(context, InternalError(BUG))
+
+    method = "unary_unary" if handler.unary_unary else "stream_stream"
+    return handler._replace(request_deserializer=_forgiving(handler.request_deserializer), **{method: answer_or_abort})
+
+
+async def _abort(context: Context, error: PenstockError) -> None:
+    await context.abort(
+        statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
+    )
+
+
+def _forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
+
+    def parse_or_mark(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return UNREADABLE
+
+    return parse_or_mark

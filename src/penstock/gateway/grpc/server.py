@@ -1,28 +1,22 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 import grpc
-import structlog
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from penstock.core.config import Limits
-from penstock.core.error_text import EDGE_COST, shorten
-from penstock.core.errors import BUG, ConfigError, InternalError, InvalidRequest, PenstockError
-from penstock.gateway import statuses
-from penstock.gateway.grpc.oip import UNREADABLE, Context, OipGrpc
+from penstock.core.errors import ConfigError
+from penstock.gateway.grpc.oip import OipGrpc, guarded
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 
-log = structlog.get_logger()
 SERVICE: str = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 # Room for names, shapes and parameters beside the tensors, whose bytes admission counts exactly.
 ENVELOPE_BYTES = 1024 * 1024
-HOT = "ModelInfer"
 Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 
 
@@ -80,41 +74,4 @@ def _methods_of(servicer: Servicer) -> Iterator[tuple[str, Any]]:
     grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, methods)
     for name, handler in methods.handlers.items():
         if getattr(type(servicer), name) is not getattr(Servicer, name):
-            yield name, _guard(name, handler)
-
-
-def _guard(name: str, handler: Any) -> Any:
-    """Makes errors statuses, whatever the method: gRPC would say UNKNOWN, and tell the caller what was raised."""
-    guarded = handler._replace(request_deserializer=_forgiving(handler.request_deserializer))
-    answer = handler.unary_unary or handler.stream_stream
-
-    async def answer_or_abort(message: Any, context: Context) -> Any:
-        try:
-            if message is UNREADABLE and name != HOT:  # which looks for itself
-                raise InvalidRequest("the message cannot be parsed as what this method takes")
-            return await answer(message, context)
-        except PenstockError as error:
-            await _abort(context, error)
-        except Exception:
-            log.exception("bug", where="grpc", method=name)
-            await _abort(context, InternalError(BUG))
-
-    return guarded._replace(**{"unary_unary" if handler.unary_unary else "stream_stream": answer_or_abort})
-
-
-async def _abort(context: Context, error: PenstockError) -> None:
-    await context.abort(
-        statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
-    )
-
-
-def _forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
-
-    def parse_or_mark(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError:
-            return UNREADABLE
-
-    return parse_or_mark
+            yield name, guarded(name, handler)
