@@ -1,10 +1,11 @@
-"""Requests to pieces and results to answers: on the event loop where the task is quick at it, else in a pool."""
+"""Requests to pieces and results to answers: on the event loop where the task is quick, in threads, or offloaded."""
 
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Executor
+from typing import TypeVar
 
 import structlog
 
@@ -12,8 +13,10 @@ from penstock.core.errors import InternalError, PenstockError
 from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, Task
 from penstock.worker.job import WorkerJob
+from penstock.worker.offload.pool import TaskPool
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 class Preparation:
@@ -21,16 +24,19 @@ class Preparation:
         self,
         task: Task,
         pool: Executor,
+        tasks: TaskPool | None,
         prepared: Callable[[WorkerJob, Prepared | PenstockError], None],
         finished: Callable[[WorkerJob, list[Tensor] | PenstockError], None],
     ) -> None:
-        """`prepared` and `finished` are called on the event loop."""
+        """`tasks` take the place of the pool's threads. `prepared` and `finished` are called on the event loop."""
         self._task = task
         self._pool = pool
+        self._tasks = tasks
         self._prepared = prepared
         self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._arrivals: list[WorkerJob] = []
+        self._calls: set[asyncio.Task[None]] = set()  # to task processes, one for each job at most
         self._cores = len(os.sched_getaffinity(0))
 
     # --- on the event loop
@@ -38,13 +44,17 @@ class Preparation:
     def prepare(self, job: WorkerJob) -> None:
         if self._task.is_prepare_cheap:
             self._prepared(job, self._prepare(job))
+        elif self._tasks is not None:
+            self._spawn(self._prepare_there(job, self._tasks))
         else:
             if not self._arrivals:
                 self._loop.call_soon(self._prepare_arrivals)
             self._arrivals.append(job)
 
     def finish(self, job: WorkerJob) -> None:
-        if self._task.is_finish_cheap:
+        if self._tasks is not None and job.prepared is not None and self._tasks.holds(job.prepared):
+            self._spawn(self._finish_there(job, job.prepared, self._tasks))
+        elif self._task.is_finish_cheap:
             self._finished(job, self._finish(job))
         else:
             future = self._loop.run_in_executor(self._pool, self._finish, job)
@@ -62,6 +72,20 @@ class Preparation:
     def _group_prepared(self, future: "asyncio.Future[list[tuple[WorkerJob, Prepared | PenstockError]]]") -> None:
         for job, outcome in future.result():
             self._prepared(job, outcome)
+
+    async def _prepare_there(self, job: WorkerJob, tasks: TaskPool) -> None:
+        self._prepared(job, await _outcome(tasks.prepare(job.request)))
+
+    async def _finish_there(self, job: WorkerJob, prepared: Prepared, tasks: TaskPool) -> None:
+        start = time.perf_counter_ns()
+        outcome = await _outcome(tasks.finish(job.request, prepared, _results(job)))
+        job.timing.finish_ns = time.perf_counter_ns() - start
+        self._finished(job, outcome)
+
+    def _spawn(self, call: Coroutine[None, None, None]) -> None:
+        task = self._loop.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
 
     # --- in threads
 
@@ -81,8 +105,7 @@ class Preparation:
         start = time.perf_counter_ns()
         assert job.prepared is not None
         try:
-            results: list[Sequence[Array]] = [result for result in job.results if result is not None]
-            return self._task.finish(job.request, job.prepared, results)
+            return self._task.finish(job.request, job.prepared, _results(job))
         except PenstockError as error:
             return error
         except Exception as error:
@@ -90,3 +113,14 @@ class Preparation:
             return InternalError(f"finishing the request failed: {type(error).__name__}")
         finally:
             job.timing.finish_ns = time.perf_counter_ns() - start
+
+
+def _results(job: WorkerJob) -> list[Sequence[Array]]:
+    return [result for result in job.results if result is not None]
+
+
+async def _outcome(call: Awaitable[T]) -> T | PenstockError:
+    try:
+        return await call
+    except PenstockError as error:
+        return error

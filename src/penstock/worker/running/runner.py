@@ -20,7 +20,6 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskPool
-from penstock.worker.offload.preparation import PoolPreparation
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher, QueuedPiece
 from penstock.worker.running.counts import BlockCounts
@@ -63,11 +62,7 @@ class BlockRunner:
         self.statistics = self._counts.statistics
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
-        self._preparation = (
-            Preparation(loaded.task, tools.pool, self._prepared, self._finished)
-            if tasks is None
-            else PoolPreparation(loaded.task, tools.pool, tasks, self._prepared, self._finished)
-        )
+        self._preparation = Preparation(loaded.task, tools.pool, tasks, self._prepared, self._finished)
         self._instances = InstanceThreads(description.model, description.instances, execution.run, self._ran)
         self._jobs: dict[WorkerJob, None] = {}
         self._running = 0  # batches handed out

@@ -15,8 +15,8 @@ from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.offload.preparation import PoolPreparation
 from penstock.worker.offload.process import TaskProcess
+from penstock.worker.running.preparation import Preparation
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
 VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
@@ -30,10 +30,10 @@ class Bed:
         self.processes = TaskProcesses([TaskProcess.start])
         self.threads = ThreadPoolExecutor(1)
 
-    async def open(self, spec: TaskSpec) -> PoolPreparation:
+    async def open(self, spec: TaskSpec) -> Preparation:
         task = build_task(spec)
         pool = await self.processes.open(spec)
-        return PoolPreparation(
+        return Preparation(
             task,
             self.threads,
             pool,
