@@ -4,6 +4,7 @@ import atexit
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.engines.python.requirements import check_requirements
 from penstock.wire.ipc.messages import Message
 
 NO_CONTEXT = CallContext()
+CONTEXT_FIELDS = tuple(field.name for field in fields(CallContext))
 LAST_WORDS_S = 5.0  # one that hangs as it is loaded is ended, and heard where it was
 
 log = structlog.get_logger()
@@ -165,16 +167,7 @@ def _only(answers: Generator[list[Array], None, None]) -> list[Array]:
 
 
 def _fields(context: CallContext) -> dict[str, Any]:
-    return {
-        "context": {
-            "request_id": context.request_id,
-            "parameters": dict(context.parameters),
-            "session_id": context.session_id,
-            "seq_no": context.seq_no,
-            "is_start": context.is_start,
-            "is_end": context.is_end,
-        }
-    }
+    return {"context": {name: getattr(context, name) for name in CONTEXT_FIELDS}}
 
 
 def _tensors(inputs: Mapping[str, Array]) -> list[Tensor]:

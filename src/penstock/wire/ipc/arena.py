@@ -5,6 +5,7 @@ import mmap
 import os
 import socket
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,12 +52,9 @@ class Arena:
             if os.fstat(self.fd).st_size < _room(needed):
                 os.ftruncate(self.fd, _room(needed))
             self._remap(needed)
-        at = 0
-        for part in parts:
-            end = at + len(part)
+        for part, end in zip(parts, accumulate(map(len, parts)), strict=True):
             # By NumPy rather than by a slice of the mapping: other threads run while it copies.
-            self._bytes[at:end] = np.frombuffer(part, np.uint8)
-            at = end
+            self._bytes[end - len(part) : end] = np.frombuffer(part, np.uint8)
 
     def read(self, sizes: Sequence[int]) -> list[memoryview]:
         """Copies of what was written, which their owner may change and keep."""
@@ -65,13 +63,7 @@ class Arena:
             self._remap(total)
         if min(sizes, default=0) < 0 or total > len(self._bytes):
             raise ValueError(f"{total} bytes were announced, {len(self._bytes)} are there")
-        found = []
-        at = 0
-        for size in sizes:
-            copy = np.empty(size, np.uint8)
-            copy[:] = self._bytes[at : at + size]
-            found.append(copy.data)
-            at += size
+        found = [self._bytes[end - size : end].copy().data for size, end in zip(sizes, accumulate(sizes), strict=True)]
         if total > KEEP_BYTES:
             assert self._map is not None
             self._map.madvise(mmap.MADV_REMOVE, KEEP_BYTES)

@@ -4,6 +4,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -122,9 +123,4 @@ def _cut(body: bytearray, sizes: Sequence[int]) -> list[memoryview]:
     """The tensors' bytes, each in memory of its own: aligned, and kept only as long as it is used."""
     if sum(sizes) != len(body):
         raise ValueError(f"{sum(sizes)} bytes were announced, {len(body)} are there")
-    found = []
-    at = 0
-    for size in sizes:
-        found.append(memoryview(body[at : at + size]))
-        at += size
-    return found
+    return [memoryview(body[end - size : end]) for size, end in zip(sizes, accumulate(sizes), strict=True)]
