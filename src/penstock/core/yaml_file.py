@@ -116,7 +116,7 @@ Place = tuple[_Source, Location]
 
 
 def _places(errors: Sequence[Any], sources: Sequence[_Source]) -> list[tuple[Place, list[Any]]]:
-    """By the file that is at fault, which is the one that knows most of the location, and the location in it."""
+    """Groups errors by the file at fault (the one that knows most of the location) and by the location in it."""
     found: dict[tuple[Path, Location], tuple[Place, list[Any]]] = {}
     for each in errors:
         source, location = max(((source, source.reach(each["loc"])) for source in sources), key=lambda at: len(at[1]))

@@ -26,7 +26,7 @@ def list_folders(repository: Path) -> list[Path]:
 
 
 def find_repository(models: Path | None) -> Path:
-    """What `penstock serve` would serve."""
+    """The repository that `penstock serve` would serve."""
     from penstock.cli.terminal.progress import show_steps
     from penstock.core.config import load_config
     from penstock.models.default_models import with_default_models

@@ -30,6 +30,6 @@ def read_texts(arguments: Sequence[str], file: Path | None, what: str = "texts")
 
 
 def shorten(text: str) -> str:
-    """A line to show it by."""
+    """Fits a text into one line of a terminal."""
     text = " ".join(text.split())
     return text if len(text) <= SHOWN_CHARS else text[: SHOWN_CHARS - 1] + "…"

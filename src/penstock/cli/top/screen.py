@@ -151,7 +151,7 @@ def _bar(share: float) -> str:
 
 
 def _busiest(blocks: Sequence[LiveBlock], number: int) -> Sequence[LiveBlock]:
-    """In the server's order; where not all have room, those that get most."""
+    """All in the server's order, or the `number` of them that get most requests."""
     if len(blocks) <= number:
         return blocks
     return sorted(blocks, key=lambda block: -block.work.requests_per_s)[: max(1, number)]

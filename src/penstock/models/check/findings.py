@@ -32,7 +32,7 @@ def warning(code: str, message: str, advice: str = "", version: str = "") -> Fin
 
 
 def command(*words: object) -> str:
-    """To be pasted into a shell, whatever the paths in it are."""
+    """A line that can be pasted into a shell, whatever the paths in it are."""
     return shlex.join(str(word) for word in words)
 
 

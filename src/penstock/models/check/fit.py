@@ -15,7 +15,7 @@ def examine_fit(settings: ModelSettings) -> list[Finding]:
 
 
 def examine_precision(settings: ModelSettings, facts: Mapping[str, object]) -> list[Finding]:
-    """What was asked for against what runs, once it is loaded."""
+    """Holds the precision that was asked for against the one that the loaded model runs in."""
     asked, runs = settings.precision, facts.get("precision")
     if asked == "auto" or runs in (None, asked, "custom"):
         return []

@@ -123,7 +123,7 @@ def _try_batch(block: LoadedBlock, inputs: Mapping[str, Array]) -> list[Finding]
 
 
 def _compare(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Finding]:
-    """What a model gave against what it says that it gives."""
+    """Holds what a model gave against what it says that it gives."""
     told = {spec.name: spec for spec in specs}
     found = []
     for tensor in tensors:

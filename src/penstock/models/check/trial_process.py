@@ -20,7 +20,7 @@ _DOING = {"": "started", "load": "loaded the model", "request": "answered a requ
 
 
 def try_version(folder: Path, version: str, timeout_s: float) -> tuple[dict[str, Any], list[Finding]]:
-    """What it is when it is loaded, and what is wrong with it."""
+    """Returns facts of the loaded version, and what is wrong with it."""
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as words, os.fdopen(reading, "rb", buffering=0) as pipe:
         try:
@@ -55,7 +55,7 @@ def _start(folder: Path, version: str, timeout_s: float, fd: int, words: IO[byte
 
 
 def _listen(pipe: IO[bytes], deadline: float) -> tuple[list[dict[str, Any]], bool]:
-    """What it told until it closed its end, and whether it had not by the deadline."""
+    """Returns what the process told, and whether the deadline came before it had closed its end."""
     said = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

@@ -1,0 +1,55 @@
+"""Many requests of one command: their order, what stops them, and how problems end a command."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from penstock.cli.terminal.requests import CHUNK, ask_all, ask_in_chunks, exit_with_problems
+from penstock.core.errors import Unavailable
+
+
+def test_answers_come_in_the_order_of_the_items() -> None:
+    is_second_done = threading.Event()
+
+    def ask(item: int) -> int:
+        if item == 0:
+            assert is_second_done.wait(10.0)
+        else:
+            is_second_done.set()
+        return item * 10
+
+    assert ask_all("asking", ask, [0, 1], 2) == [0, 10]
+
+
+def test_one_that_raises_stops_the_others() -> None:
+    asked: list[int] = []
+
+    def ask(item: int) -> None:
+        asked.append(item)
+        raise Unavailable("away")
+
+    with pytest.raises(Unavailable):
+        ask_all("asking", ask, range(1000), 1)
+    assert len(asked) < 1000
+
+
+def test_texts_are_sent_in_chunks_and_joined() -> None:
+    sizes: list[int] = []
+
+    def lengths(texts: object) -> np.ndarray:
+        assert isinstance(texts, list)
+        sizes.append(len(texts))
+        return np.array([len(text) for text in texts])
+
+    texts = ["x" * (number % 7) for number in range(CHUNK + 1)]
+    assert ask_in_chunks("asking", lengths, texts).tolist() == [len(text) for text in texts]
+    assert sorted(sizes) == [1, CHUNK]
+
+
+def test_problems_end_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    exit_with_problems([])
+    with pytest.raises(SystemExit) as left:
+        exit_with_problems(["a.png: is no image", "b.png: is no image"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "penstock: a.png: is no image\npenstock: b.png: is no image\n"
