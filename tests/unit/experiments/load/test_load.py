@@ -38,7 +38,7 @@ class Counting:
 
 async def test_closed_loop_keeps_its_concurrency_and_counts_every_request_once() -> None:
     driver = Counting()
-    load = ContinuousLoad(driver, Window(0.1, concurrency=7, warm_up_s=0.05, most=2), first=100)
+    load = ContinuousLoad(driver, Window(0.4, concurrency=7, warm_up_s=0.05, most=2), first=100)
     outcomes = [outcome async for outcome in load.windows()]
     assert len(outcomes) == 2
     assert driver.most_inside == 7
