@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ TICKS = "ticks"  # many answers to one request
 NUMBERS = 8192  # 64 KiB of INT64
 ENDLESS = 1_000_000_000
 _TEXT = pack_bytes([b"x"])
+Given = tuple[str, str, list[int], bytes]  # name, datatype, shape and bytes
 
 
 @dataclass(slots=True)
@@ -39,94 +41,94 @@ class Seen:
         self.received += 1
 
 
-class GrpcStream:
+class SlowStream:
+    """Without a pause it reads nothing at all."""
+
     def __init__(self, address: str, model: str, pause_s: float | None) -> None:
-        """Without a pause it reads nothing at all."""
         self.seen = Seen()
         self._address = address
         self._model = model
         self._pause_s = pause_s
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        async with grpc.aio.insecure_channel(self._address) as channel:
-            call = channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)()
-            writer = asyncio.create_task(self._write(call))
-            try:
-                if self._pause_s is None:
-                    await asyncio.Event().wait()
-                while True:
-                    await asyncio.sleep(self._pause_s or 0.0)
-                    answer = await call.read()
-                    if answer is grpc.aio.EOF or answer.error_message:
-                        raise ConnectionError("the stream ended" if answer is grpc.aio.EOF else answer.error_message)
-                    self.seen.take(answer.infer_response.raw_output_contents[0])
-            except (grpc.aio.AioRpcError, ConnectionError) as error:
-                self.seen.failure = f"{type(error).__name__}: {error}"[:400]
-            finally:
-                writer.cancel()
-                call.cancel()
-                await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write(self, call: Any) -> None:
-        while self._model == FRAMES or not self.seen.sent:
-            message = pb.ModelInferRequest(model_name=self._model)
-            for name, datatype, shape, data in tensors(self._model, self.seen.sent):
-                message.inputs.add(name=name, datatype=datatype, shape=shape)
-                message.raw_input_contents.append(data)
-            await call.write(message.SerializeToString())
-            self.seen.sent += 1
-
-
-class WebSocketStream:
-    def __init__(self, address: str, model: str, pause_s: float | None) -> None:
-        """Without a pause it reads nothing at all."""
-        self.seen = Seen()
-        self._url = f"ws://{address}/v2/models/{model}/stream"
-        self._model = model
-        self._pause_s = pause_s
-
-    async def run(self) -> None:
-        """Until it is cancelled."""
-        # It reads no further ahead than one message, and asks for no sign of life that waits behind what is not read.
-        options: dict[str, Any] = {"max_queue": 1, "ping_interval": None, "compression": None, "max_size": None}
-        connection = await connect(self._url, proxy=None, **options)
-        writer = asyncio.create_task(self._write(connection))
+    async def _talk(self, send: Callable[[bytes], Awaitable[Any]], read: Callable[[], Awaitable[bytes]]) -> None:
+        """Until it is cancelled, or the stream fails."""
+        writer = asyncio.create_task(self._write(send))
         try:
             if self._pause_s is None:
                 await asyncio.Event().wait()
             while True:
                 await asyncio.sleep(self._pause_s or 0.0)
-                self._take(await connection.recv())
-        except (WebSocketException, OSError) as error:
+                self.seen.take(await read())
+        except (grpc.aio.AioRpcError, WebSocketException, OSError) as error:
             self.seen.failure = f"{type(error).__name__}: {error}"[:400]
         finally:
             writer.cancel()
-            connection.transport.abort()  # a server that reads nothing would not hear a good-bye
             await asyncio.gather(writer, return_exceptions=True)
 
-    async def _write(self, connection: Any) -> None:
+    async def _write(self, send: Callable[[bytes], Awaitable[Any]]) -> None:
         while self._model == FRAMES or not self.seen.sent:
-            given = list(tensors(self._model, self.seen.sent))
-            inputs = [
-                {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-                for name, kind, shape, data in given
-            ]
-            header = json.dumps({"id": str(self.seen.sent), "inputs": inputs}).encode()
-            length = len(header).to_bytes(4, "little")
-            await connection.send(b"".join([length, header, *(data for *_, data in given)]))
+            await send(self._encode(tensors(self._model, self.seen.sent)))
             self.seen.sent += 1
 
-    def _take(self, answer: str | bytes) -> None:
-        if isinstance(answer, str):
-            raise ConnectionError(answer)
-        end = 4 + int.from_bytes(answer[:4], "little")
-        size = json.loads(answer[4:end])["outputs"][0]["parameters"]["binary_data_size"]
-        self.seen.take(answer[end : end + size])
+    def _encode(self, given: list[Given]) -> bytes:
+        raise NotImplementedError
 
 
-def tensors(model: str, number: int) -> list[tuple[str, str, list[int], bytes]]:
-    """Name, datatype, shape and bytes of the inputs of a model's request."""
+class GrpcStream(SlowStream):
+    async def run(self) -> None:
+        async with grpc.aio.insecure_channel(self._address) as channel:
+            call = channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)()
+
+            async def read() -> bytes:
+                answer = await call.read()
+                if answer is grpc.aio.EOF or answer.error_message:
+                    raise ConnectionError("the stream ended" if answer is grpc.aio.EOF else answer.error_message)
+                return bytes(answer.infer_response.raw_output_contents[0])
+
+            try:
+                await self._talk(call.write, read)
+            finally:
+                call.cancel()
+
+    def _encode(self, given: list[Given]) -> bytes:
+        message = pb.ModelInferRequest(model_name=self._model)
+        for name, datatype, shape, data in given:
+            message.inputs.add(name=name, datatype=datatype, shape=shape)
+            message.raw_input_contents.append(data)
+        return message.SerializeToString()
+
+
+class WebSocketStream(SlowStream):
+    async def run(self) -> None:
+        # It reads no further ahead than one message, and asks for no sign of life that waits behind what is not read.
+        options: dict[str, Any] = {"max_queue": 1, "ping_interval": None, "compression": None, "max_size": None}
+        url = f"ws://{self._address}/v2/models/{self._model}/stream"
+        connection = await connect(url, proxy=None, **options)
+
+        async def read() -> bytes:
+            answer = await connection.recv()
+            if isinstance(answer, str):
+                raise ConnectionError(answer)
+            end = 4 + int.from_bytes(answer[:4], "little")
+            size = json.loads(answer[4:end])["outputs"][0]["parameters"]["binary_data_size"]
+            return answer[end : end + size]
+
+        try:
+            await self._talk(connection.send, read)
+        finally:
+            connection.transport.abort()  # a server that reads nothing would not hear a good-bye
+
+    def _encode(self, given: list[Given]) -> bytes:
+        inputs = [
+            {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+            for name, kind, shape, data in given
+        ]
+        header = json.dumps({"id": str(self.seen.sent), "inputs": inputs}).encode()
+        return b"".join([len(header).to_bytes(4, "little"), header, *(data for *_, data in given)])
+
+
+def tensors(model: str, number: int) -> list[Given]:
+    """The inputs of a model's request."""
     if model == TICKS:
         return [("count", "INT64", [1], np.array([ENDLESS], np.int64).tobytes())]
     return [

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.peers.results import Record, WindowRow
+from penstock.models.convert.speed import spread
 
 BUSY_GENERATOR = 0.7  # of its core: beyond it the generator may be what was measured
 
@@ -29,9 +30,7 @@ class SummaryLine:
 
     @property
     def spread(self) -> float:
-        """The furthest round's distance from the median, as a share of it."""
-        middle = self.rps
-        return max(abs(row.rps - middle) for row in self.rows.values()) / middle if middle else 0.0
+        return spread([row.rps for row in self.rows.values()])
 
     @property
     def p50_ms(self) -> float:
