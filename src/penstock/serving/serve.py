@@ -151,7 +151,7 @@ class _Admitted:
 
 
 def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
-    """The request carries it on."""
+    """Starts the request's span, which the request carries to the worker."""
     span = traces.start(
         "serve",
         request.traceparent,

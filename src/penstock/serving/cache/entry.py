@@ -13,7 +13,7 @@ _HEAD = struct.Struct("<BI")  # the format, the number of frames; then the lengt
 
 
 @dataclass(slots=True)
-class Answer:
+class CachedAnswer:
     """What a block answered, whoever asked."""
 
     outputs: list[Tensor]
@@ -27,7 +27,7 @@ class Answer:
         )
 
     def as_hit(self, request: InferRequest, version: str) -> InferResponse:
-        """Nothing ran for it, so no time was taken."""
+        """Marked as a hit; its timing is empty, for nothing ran."""
         parameters = {**self.parameters, "cache": "hit"}
         return InferResponse(request.model, version, request.request_id, list(self.outputs), Timing(), parameters)
 
@@ -35,16 +35,16 @@ class Answer:
         return sum(len(tensor.data) for tensor in self.outputs)
 
 
-def encode(answer: Answer) -> bytes:
-    """Of its times only the model's own is kept: what a hit saves."""
+def encode(answer: CachedAnswer) -> bytes:
+    """Keeps only the model's own time, which a hit saves."""
     timing = Timing(compute_ns=answer.timing.compute_ns)
     parts = frames.encode_result(0, 0, answer.outputs, timing, answer.parameters)
     lengths = struct.pack(f"<{len(parts)}Q", *map(len, parts))
     return b"".join((_HEAD.pack(FORMAT, len(parts)), lengths, *parts))
 
 
-def decode(kept: bytes) -> Answer:
-    """Its tensors are views of `kept`. Raises WireError for what is no answer, or one of another format."""
+def decode(kept: bytes) -> CachedAnswer:
+    """The answer's tensors are views of `kept`. Raises WireError for what is no answer, or one of another format."""
     try:
         form, count = _HEAD.unpack_from(kept)
         if form != FORMAT:
@@ -63,6 +63,6 @@ def decode(kept: bytes) -> Answer:
     if kind != "result":
         raise WireError(f"a cached answer is a {kind}")
     result = frame.result
-    return Answer(
+    return CachedAnswer(
         frames.tensors(result.outputs, parts), frames.parameters(result.parameters), frames.timing(result), True
     )

@@ -29,7 +29,7 @@ FOR_ALL = (InvalidRequest, RequestTooLarge, EngineFailed, ModelNotReady, Drainin
 CLOSE_S = 5.0
 
 
-class Part(Enum):
+class FlightPart(Enum):
     """A caller's part in the flight that brought its answer."""
 
     LED = "led"
@@ -69,7 +69,7 @@ class Flights(Generic[T]):
         deadline: float,
         run: Callable[[float], Awaitable[T]],
         keep: Callable[[T], Awaitable[None]],
-    ) -> tuple[T, Part]:
+    ) -> tuple[T, FlightPart]:
         """Whoever comes first leads: its `run` gets its deadline. Waiters keep their own deadlines.
 
         When a flight fails by chance (its leader's deadline, a worker's death), one of those who wait leads the
@@ -80,15 +80,17 @@ class Flights(Generic[T]):
             if self._is_closed:
                 raise Draining("this gateway is leaving")
             flight = self._flights.get(key)
-            part = Part.LED if flight is None else Part.CAME_LATE if flight.has_landed else Part.FOLLOWED
+            part = (
+                FlightPart.LED if flight is None else FlightPart.CAME_LATE if flight.has_landed else FlightPart.FOLLOWED
+            )
             if flight is None:
                 flight = self._start(key, deadline, run, keep)
-            if part is not Part.CAME_LATE:
+            if part is not FlightPart.CAME_LATE:
                 # The run holds the leader's deadline, and says more of its end than a timer could.
-                await self._wait(key, flight, None if part is Part.LED else deadline)
+                await self._wait(key, flight, None if part is FlightPart.LED else deadline)
             if flight.error is None:
                 return cast(T, flight.answer), part
-            if part is Part.LED:
+            if part is FlightPart.LED:
                 raise flight.error
             _raise_for_all(flight.error)
             if self._clock() >= deadline:

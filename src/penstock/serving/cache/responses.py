@@ -11,8 +11,8 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.serving.cache.entry import Answer, decode, encode
-from penstock.serving.cache.flights import Flights, Part
+from penstock.serving.cache.entry import CachedAnswer, decode, encode
+from penstock.serving.cache.flights import FlightPart, Flights
 from penstock.serving.cache.key import KeyMaker, key_prefix
 from penstock.storage.cache.counts import StoreCounts
 from penstock.storage.cache.store import CacheStore
@@ -34,15 +34,15 @@ class ResponseCache:
         self._settings = settings
         self._metrics = metrics
         self._largest = settings.max_bytes // LARGEST_SHARE
-        self._flights: Flights[Answer] = Flights()
-        self._blocks: dict[str, _Block] = {}
-        self._counts: dict[str, _Counts] = {}
+        self._flights: Flights[CachedAnswer] = Flights()
+        self._blocks: dict[str, _BlockCache] = {}
+        self._counts: dict[str, _BlockCounts] = {}
         self._tallies = Tallies()
         self._published = StoreCounts()
         self._unreadable = 0
         self._clearings = 0
         # What was read of entries that are asked for again and again; an entry that was replaced is another object.
-        self._recent: dict[bytes, tuple[bytes, Answer]] = {}
+        self._recent: dict[bytes, tuple[bytes, CachedAnswer]] = {}
 
     async def start(self) -> None:
         await self._store.start()
@@ -68,7 +68,7 @@ class ResponseCache:
             return await self._refresh(known, key, request, await run(block, request, deadline))
         return self._hit(known, key, request) or await self._ask(known, key, request, deadline, run)
 
-    def _hit(self, known: "_Block", key: bytes, request: InferRequest) -> InferResponse | None:
+    def _hit(self, known: "_BlockCache", key: bytes, request: InferRequest) -> InferResponse | None:
         kept = self._store.get_now(key)
         if kept is None:
             return None
@@ -79,7 +79,7 @@ class ResponseCache:
         known.counts.add_hit(answer)
         return answer.as_hit(request, known.block.version)
 
-    def _read_again(self, key: bytes, kept: bytes) -> Answer | None:
+    def _read_again(self, key: bytes, kept: bytes) -> CachedAnswer | None:
         answer = self._read(kept)
         if answer is not None:
             if len(self._recent) >= RECENT:
@@ -94,7 +94,7 @@ class ResponseCache:
         return await self._store.clear(b"" if block_id is None else key_prefix(block_id))
 
     def statistics(self) -> dict[str, Any]:
-        """Of this gateway, since it started."""
+        """What this gateway's cache has done since it started."""
         store = self._store.counts()
         blocks = {block_id: counts.described() for block_id, counts in self._counts.items()}
         return {
@@ -124,26 +124,26 @@ class ResponseCache:
         self._published = counts
 
     async def _ask(
-        self, known: "_Block", key: bytes, request: InferRequest, deadline: float, run: Run
+        self, known: "_BlockCache", key: bytes, request: InferRequest, deadline: float, run: Run
     ) -> InferResponse:
         clearings = self._clearings
 
-        async def find_or_run(until: float) -> Answer:
+        async def find_or_run(until: float) -> CachedAnswer:
             return await self._find(key, until) or _answer(await run(known.block, request, until))
 
-        async def keep(answer: Answer) -> None:
+        async def keep(answer: CachedAnswer) -> None:
             if not answer.is_kept and self._clearings == clearings:
                 await self._keep(known, key, answer)
 
         answer, part = await self._flights.share(key, deadline, find_or_run, keep)
         version = known.block.version
-        if answer.is_kept or part is Part.CAME_LATE:
+        if answer.is_kept or part is FlightPart.CAME_LATE:
             known.counts.add_hit(answer)
             return answer.as_hit(request, version)
-        known.counts.add("miss" if part is Part.LED else "shared")
+        known.counts.add("miss" if part is FlightPart.LED else "shared")
         return answer.to(request, version)
 
-    async def _find(self, key: bytes, deadline: float) -> Answer | None:
+    async def _find(self, key: bytes, deadline: float) -> CachedAnswer | None:
         try:
             async with asyncio.timeout(deadline - now()):
                 kept = await self._store.get(key)
@@ -152,21 +152,21 @@ class ResponseCache:
         return None if kept is None else self._read(kept)
 
     async def _refresh(
-        self, known: "_Block", key: bytes, request: InferRequest, response: InferResponse
+        self, known: "_BlockCache", key: bytes, request: InferRequest, response: InferResponse
     ) -> InferResponse:
         known.counts.add("refresh")
         answer = _answer(response)
         await self._keep(known, key, answer)
         return answer.to(request, known.block.version)
 
-    async def _keep(self, known: "_Block", key: bytes, answer: Answer) -> None:
+    async def _keep(self, known: "_BlockCache", key: bytes, answer: CachedAnswer) -> None:
         if answer.size_bytes() > self._largest:
             return
         kept = encode(answer)
         if len(kept) <= self._largest:
             await self._store.set(key, kept, known.ttl_s)
 
-    def _read(self, kept: bytes) -> Answer | None:
+    def _read(self, kept: bytes) -> CachedAnswer | None:
         try:
             return decode(kept)
         except WireError as error:
@@ -174,20 +174,20 @@ class ResponseCache:
             log.warning("cache_entry_unreadable", store=self._store.name, error=error.message)
             return None
 
-    def _of(self, block: BlockDescription) -> "_Block":
+    def _of(self, block: BlockDescription) -> "_BlockCache":
         known = self._blocks.get(block.block_id)
         if known is None or known.block is not block:
             counts = self._counts.get(block.block_id)
             if counts is None:
-                counts = self._counts[block.block_id] = _Counts(self._metrics, block, self._tallies)
-            known = self._blocks[block.block_id] = _Block(block, self._settings.ttl_s, counts)
+                counts = self._counts[block.block_id] = _BlockCounts(self._metrics, block, self._tallies)
+            known = self._blocks[block.block_id] = _BlockCache(block, self._settings.ttl_s, counts)
         return known
 
 
-class _Block:
+class _BlockCache:
     """What the cache does with the requests of one block, found out once."""
 
-    def __init__(self, block: BlockDescription, ttl_s: float, counts: "_Counts") -> None:
+    def __init__(self, block: BlockDescription, ttl_s: float, counts: "_BlockCounts") -> None:
         settings = block.settings
         self.block = block
         self.counts = counts
@@ -202,7 +202,7 @@ class _Block:
         )
 
 
-class _Counts:
+class _BlockCounts:
     """One block's counts: here since the start, and for the shared metrics."""
 
     def __init__(self, metrics: CacheMetrics, block: BlockDescription, tallies: Tallies) -> None:
@@ -217,7 +217,7 @@ class _Counts:
         self.by_outcome[outcome] += 1
         self._outcomes[outcome].inc()
 
-    def add_hit(self, answer: Answer) -> None:
+    def add_hit(self, answer: CachedAnswer) -> None:
         self.add("hit")
         saved_s = answer.timing.compute_ns / 1e9
         self.saved_s += saved_s
@@ -228,5 +228,5 @@ class _Counts:
         return {"model": model, "version": version, **self.by_outcome, "saved_seconds": self.saved_s}
 
 
-def _answer(response: InferResponse) -> Answer:
-    return Answer(response.outputs, response.parameters, response.timing, False)
+def _answer(response: InferResponse) -> CachedAnswer:
+    return CachedAnswer(response.outputs, response.parameters, response.timing, False)

@@ -11,32 +11,32 @@ OVERHEAD_BYTES = 1024  # about what an answer takes beside its tensors
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KeptAnswer:
     outcome: Outcome
     position: int  # where in its session it ran, from 1
     size_bytes: int
 
 
-class Answers:
-    """Of all sessions. Each life of a session has a number of its own, so that none finds an earlier life's answers."""
+class KeptAnswers:
+    """Answers of all sessions, by the number of a session's life: none finds an earlier life's answers."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[int, int], Answer] = OrderedDict()  # oldest first
+        self._kept: OrderedDict[tuple[int, int], KeptAnswer] = OrderedDict()  # oldest first
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, life: int, seq_no: int) -> Answer | None:
+    def find(self, life: int, seq_no: int) -> KeptAnswer | None:
         return self._kept.get((life, seq_no))
 
     def keep(self, life: int, seq_no: int, outcome: Outcome, position: int, most: int) -> None:
-        """Beside it stay at most `most - 1` of the session's; where all together are too large, the oldest go."""
+        """Keeps at most `most` answers of the session; where all together are too large, the oldest go."""
         self._drop(life, seq_no - most)
         if not most:
             return
-        answer = self._kept[life, seq_no] = Answer(outcome, position, _size_bytes(outcome))
+        answer = self._kept[life, seq_no] = KeptAnswer(outcome, position, _size_bytes(outcome))
         self.size_bytes += answer.size_bytes
         while self.size_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)

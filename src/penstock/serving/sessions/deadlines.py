@@ -8,7 +8,7 @@ from penstock.serving.sessions.parts import Ticket
 SWEEP = 1000  # entries, beyond those still wanted, at which the others are thrown out
 
 
-class Deadlines:
+class TicketDeadlines:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Ticket]] = []
         self._number = 0  # keeps tickets of one deadline in order
@@ -26,7 +26,7 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def passed(self, now: float) -> Iterator[Ticket]:
-        """Those who still wait for a step, and have less time than its run where it runs: the others hear from it."""
+        """The tickets whose step waits, or runs with more time than they have; others hear from the run itself."""
         while self._heap and self._heap[0][0] <= now:
             ticket = heapq.heappop(self._heap)[2]
             step = ticket.step

@@ -2,17 +2,17 @@
 
 from penstock.core.errors import Overloaded, SessionError
 from penstock.serving.sessions import faults
-from penstock.serving.sessions.answers import Answers
+from penstock.serving.sessions.answers import KeptAnswers
 from penstock.serving.sessions.faults import LOST
-from penstock.serving.sessions.parts import Action, Block, Session, Ticket
+from penstock.serving.sessions.parts import Action, BlockSessions, Session, Ticket
 
 
-class Lives:
-    def __init__(self, answers: Answers) -> None:
+class SessionLives:
+    def __init__(self, answers: KeptAnswers) -> None:
         self._answers = answers
         self._number = 0
 
-    def open(self, block: Block, ticket: Ticket) -> Session:
+    def open(self, block: BlockSessions, ticket: Ticket) -> Session:
         """Raises SessionError or Overloaded, and then nothing has changed."""
         asked, window = ticket.asked, ticket.settings.window
         if asked.seq_no is not None and not asked.is_start and asked.seq_no > 1 + window:
@@ -28,9 +28,9 @@ class Lives:
         return self._new(block, ticket)
 
     def begin(self, session: Session, ticket: Ticket) -> list[Action]:
-        """A start for a session that is there: its first step at last, the same start again, or a new life.
+        """Takes a start for a session that is there: its first step at last, the same start again, or a new life.
 
-        Which session it now is, the block says.
+        Afterwards the block names the session that stands under this id.
         """
         seq_no = ticket.asked.seq_no
         if seq_no is not None and session.is_numbered:
@@ -47,7 +47,7 @@ class Lives:
         return actions
 
     def rest(self, session: Session, now: float) -> None:
-        """Once nothing of it runs or waits: it stays for a while, unless nothing ever came of it."""
+        """Keeps a session of which nothing runs or waits for a while, unless nothing ever came of it."""
         if session.running is not None or session.waiting or not session.is_known:
             return
         if not session.position and session.first == 1:
@@ -64,7 +64,7 @@ class Lives:
         oldest = max(session.first, session.next - session.settings.answers)
         self._answers.forget(session.life, oldest, session.next)
 
-    def _new(self, block: Block, ticket: Ticket) -> Session:
+    def _new(self, block: BlockSessions, ticket: Ticket) -> Session:
         asked = ticket.asked
         self._number += 1
         session = Session(asked.session_id, block, ticket.settings, self._number, asked.seq_no is not None)

@@ -38,8 +38,8 @@ class Step:
     size_bytes: int = 0
     abandoned_bytes: int = 0  # its size, while it runs and nobody waits for it
 
-    def give(self, outcome: Outcome) -> "list[Give]":
-        given = [Give(ticket, outcome, self.position) for ticket in self.tickets]
+    def give(self, outcome: Outcome) -> "list[GiveOutcome]":
+        given = [GiveOutcome(ticket, outcome, self.position) for ticket in self.tickets]
         for ticket in self.tickets:
             ticket.step = None
         self.tickets.clear()
@@ -49,7 +49,7 @@ class Step:
 @dataclass(slots=True, eq=False)
 class Session:
     session_id: str
-    block: "Block"
+    block: "BlockSessions"
     settings: Sessions
     life: int
     is_numbered: bool
@@ -88,8 +88,8 @@ class Session:
             self.block.waiting -= 1
         return step
 
-    def refuse(self, numbers: Iterable[int], error: PenstockError) -> "list[Give]":
-        """Fails those of the waiting steps."""
+    def refuse(self, numbers: Iterable[int], error: PenstockError) -> "list[GiveOutcome]":
+        """Fails the waiting steps with these numbers."""
         steps = [self.unwait(number) for number in list(numbers)]
         return [given for step in steps if step is not None for given in step.give(error)]
 
@@ -98,8 +98,8 @@ class Session:
 
 
 @dataclass(slots=True, eq=False)
-class Block:
-    """A block's sessions; those of which nothing runs or waits also by when they were last heard of."""
+class BlockSessions:
+    """A block's sessions; idle ones are also kept in the order in which they were last heard of."""
 
     settings: Sessions
     sessions: dict[str, Session] = field(default_factory=dict)
@@ -122,21 +122,21 @@ class Block:
         del self.sessions[session.session_id]
 
     def oldest_idle(self) -> Session | None:
-        """What is over goes before what may still go on."""
+        """Sessions that are over come before those that may still go on."""
         for shelf in (self.over, self.idle):
             if shelf:
                 return next(iter(shelf.values()))
         return None
 
     def idle_since(self, then: float) -> Iterator[Session]:
-        """Those last heard of by then; the caller forgets each before it takes the next."""
+        """Sessions last heard of by then; the caller forgets each before it takes the next."""
         for shelf in (self.over, self.idle):
             while shelf and (oldest := next(iter(shelf.values()))).rested <= then:
                 yield oldest
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartStep:
     """Run the step, with the request of this ticket's caller."""
 
     step: Step
@@ -144,7 +144,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
+class GiveOutcome:
     ticket: Ticket
     outcome: Outcome
     position: int = 0
@@ -152,10 +152,10 @@ class Give:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopStep:
     """Too much runs for which nobody waits: give the step up."""
 
     step: Step
 
 
-Action = Start | Give | Stop
+Action = StartStep | GiveOutcome | StopStep

@@ -16,7 +16,7 @@ from penstock.core.errors import InternalError, Overloaded, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.serving.sessions.answers import Outcome
 from penstock.serving.sessions.faults import draining
-from penstock.serving.sessions.parts import Action, Give, Start, Step, Stop, Ticket
+from penstock.serving.sessions.parts import Action, GiveOutcome, StartStep, Step, StopStep, Ticket
 from penstock.serving.sessions.table import SessionTable
 
 log = structlog.get_logger()
@@ -33,7 +33,7 @@ class _Caller:
     request: InferRequest
     run: Run
     # Never gets an exception: nobody would retrieve it where the caller is cancelled just then.
-    future: asyncio.Future[Give]
+    future: asyncio.Future[GiveOutcome]
 
 
 class SessionRuns:
@@ -50,14 +50,14 @@ class SessionRuns:
     async def run(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
         """Raises SessionError or Overloaded at once, or what became of the step.
 
-        That of one of its callers is run. Cancelling `run` leaves a step that was started to itself.
+        Callers of one step share one run of it, which goes on when they are cancelled.
         """
         asked = request.controls.session
         assert asked is not None, "the request has no session"
         ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes)
         if asked.is_start and asked.seq_no is not None:
             ticket.digest = _digest(request)
-        future: asyncio.Future[Give] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[GiveOutcome] = asyncio.get_running_loop().create_future()
         self._callers[ticket] = _Caller(block, request, run, future)
         try:
             self._perform(self._table.arrive(ticket, now()))
@@ -77,7 +77,7 @@ class SessionRuns:
         self._perform(self._table.retire(block_id, error))
 
     def tick(self) -> None:
-        """To be called now and then, for sessions that idle; deadlines have a timer."""
+        """Forgets idle sessions: call it now and then. Deadlines have a timer of their own."""
         self._perform(self._table.tick(now()))
         self._arm()
 
@@ -105,13 +105,13 @@ class SessionRuns:
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            if isinstance(action, Give):
+            if isinstance(action, GiveOutcome):
                 caller = self._callers.get(action.ticket)
                 if caller is not None and not caller.future.done():
                     caller.future.set_result(action)
-            elif isinstance(action, Start):
+            elif isinstance(action, StartStep):
                 self._start(action.step, action.ticket)
-            elif isinstance(action, Stop):
+            elif isinstance(action, StopStep):
                 self._tasks[action.step].cancel()
 
     def _start(self, step: Step, ticket: Ticket) -> None:
@@ -152,8 +152,8 @@ class SessionRuns:
         self.tick()
 
 
-def _answer(given: Give, request: InferRequest) -> InferResponse:
-    """The caller's own: edges change what they get, and others may get the same."""
+def _answer(given: GiveOutcome, request: InferRequest) -> InferResponse:
+    """A copy for this caller: edges change what they get, and others may get the same outcome."""
     outcome = given.outcome
     if isinstance(outcome, PenstockError):
         raise copy(outcome)

@@ -15,11 +15,20 @@ from penstock.core.errors import (
     WorkerLost,
 )
 from penstock.serving.sessions import faults
-from penstock.serving.sessions.answers import Answers, Outcome
-from penstock.serving.sessions.deadlines import Deadlines
+from penstock.serving.sessions.answers import KeptAnswers, Outcome
+from penstock.serving.sessions.deadlines import TicketDeadlines
 from penstock.serving.sessions.faults import ENDED, LOST
-from penstock.serving.sessions.lives import Lives
-from penstock.serving.sessions.parts import Action, Block, Give, Session, Start, Step, Stop, Ticket
+from penstock.serving.sessions.lives import SessionLives
+from penstock.serving.sessions.parts import (
+    Action,
+    BlockSessions,
+    GiveOutcome,
+    Session,
+    StartStep,
+    Step,
+    StopStep,
+    Ticket,
+)
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # kept of all sessions
 MAX_ABANDONED_BYTES = 64 * 1024 * 1024  # of steps that run although all their callers left
@@ -33,10 +42,10 @@ class SessionTable:
     def __init__(
         self, max_answer_bytes: int = MAX_ANSWER_BYTES, max_abandoned_bytes: int = MAX_ABANDONED_BYTES
     ) -> None:
-        self._blocks: dict[str, Block] = {}
-        self._answers = Answers(max_answer_bytes)
-        self._lives = Lives(self._answers)
-        self._deadlines = Deadlines()
+        self._blocks: dict[str, BlockSessions] = {}
+        self._answers = KeptAnswers(max_answer_bytes)
+        self._lives = SessionLives(self._answers)
+        self._deadlines = TicketDeadlines()
         self._abandoned_bytes = 0
         self._max_abandoned_bytes = max_abandoned_bytes
         self._is_draining = False
@@ -62,7 +71,7 @@ class SessionTable:
         assert asked.seq_no is None or asked.seq_no >= 1, f"seq_no {asked.seq_no}"
         block = self._blocks.get(ticket.block_id)
         if block is None:
-            block = self._blocks[ticket.block_id] = Block(ticket.settings)
+            block = self._blocks[ticket.block_id] = BlockSessions(ticket.settings)
         block.settings = ticket.settings
         session = block.sessions.get(asked.session_id)
         actions: list[Action] = []
@@ -81,7 +90,7 @@ class SessionTable:
         return [*actions, *self._join(session, ticket, number)]
 
     def done(self, step: Step, outcome: Outcome, now: float) -> list[Action]:
-        """What became of a step that was started."""
+        """A step that was started has ended."""
         session = step.session
         assert session.running is step, f"{session} does not run step {step.number}"
         session.running = None
@@ -125,7 +134,7 @@ class SessionTable:
         actions: list[Action] = []
         for ticket in self._deadlines.passed(now):
             assert ticket.step is not None
-            late = Give(ticket, faults.late(ticket.step))
+            late = GiveOutcome(ticket, faults.late(ticket.step))
             actions += [*self._remove(ticket, ticket.step, now), late]
         for block in self._blocks.values():
             for session in block.idle_since(now - block.settings.idle_s):
@@ -150,7 +159,7 @@ class SessionTable:
             raise faults.not_kept(session, number)
         self.repeats += 1
         self._lives.rest(session, now)
-        return Give(ticket, answer.outcome, answer.position, is_repeat=True)
+        return GiveOutcome(ticket, answer.outcome, answer.position, is_repeat=True)
 
     def _join(self, session: Session, ticket: Ticket, number: int) -> list[Action]:
         step = session.find(number)
@@ -181,7 +190,7 @@ class SessionTable:
             session.wait(step)
         return step
 
-    def _start(self, session: Session, step: Step) -> Start:
+    def _start(self, session: Session, step: Step) -> StartStep:
         ticket = next(iter(step.tickets))
         step.is_running = True
         step.asked = ticket.asked
@@ -193,7 +202,7 @@ class SessionTable:
         session.running = step
         session.next = step.number
         session.has_first = True
-        return Start(step, ticket)
+        return StartStep(step, ticket)
 
     def _conclude(self, session: Session, step: Step, outcome: Outcome) -> list[Action]:
         has_failed = isinstance(outcome, PenstockError)
@@ -235,7 +244,7 @@ class SessionTable:
         if step.is_running:
             step.abandoned_bytes = step.size_bytes
             self._abandoned_bytes += step.size_bytes
-            return [Stop(step)] if self._abandoned_bytes > self._max_abandoned_bytes else []
+            return [StopStep(step)] if self._abandoned_bytes > self._max_abandoned_bytes else []
         step.session.unwait(step.number)
         self._lives.rest(step.session, now)
         return []

@@ -5,9 +5,9 @@ import pytest
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, Timing
 from penstock.core.tensors import Tensor, pack_bytes
-from penstock.serving.cache.entry import Answer, decode, encode
+from penstock.serving.cache.entry import CachedAnswer, decode, encode
 
-ANSWER = Answer(
+ANSWER = CachedAnswer(
     [
         Tensor("embedding", "FP32", (2, 3), memoryview(bytes(range(24)))),
         Tensor("label", "BYTES", (2,), pack_bytes(["a", ""])),
@@ -31,7 +31,7 @@ def test_it_comes_back_as_it_went_in() -> None:
 
 
 def test_an_answer_without_outputs_is_one() -> None:
-    assert decode(encode(Answer([], {}, Timing(), False))).outputs == []
+    assert decode(encode(CachedAnswer([], {}, Timing(), False))).outputs == []
 
 
 def test_it_can_be_cut_nowhere() -> None:

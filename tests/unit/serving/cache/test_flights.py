@@ -21,7 +21,7 @@ from penstock.core.errors import (
     RequestTooLarge,
     WorkerLost,
 )
-from penstock.serving.cache.flights import Flights, Part
+from penstock.serving.cache.flights import FlightPart, Flights
 
 FAR_S = 60.0
 
@@ -66,11 +66,11 @@ class Callers:
         self._flights = flights
         self._runs = runs
 
-    def call(self, key: bytes = b"k", timeout_s: float = FAR_S) -> "asyncio.Task[tuple[str, Part]]":
+    def call(self, key: bytes = b"k", timeout_s: float = FAR_S) -> "asyncio.Task[tuple[str, FlightPart]]":
         deadline = time.monotonic() + timeout_s
         return asyncio.create_task(self._flights.share(key, deadline, self._runs.run, self._runs.keep))
 
-    async def calls(self, count: int, **options: Any) -> "list[asyncio.Task[tuple[str, Part]]]":
+    async def calls(self, count: int, **options: Any) -> "list[asyncio.Task[tuple[str, FlightPart]]]":
         tasks = [self.call(**options) for _ in range(count)]
         await settle()
         return tasks
@@ -82,7 +82,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def gathered(tasks: "list[asyncio.Task[tuple[str, Part]]]") -> list[Any]:
+async def gathered(tasks: "list[asyncio.Task[tuple[str, FlightPart]]]") -> list[Any]:
     async with asyncio.timeout(20):
         return await asyncio.gather(*tasks, return_exceptions=True)
 
@@ -106,7 +106,7 @@ async def test_two_hundred_wait_for_one_run(flights: Flights[str]) -> None:
     assert len(flights) == 1
     runs.gate.set()
     answers = await gathered(tasks)
-    assert [part for _, part in answers] == [Part.LED] + [Part.FOLLOWED] * 199
+    assert [part for _, part in answers] == [FlightPart.LED] + [FlightPart.FOLLOWED] * 199
     assert {answer for answer, _ in answers} == {"answer"}
     assert (len(runs.deadlines), runs.kept) == (1, ["answer"])
 
@@ -127,7 +127,7 @@ async def test_after_it_ended_the_next_runs_anew(flights: Flights[str]) -> None:
     callers = Callers(flights, runs)
     await callers.call()
     await settle()
-    assert await callers.call() == ("answer", Part.LED)
+    assert await callers.call() == ("answer", FlightPart.LED)
     assert len(runs.deadlines) == 2
 
 
@@ -139,7 +139,7 @@ async def test_the_run_goes_on_when_its_leader_leaves(flights: Flights[str]) -> 
     assert leader.cancelled()
     assert runs.running == 1
     runs.gate.set()
-    assert await gathered(others) == [("answer", Part.FOLLOWED)] * 2
+    assert await gathered(others) == [("answer", FlightPart.FOLLOWED)] * 2
     assert (len(runs.deadlines), runs.cancelled) == (1, 0)
 
 
@@ -163,7 +163,7 @@ async def test_nobody_joins_a_run_that_was_given_up(flights: Flights[str]) -> No
     late = callers.call()
     await settle()
     runs.gate.set()
-    assert await late == ("answer", Part.LED)
+    assert await late == ("answer", FlightPart.LED)
     assert (len(runs.deadlines), runs.cancelled) == (2, 1)
 
 
@@ -187,7 +187,7 @@ async def test_each_waiter_keeps_its_own_deadline(flights: Flights[str]) -> None
         await asyncio.wait_for(hasty, 20)
     assert not leader.done()
     runs.gate.set()
-    assert await gathered([leader, patient]) == [("answer", Part.LED), ("answer", Part.FOLLOWED)]
+    assert await gathered([leader, patient]) == [("answer", FlightPart.LED), ("answer", FlightPart.FOLLOWED)]
     assert len(runs.deadlines) == 1
 
 
@@ -230,7 +230,7 @@ async def test_what_befell_the_leader_befalls_nobody_else(flights: Flights[str],
     first, *others = await gathered(tasks)
     assert first is error
     assert sorted(part.name for _, part in others) == ["FOLLOWED"] * 48 + ["LED"]
-    assert others[0] == ("answer", Part.LED)
+    assert others[0] == ("answer", FlightPart.LED)
     assert (len(runs.deadlines), runs.most_running, runs.kept) == (2, 1, ["answer"])
 
 
@@ -252,7 +252,7 @@ async def test_the_next_run_has_its_own_leaders_deadline(flights: Flights[str]) 
     runs.gate.set()
     first, second = await gathered([leader, patient])
     assert isinstance(first, DeadlineExceeded)
-    assert second == ("answer", Part.LED)
+    assert second == ("answer", FlightPart.LED)
     assert runs.deadlines[1] - runs.deadlines[0] == pytest.approx(49.0, abs=1.0)
 
 
@@ -275,8 +275,8 @@ async def test_who_comes_while_an_answer_is_being_kept_gets_it(flights: Flights[
     runs.gate.set()
     runs.keep_gate.clear()
     callers = Callers(flights, runs)
-    assert await callers.call() == ("answer", Part.LED)  # before it is kept
-    assert await callers.call() == ("answer", Part.CAME_LATE)
+    assert await callers.call() == ("answer", FlightPart.LED)  # before it is kept
+    assert await callers.call() == ("answer", FlightPart.CAME_LATE)
     runs.keep_gate.set()
     await settle()
     assert (len(flights), len(runs.deadlines)) == (0, 1)
@@ -289,7 +289,7 @@ async def test_an_answer_that_cannot_be_kept_is_an_answer(flights: Flights[str])
     runs = Runs()
     runs.gate.set()
     with capture_logs() as logs:
-        assert await flights.share(b"k", time.monotonic() + FAR_S, runs.run, keep) == ("answer", Part.LED)
+        assert await flights.share(b"k", time.monotonic() + FAR_S, runs.run, keep) == ("answer", FlightPart.LED)
         await settle()
     assert [entry["event"] for entry in logs] == ["cache_keep_failed"]
 

@@ -4,7 +4,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse, SessionStep, Timing
 from penstock.core.settings import Sessions
 from penstock.core.tensors import Tensor
-from penstock.serving.sessions.parts import Action, Give, Start, Step, Ticket
+from penstock.serving.sessions.parts import Action, GiveOutcome, StartStep, Step, Ticket
 from penstock.serving.sessions.table import SessionTable
 
 
@@ -20,7 +20,7 @@ class Sent:
         self.settings = Sessions.model_validate(settings)
         self.now = 0.0
         self.running: list[Step] = []
-        self.given: dict[Ticket, Give] = {}
+        self.given: dict[Ticket, GiveOutcome] = {}
         self.stopped: list[Step] = []
 
     def send(
@@ -57,10 +57,10 @@ class Sent:
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartStep):
                 assert action.ticket in action.step.tickets
                 self.running.append(action.step)
-            elif isinstance(action, Give):
+            elif isinstance(action, GiveOutcome):
                 assert action.ticket not in self.given, "given twice"
                 self.given[action.ticket] = action
             else:
