@@ -45,16 +45,19 @@ class Serving:
         self.is_traced = traces.is_on
         self.plans = Plans(metrics, dispatcher.routing)
 
-    async def serve(self, request: InferRequest) -> InferResponse:
-        with _Admitted(self, request) as admitted:
+    async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
+        """`block` is the request's, where the edge had to resolve it already; so for `stream`."""
+        with _Admitted(self, request, block) as admitted:
             plan = admitted.plan
             response = admitted.response = await self._route(plan, request, admitted.deadline)
             response.version = plan.version
             return response
 
-    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    async def stream(
+        self, request: InferRequest, block: BlockDescription | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
         """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
-        with _Admitted(self, request) as admitted:
+        with _Admitted(self, request, block) as admitted:
             plan = admitted.plan
             if plan.is_decoupled:
                 _refuse_order(plan, request)
@@ -90,16 +93,17 @@ class Serving:
 class _Admitted:
     """One request inside: traced, released at its end, counted and logged by how it ended."""
 
-    __slots__ = ("_request", "_routed", "_serving", "_span", "_start", "deadline", "plan", "response")
+    __slots__ = ("_block", "_request", "_routed", "_serving", "_span", "_start", "deadline", "plan", "response")
     plan: Plan
     deadline: float
     response: InferResponse  # the last one
     _routed: float  # when admission and resolution were done
 
-    def __init__(self, serving: Serving, request: InferRequest) -> None:
+    def __init__(self, serving: Serving, request: InferRequest, block: BlockDescription | None) -> None:
         self._start = now()
         self._serving = serving
         self._request = request
+        self._block = block
         self._span: OpenSpan | None = None
 
     def __enter__(self) -> Self:
@@ -110,7 +114,7 @@ class _Admitted:
                 self._span = _open_span(serving.traces, request)
             serving.admission.admit(request)
             try:
-                block = serving.resolver.resolve(request.model, request.version)
+                block = self._block or serving.resolver.resolve(request.model, request.version)
                 if block.max_batch_size:
                     serving.admission.check_rows(request)
                 plan = self.plan = serving.plans.of(block)

@@ -79,7 +79,7 @@ class FakeServing:
     def turned_away(self, protocol: str, error: PenstockError) -> None:
         self.turned.append(error)
 
-    async def serve(self, request: InferRequest) -> InferResponse:
+    async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
         self.requests.append(request)
         self.is_called.set()
         try:

@@ -285,6 +285,10 @@ async def test_a_stream_is_resolved_once(bed: Bed, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(bed.resolver, "resolve", counted)
     await bed.stream(ask("talker"))
     assert resolved == ["talker"]
+    async with aclosing(bed.serving.stream(ask("talker"), bed.resolver.resolve("talker", ""))) as answers:
+        assert len([answer async for answer in answers]) == 3
+    await bed.serving.serve(ask("plain"), bed.resolver.resolve("plain", ""))
+    assert resolved == ["talker", "talker", "plain"]  # by the caller, and not again
 
 
 async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from penstock.core.blocks import BlockDescription
 from penstock.core.errors import BUG, Cancelled, InternalError, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.streams.buffer import StreamBuffer, StreamSlot
@@ -104,32 +105,38 @@ class RequestStream(Generic[M, A]):
         if isinstance(request, PenstockError):
             self._put(self._buffer.begin(exchange.size_bytes, is_decoupled=False), *exchange.refuse(request))
             return
-        slot = self._buffer.begin(exchange.size_bytes, self._is_decoupled(request))
-        task = asyncio.create_task(self._answer(request, exchange, slot))
+        block = self._resolve(request)
+        slot = self._buffer.begin(exchange.size_bytes, block is not None and block.settings.is_decoupled)
+        task = asyncio.create_task(self._answer(request, block, exchange, slot))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    def _is_decoupled(self, request: InferRequest) -> bool:
+    def _resolve(self, request: InferRequest) -> BlockDescription | None:
+        """The order of the answers depends on whether the block is decoupled."""
         try:
-            return self._serving.resolver.resolve(request.model, request.version).settings.is_decoupled
+            return self._serving.resolver.resolve(request.model, request.version)
         except PenstockError:
-            return False  # serving says what is wrong, and counts it
+            return None  # serving says what is wrong, and counts it
 
-    async def _answer(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
+    async def _answer(
+        self, request: InferRequest, block: BlockDescription | None, exchange: Exchange[A], slot: StreamSlot[A]
+    ) -> None:
         try:
             if slot.is_decoupled:
-                await self._answer_often(request, exchange, slot)
+                await self._answer_often(request, block, exchange, slot)
             else:
-                self._put(slot, *exchange.encode(await self._serving.serve(request), is_decoupled=False))
+                self._put(slot, *exchange.encode(await self._serving.serve(request, block), is_decoupled=False))
         except PenstockError as error:
             self._fail(slot, exchange, error)
         except Exception:  # the client is told of a bug of ours in the protocol's own words
             log.exception("bug", where=self._where)
             self._fail(slot, exchange, InternalError(BUG))
 
-    async def _answer_often(self, request: InferRequest, exchange: Exchange[A], slot: StreamSlot[A]) -> None:
+    async def _answer_often(
+        self, request: InferRequest, block: BlockDescription | None, exchange: Exchange[A], slot: StreamSlot[A]
+    ) -> None:
         """Takes the next answer when the one before is sent: a client that does not read stops the model."""
-        async with aclosing(self._serving.stream(request)) as responses:
+        async with aclosing(self._serving.stream(request, block)) as responses:
             async for response in responses:
                 if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
                     self._put(slot, *exchange.encode(response, is_decoupled=True), response.is_final)

@@ -58,6 +58,7 @@ class Serving:
 
     def __init__(self) -> None:
         self.started: list[str] = []
+        self.resolved: list[str] = []
         self.cancelled: list[str] = []
         self.pulled = 0  # answers that were asked for
         self.go = asyncio.Event()
@@ -66,9 +67,11 @@ class Serving:
     def _resolve(self, model: str, version: str) -> object:
         if model == "unknown":
             raise UnknownModel("unknown")
-        return SimpleNamespace(settings=SimpleNamespace(is_decoupled=model.startswith("many")))
+        self.resolved.append(model)
+        return SimpleNamespace(model=model, settings=SimpleNamespace(is_decoupled=model.startswith("many")))
 
-    async def serve(self, request: InferRequest) -> InferResponse:
+    async def serve(self, request: InferRequest, block: Any) -> InferResponse:
+        assert (block.model if block else "unknown") == request.model
         self.started.append(request.request_id)
         try:
             if request.model == "slow":
@@ -84,7 +87,8 @@ class Serving:
             raise ZeroDivisionError
         return response("infinite" if request.model == "infinite" else "ok")
 
-    async def stream(self, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+    async def stream(self, request: InferRequest, block: Any) -> AsyncGenerator[InferResponse, None]:
+        assert block.model == request.model
         self.started.append(request.request_id)
         try:
             for number in range(3):
@@ -204,6 +208,7 @@ async def test_a_decoupled_model_answers_often(serving: Serving) -> None:
     heard = await client.end()
     assert [answer for answer in heard if answer.startswith("many")] == ["many=0+", "many=1+", "many=2+"]
     assert "quick=ok" in heard
+    assert serving.resolved == ["many", "quick"]
 
 
 async def test_the_empty_last_answer_is_sent_where_it_is_asked_for(serving: Serving) -> None:
