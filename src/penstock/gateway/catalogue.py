@@ -1,7 +1,6 @@
 """What the edges tell of the server beside inference: metadata, readiness, statistics, the repository."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -40,10 +39,6 @@ class Catalogue:
     @property
     def server_version(self) -> str:
         return version("penstock-serve")
-
-    @property
-    def extensions(self) -> Sequence[str]:
-        return EXTENSIONS
 
     def is_server_ready(self) -> bool:
         return not self._admission.is_draining and self._resolver.is_server_ready()

@@ -14,7 +14,7 @@ from penstock.core.error_text import EDGE_COST, shorten
 from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
-from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -86,7 +86,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:  # noqa: N802
         return pb.ServerMetadataResponse(
-            name=SERVER_NAME, version=self._catalogue.server_version, extensions=self._catalogue.extensions
+            name=SERVER_NAME, version=self._catalogue.server_version, extensions=EXTENSIONS
         )
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:  # noqa: N802

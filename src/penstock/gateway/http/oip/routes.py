@@ -5,7 +5,7 @@ from fastapi.responses import Response
 
 from penstock.core.errors import InternalError, InvalidRequest
 from penstock.gateway import model_config
-from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import parse_object
@@ -27,10 +27,8 @@ class OipRest:
 
     @Route("GET", "/v2", "Server metadata", answer=schemas.ServerMetadata)
     async def server_metadata(self, request: Request) -> Response:
-        catalogue = self._catalogue
-        return json_answer(
-            {"name": SERVER_NAME, "version": catalogue.server_version, "extensions": list(catalogue.extensions)}
-        )
+        version = self._catalogue.server_version
+        return json_answer({"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS})
 
     @Route("GET", "/v2/health/live", "Is the process alive?", answer=schemas.Live)
     async def live(self, request: Request) -> Response:
