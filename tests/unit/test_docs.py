@@ -8,11 +8,13 @@ from typing import Any, get_args
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from penstock.cli import serve
-from penstock.core.config import every_setting
+from penstock.core.config import Config
 from penstock.core.errors import BY_CODE
+from penstock.core.settings import Section
 from penstock.gateway import statuses
 from penstock.models.settings import ModelSettings
 from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, WorkerMetrics
@@ -64,6 +66,18 @@ def bounds(field: Any) -> list[str]:
             for metadata in part.__metadata__:
                 found += bounds(metadata)
     return [number.removesuffix(".0") for number in found]
+
+
+def every_setting() -> dict[str, FieldInfo]:
+    """Dotted name to field."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        if isinstance(section, type) and issubclass(section, Section):
+            found.update({f"{name}.{key}": value for key, value in section.model_fields.items()})
+        else:
+            found[name] = field
+    return found
 
 
 SETTINGS = every_setting()

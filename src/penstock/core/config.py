@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Section
-from penstock.core.yaml_file import read_yaml
+from penstock.core.yaml_file import laid_over, read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -83,28 +82,8 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         environment = _Environment().model_dump(exclude_unset=True)
-        return Config.model_validate(_merge(_merge(from_file, environment), given))
+        return Config.model_validate(laid_over(laid_over(from_file, environment), given))
     except ValidationError as error:
         first = error.errors()[0]
         name = "__".join(str(part) for part in first["loc"]).upper()
         raise ConfigError(f"setting PENSTOCK_{name} or its flag: {first['msg']}, got {first['input']!r:.80}") from error
-
-
-def _merge(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(low)
-    for key, value in high.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
-
-
-def every_setting() -> dict[str, FieldInfo]:
-    """Dotted name to field, for the documentation and its test."""
-    found: dict[str, FieldInfo] = {}
-    for name, field in Config.model_fields.items():
-        section = field.annotation
-        if isinstance(section, type) and issubclass(section, Section):
-            found.update({f"{name}.{key}": value for key, value in section.model_fields.items()})
-        else:
-            found[name] = field
-    return found

@@ -40,7 +40,7 @@ class Instances(Section):
 
     @field_validator("device")
     @classmethod
-    def _is_known(cls, device: str) -> str:
+    def _check_device(cls, device: str) -> str:
         if not DEVICE.match(device):
             raise ValueError("must be auto, cpu, cuda, cuda:<number> or mps")
         return device
@@ -93,7 +93,7 @@ class Priorities(Section):
     by_level: dict[Annotated[int, Field(ge=1, le=1000)], QueuePolicy] = {}
 
     @model_validator(mode="after")
-    def _are_levels(self) -> "Priorities":
+    def _check_levels(self) -> "Priorities":
         if wrong := [level for level in (self.default, *self.by_level) if level > self.levels]:
             raise ValueError(f"level {wrong[0]} is beyond levels: {self.levels}")
         return self

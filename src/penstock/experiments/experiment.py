@@ -48,7 +48,7 @@ class ModelPart(Section):
     threads: Threads | None = None
 
     @model_validator(mode="after")
-    def _is_one_precision(self) -> "ModelPart":
+    def _check_precision(self) -> "ModelPart":
         if self.quantized and self.precision not in (None, "int8", "fp16"):
             raise ValueError(f"quantized: true contradicts precision: {self.precision}")
         return self

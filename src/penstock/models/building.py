@@ -1,6 +1,5 @@
 """From a model's settings to its engine and its task. Each imports its libraries only when a model asks for it."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,42 +15,26 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
     """`instances` are the processor's: on a GPU all of them share one session, however many they are."""
     asked = settings.instances
     spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device)
-    factory = _ENGINES.get(settings.engine) or load_plugin(ENGINES, settings.engine)
-    engine: Engine = factory(spec, settings)
+    match settings.engine:
+        case "onnx":
+            from penstock.engines.onnx.engine import OnnxEngine
+
+            return OnnxEngine(spec)
+        case "openvino":
+            from penstock.engines.openvino.engine import OpenVinoEngine
+
+            return OpenVinoEngine(spec)
+        case "torch":
+            from penstock.engines.torch.engine import TorchEngine
+
+            return TorchEngine(spec, settings.torch)
+        case "python":
+            from penstock.engines.python.engine import PythonEngine
+
+            timeouts = settings.timeouts
+            return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
+    engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine
-
-
-def _onnx(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.onnx.engine import OnnxEngine
-
-    return OnnxEngine(spec)
-
-
-def _openvino(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.openvino.engine import OpenVinoEngine
-
-    return OpenVinoEngine(spec)
-
-
-def _torch(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.torch.engine import TorchEngine
-
-    return TorchEngine(spec, settings.torch)
-
-
-def _python(spec: EngineSpec, settings: ModelSettings) -> Engine:
-    from penstock.engines.python.engine import PythonEngine
-
-    timeouts = settings.timeouts
-    return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
-
-
-_ENGINES: Mapping[str, Callable[[EngineSpec, ModelSettings], Engine]] = {
-    "onnx": _onnx,
-    "openvino": _openvino,
-    "torch": _torch,
-    "python": _python,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,50 +58,30 @@ class TaskSpec:
 
 def build_task(spec: TaskSpec) -> Task:
     """Raises ConfigError with what is wrong."""
-    name = spec.settings.task
-    factory = _TASKS.get(name) or load_plugin(TASKS, name)
-    task: Task = factory(spec)
+    settings, signature, max_tokens = spec.settings, spec.signature, spec.limits.max_tokens
+    match settings.task:
+        case "tensor":
+            from penstock.tasks.tensor import TensorTask
+
+            # A Python model's requests are never joined, and it knows itself what its first dimension is.
+            is_batched = False if settings.engine == "python" and spec.is_batched is None else spec.is_batched
+            return TensorTask(signature, spec.max_rows, is_batched)
+        case "embed":
+            from penstock.tasks.embed import EmbedTask
+
+            return EmbedTask(spec.folder, settings.embed, spec.max_rows, signature, max_tokens)
+        case "score":
+            from penstock.tasks.score import build_score_task
+
+            return build_score_task(spec.folder, settings.score, spec.max_rows, signature, max_tokens)
+        case "classify":
+            from penstock.tasks.classify import ClassifyTask, RowLimits
+
+            limits = RowLimits(spec.max_rows, spec.is_batched, max_tokens)
+            return ClassifyTask(spec.folder, settings.classify, limits, signature)
+        case "upscale":
+            from penstock.tasks.upscale import UpscaleTask
+
+            return UpscaleTask(settings.upscale, signature, spec.max_rows)
+    task: Task = load_plugin(TASKS, settings.task)(spec)
     return task
-
-
-def _tensor(spec: TaskSpec) -> Task:
-    from penstock.tasks.tensor import TensorTask
-
-    is_batched = spec.is_batched
-    if spec.settings.engine == "python" and is_batched is None:
-        is_batched = False  # its requests are never joined, and it knows itself what its first dimension is
-    return TensorTask(spec.signature, spec.max_rows, is_batched)
-
-
-def _embed(spec: TaskSpec) -> Task:
-    from penstock.tasks.embed import EmbedTask
-
-    return EmbedTask(spec.folder, spec.settings.embed, spec.max_rows, spec.signature, spec.limits.max_tokens)
-
-
-def _score(spec: TaskSpec) -> Task:
-    from penstock.tasks.score import build_score_task
-
-    return build_score_task(spec.folder, spec.settings.score, spec.max_rows, spec.signature, spec.limits.max_tokens)
-
-
-def _classify(spec: TaskSpec) -> Task:
-    from penstock.tasks.classify import ClassifyTask, RowLimits
-
-    limits = RowLimits(spec.max_rows, spec.is_batched, spec.limits.max_tokens)
-    return ClassifyTask(spec.folder, spec.settings.classify, limits, spec.signature)
-
-
-def _upscale(spec: TaskSpec) -> Task:
-    from penstock.tasks.upscale import UpscaleTask
-
-    return UpscaleTask(spec.settings.upscale, spec.signature, spec.max_rows)
-
-
-_TASKS: Mapping[str, Callable[[TaskSpec], Task]] = {
-    "tensor": _tensor,
-    "embed": _embed,
-    "score": _score,
-    "classify": _classify,
-    "upscale": _upscale,
-}

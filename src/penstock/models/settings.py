@@ -53,12 +53,12 @@ class ModelSettings(SharedSettings):
 
     @field_validator("task")
     @classmethod
-    def _is_task(cls, name: str) -> str:
+    def _check_task(cls, name: str) -> str:
         return check_name(TASKS, name)
 
     @field_validator("engine")
     @classmethod
-    def _is_engine(cls, name: str) -> str:
+    def _check_engine(cls, name: str) -> str:
         return check_name(ENGINES, name)
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
@@ -70,10 +70,9 @@ class ImageInput:
             return plain
         if self._options.fit == "stretch":
             return plain.resize(size, Image.Resampling.BILINEAR)
-        ratios = [want / got for want, got in zip(size, plain.size, strict=True)]
-        if self._options.fit == "crop":
-            return _crop(plain, size, max(ratios))
-        return _pad(plain, size, min(ratios))
+        if self._options.fit == "crop":  # the middle of what covers the frame
+            return ImageOps.fit(plain, size, Image.Resampling.BILINEAR)
+        return _pad(plain, size, min(want / got for want, got in zip(size, plain.size, strict=True)))
 
     def _lay_out(self, image: Image.Image) -> Array:
         if self._options.colors == "gray":
@@ -83,20 +82,6 @@ class ImageInput:
         if self._options.colors == "bgr":
             pixels = pixels[:, :, ::-1]
         return np.ascontiguousarray(pixels if self._frame.is_channels_last else pixels.transpose(2, 0, 1))
-
-
-def _crop(image: Image.Image, size: tuple[int, int], ratio: float) -> Image.Image:
-    """The middle of what covers the frame; only that is resized."""
-    width, height = (want / ratio for want in size)
-    left, top = (image.width - width) / 2, (image.height - height) / 2
-    return image.resize(size, Image.Resampling.BILINEAR, box=_within(image, left, top, width, height))
-
-
-def _within(
-    image: Image.Image, left: float, top: float, width: float, height: float
-) -> tuple[float, float, float, float]:
-    """Divisions may overshoot the image by a rounding error, which Pillow refuses."""
-    return max(left, 0.0), max(top, 0.0), min(left + width, image.width), min(top + height, image.height)
 
 
 def _pad(image: Image.Image, size: tuple[int, int], ratio: float) -> Image.Image:

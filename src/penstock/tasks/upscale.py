@@ -53,7 +53,7 @@ class UpscaleTask:
     is_finish_cheap = False
 
     def __init__(self, options: UpscaleOptions, engine: Signature, max_rows: int) -> None:
-        given, answer = _check_graph(engine)
+        given, answer = _check_network(engine)
         self._options = options
         self._input = given.name
         self.engine_outputs: Sequence[str] = (answer.name,)
@@ -167,7 +167,7 @@ def _compose(enlarged: _Enlarged, luminance: Plane) -> DecodedImage:
     return DecodedImage(image, enlarged.color_profile)
 
 
-def _check_graph(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
+def _check_network(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
     """The network's input and output; raises ConfigError where it does not map planes to planes."""
     if len(engine.inputs) != 1 or len(engine.outputs) != 1:
         raise ConfigError(

@@ -18,19 +18,9 @@ from penstock.engines.base import EngineSpec
 from penstock.engines.onnx.network import read_precision
 
 _TYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
+    **{f"tensor({dtype.name})": datatype for datatype, dtype in NUMPY_TYPES.items()},
     "tensor(float)": "FP32",
     "tensor(double)": "FP64",
-    "tensor(bfloat16)": "BF16",
     "tensor(string)": "BYTES",
 }
 _ONNX_BFLOAT16 = 16

@@ -12,21 +12,8 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
 from penstock.engines.base import EngineSpec
 
-_TYPES = {
-    "boolean": "BOOL",
-    "u8": "UINT8",
-    "u16": "UINT16",
-    "u32": "UINT32",
-    "u64": "UINT64",
-    "i8": "INT8",
-    "i16": "INT16",
-    "i32": "INT32",
-    "i64": "INT64",
-    "f16": "FP16",
-    "f32": "FP32",
-    "f64": "FP64",
-    "bf16": "BF16",
-}
+_TYPES = {ov.Type(dtype): datatype for datatype, dtype in NUMPY_TYPES.items() if datatype != "BF16"}
+_TYPES[ov.Type.bf16] = "BF16"
 _BF16 = NUMPY_TYPES["BF16"]
 _COSTLY = ("FullyConnected", "MatMul", "Convolution")
 _PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "i8": "int8", "u8": "int8"}
@@ -87,7 +74,7 @@ class OpenVinoEngine:
         return "bf16" if has_bf16 and self._spec.precision in ("auto", "bf16") else "fp32"
 
     def _describe(self, port: Any) -> TensorSpec:
-        datatype = _TYPES.get(port.get_element_type().get_type_name())
+        datatype = _TYPES.get(port.get_element_type())
         if datatype is None:
             raise ConfigError(
                 f"{self._spec.file}: '{port.any_name}' has a type that this engine does not serve; try engine: onnx"

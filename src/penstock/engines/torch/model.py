@@ -8,25 +8,11 @@ from typing import Any
 import torch
 
 from penstock.core.errors import ConfigError, EngineFailed
-from penstock.core.tensors import TensorSpec
+from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.engines.torch.devices import DTYPES, Target
 
-DATATYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "UINT8",
-    torch.uint16: "UINT16",
-    torch.uint32: "UINT32",
-    torch.uint64: "UINT64",
-    torch.int8: "INT8",
-    torch.int16: "INT16",
-    torch.int32: "INT32",
-    torch.int64: "INT64",
-    torch.float16: "FP16",
-    torch.float32: "FP32",
-    torch.float64: "FP64",
-    torch.bfloat16: "BF16",
-}
-TORCH_TYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
+TORCH_TYPES = {datatype: getattr(torch, dtype.name) for datatype, dtype in NUMPY_TYPES.items()}
+DATATYPES = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.float64: "fp64", torch.bfloat16: "bf16"}
 
 Call = Callable[[Sequence[Any]], Any]  # tensors in the order of the inputs; gives whatever the module gives
