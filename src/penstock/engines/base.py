@@ -1,6 +1,6 @@
 """The engine protocol: load, warm up, infer, close."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -62,8 +62,8 @@ class ContextEngine(Protocol):
 
     def stream(
         self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str], context: CallContext
-    ) -> Iterator[list[Array]]:
-        """A decoupled model's answers, each made when it is asked for; `close` of the iterator stops the model."""
+    ) -> Generator[list[Array], None, None]:
+        """A decoupled model's answers, each made when it is asked for; `close` of the generator stops the model."""
         ...
 
     def end_session(self, session_id: str, reason: str) -> None:

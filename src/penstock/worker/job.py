@@ -1,5 +1,7 @@
 """A job as the worker holds it, and the way its answers go."""
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -10,7 +12,6 @@ from penstock.core.requests import SessionStep, Timing
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.worker.running.answer_credits import AnswerCredits
 from penstock.worker.running.batcher import QueuedPiece
 
 
@@ -20,6 +21,33 @@ class Reply(Protocol):
     def __call__(
         self, job: "WorkerJob", outcome: list[Tensor] | PenstockError, is_partial: bool = False, /
     ) -> None: ...
+
+
+class AnswerCredits:
+    """How many answers of a decoupled job may be sent: its gateway allows them, the model's thread uses them up.
+
+    While none is allowed the model's thread waits, and the model with it. All but `take` is for the event loop.
+    """
+
+    def __init__(self, allowed: int, expiry: asyncio.TimerHandle) -> None:
+        self._allowed = threading.Semaphore(allowed)
+        self._expiry = expiry  # of the job
+        self._is_closed = False
+
+    def allow(self, count: int) -> None:
+        self._allowed.release(count)
+
+    def close(self) -> None:
+        """No more answers are wanted: who waits in `take` is told so."""
+        self._expiry.cancel()
+        self._is_closed = True
+        self._allowed.release()
+
+    def take(self) -> bool:
+        """Waits until one more answer may be sent. False: none is wanted any more."""
+        if not self._is_closed:
+            self._allowed.acquire()
+        return not self._is_closed
 
 
 @dataclass(slots=True, eq=False)

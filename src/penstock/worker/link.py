@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -33,26 +33,14 @@ class LinkOwner:
     wake: Callable[[str], None]  # a dormant block
 
 
-@dataclass(slots=True)
-class _LinkedJob:
-    job: WorkerJob
-    holder: Holder
-
-
-@dataclass(slots=True)
-class _Clock:
-    last_heard: float = field(default_factory=now)
-    last_hello: float = 0.0
-    last_statistics: float = 0.0
-    unanswered_hellos: int = 0
-
-
 class GatewayLink:
     def __init__(self, endpoint: str, identity: bytes, owner: LinkOwner) -> None:
         self.endpoint = endpoint
         self._owner = owner
-        self._clock = _Clock()
-        self._jobs: dict[int, _LinkedJob] = {}
+        self._last_heard = now()
+        self._last_statistics = 0.0
+        self._unanswered_hellos = 0
+        self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_closed = False
         self._handlers = {
             "welcome": self._on_welcome,
@@ -74,21 +62,21 @@ class GatewayLink:
 
     def say_hello(self) -> None:
         """Tells what this worker holds now; the gateway forgets what it held before."""
-        self._clock.last_hello = now()
-        self._clock.unanswered_hellos += 1
+        self._last_hello = now()
+        self._unanswered_hellos += 1
         self._send(pb.Frame(hello=self._owner.hello()))
 
     @property
     def is_hello_answered(self) -> bool:
         """Whether the gateway acts on the last hello: what it sent before knowing it has all arrived."""
-        return self._clock.unanswered_hellos == 0
+        return self._unanswered_hellos == 0
 
     def beat(self, silence_s: float, memory_bytes: int) -> None:
         self._send(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes)))
-        if now() - self._clock.last_statistics >= STATISTICS_S:
-            self._clock.last_statistics = now()
+        if now() - self._last_statistics >= STATISTICS_S:
+            self._last_statistics = now()
             self._send(encode_statistics(0, self._owner.statistics()))
-        if self._jobs and now() - self._clock.last_heard > silence_s:
+        if self._jobs and now() - self._last_heard > silence_s:
             log.warning("gateway_silent", gateway=self.endpoint, jobs=len(self._jobs))
             self._abandon()
 
@@ -106,7 +94,7 @@ class GatewayLink:
         self._socket.close(linger_ms=500)
 
     def _on_message(self, message: list[Buffer]) -> None:
-        self._clock.last_heard = now()
+        self._last_heard = now()
         try:
             kind, frame = frames.decode(message)
             handler = self._handlers.get(kind)
@@ -117,7 +105,7 @@ class GatewayLink:
             self._socket.send(frames.encode_refused(error))
 
     def _on_welcome(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._clock.unanswered_hellos = max(0, self._clock.unanswered_hellos - 1)
+        self._unanswered_hellos = max(0, self._unanswered_hellos - 1)
 
     # --- jobs
 
@@ -128,7 +116,7 @@ class GatewayLink:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
             return
         job = self._job(sent, message)
-        self._jobs[job.job_id] = _LinkedJob(job, holder)
+        self._jobs[job.job_id] = (job, holder)
         holder.accept(job)
 
     def _job(self, sent: pb.Job, message: list[Buffer]) -> WorkerJob:
@@ -172,21 +160,22 @@ class GatewayLink:
 
     def _on_cancel(self, frame: pb.Frame, message: list[Buffer]) -> None:
         for job_id in frame.cancel.job_ids:
-            running = self._jobs.pop(job_id, None)
-            if running is not None:
-                running.holder.cancel(running.job)
+            if (linked := self._jobs.pop(job_id, None)) is not None:
+                job, holder = linked
+                holder.cancel(job)
 
     def _on_more(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        running = self._jobs.get(frame.more.job_id)
-        if running is not None and frame.more.credits:
-            running.holder.allow(running.job, frame.more.credits)
+        linked = self._jobs.get(frame.more.job_id)
+        if linked is not None and frame.more.credits:
+            job, holder = linked
+            holder.allow(job, frame.more.credits)
 
     def _abandon(self) -> None:
         """Nobody waits for these any more."""
         abandoned = list(self._jobs.values())
         self._jobs.clear()
-        for running in abandoned:
-            running.holder.cancel(running.job)
+        for job, holder in abandoned:
+            holder.cancel(job)
 
     # --- blocks
 
@@ -209,7 +198,7 @@ class GatewayLink:
     def _on_refused(self, frame: pb.Frame, message: list[Buffer]) -> None:
         # The gateway is new, or took us for dead: it knows none of our jobs.
         self._abandon()
-        if now() - self._clock.last_hello > HELLO_AGAIN_S:
+        if now() - self._last_hello > HELLO_AGAIN_S:
             log.info("hello_again", gateway=self.endpoint, because=frame.refused.message)
             self.say_hello()
 

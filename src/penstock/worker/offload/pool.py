@@ -4,13 +4,16 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 
-from penstock.core.errors import Draining, InternalError, PenstockError, Unavailable
+from penstock.core.errors import ConfigError, Draining, InternalError, PenstockError, Unavailable
 from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
+from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteContext, TaskProcess
 
@@ -192,3 +195,27 @@ class TaskPool:
         except Exception as error:
             log.exception("task_call_failed")
             raise InternalError(f"handing the request to a task process failed: {type(error).__name__}") from error
+
+
+class TaskPlacement:
+    """Where a block's requests are prepared and finished: here, in task processes, in task workers."""
+
+    def __init__(self, processes: int, task_workers: Sequence[Path]) -> None:
+        """`processes` of the worker's own; `task_workers` are sockets."""
+        self._processes = TaskProcesses([TaskProcess.start] * processes)
+        self._has_workers = bool(task_workers)
+        self._workers = TaskProcesses([partial(TaskProcess.connect, path) for path in task_workers])
+
+    async def open(self, loaded: LoadedBlock) -> TaskPool | None:
+        """None: the worker prepares and finishes the block's requests itself."""
+        placement = loaded.settings.placement
+        if placement == "worker" and not self._has_workers:
+            raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
+        if placement == "inline" or loaded.task.is_prepare_cheap:
+            return None
+        processes = self._workers if placement == "worker" else self._processes
+        return await processes.open(loaded.spec)
+
+    async def close(self) -> None:
+        await self._processes.close()
+        await self._workers.close()

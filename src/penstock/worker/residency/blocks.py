@@ -19,8 +19,7 @@ from penstock.models.memory import trim
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
-from penstock.worker.offload.placement import TaskPlacement
-from penstock.worker.offload.pool import TaskPool
+from penstock.worker.offload.pool import TaskPlacement, TaskPool
 from penstock.worker.residency import steps
 from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency

@@ -13,7 +13,7 @@ from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher
 from penstock.worker.running.budget import budget_of, delaying_levels
-from penstock.worker.running.execution import BatchOutcome, as_engine_failure
+from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import BlockRunner, WorkerTools
 
 # A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 
 import structlog
 
@@ -11,13 +12,12 @@ from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext, ContextEngine
 from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Piece, Task
-from penstock.worker.job import WorkerJob
+from penstock.worker.job import AnswerCredits, WorkerJob
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
-from penstock.worker.running.answer_credits import AnswerCredits
 from penstock.worker.running.batcher import Batch, Batcher
 from penstock.worker.running.budget import ALONE, delaying_levels
-from penstock.worker.running.execution import BatchOutcome, as_engine_failure
+from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import BlockRunner, WorkerTools
 from penstock.worker.running.sessions import BlockSessions
 
@@ -202,7 +202,7 @@ class CallExecution:
         assert prepared is not None
         inputs = self._task.join([piece])
         made = self._engine.stream(outcome.instance, inputs, self._task.engine_outputs, context)
-        try:
+        with closing(made):
             while (outputs := _next(made, outcome)) is not None:
                 start = time.perf_counter_ns()
                 tensors = self._task.finish(job.request, prepared, self._task.split([piece], outputs))
@@ -210,10 +210,6 @@ class CallExecution:
                 if not answers.take():
                     raise Cancelled("nobody waits for this model's answers any more")
                 self._send(job, tensors)
-        finally:
-            close = getattr(made, "close", None)
-            if close is not None:
-                close()
         return ()
 
 

@@ -9,7 +9,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import Tallies
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.batcher import Closed
-from penstock.worker.running.execution import BatchOutcome
+from penstock.worker.running.instances import BatchOutcome
 
 
 class BlockCounts:

@@ -7,12 +7,39 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.tensors import Array
 from penstock.worker.running.batcher import Batch
-from penstock.worker.running.execution import BatchOutcome
+
+
+@dataclass(slots=True)
+class BatchOutcome:
+    """What became of a batch, and where its time went."""
+
+    instance: int
+    batch: Batch
+    results: list[Sequence[Array] | PenstockError]
+    started: float = 0.0  # of the monotonic clock
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    ended: str = ""  # the session that it ended; empty: none
+
+
+class Execution(Protocol):
+    """Called in an instance's thread."""
+
+    def run(self, instance: int, batch: Batch) -> BatchOutcome:
+        """Never raises: what goes wrong is the result of the pieces that it went wrong for."""
+        ...
+
+    def probe(self, instance: int) -> str:
+        """Whether the model still works. Empty, or what is wrong."""
+        ...
 
 
 @dataclass(slots=True)
@@ -90,3 +117,9 @@ def _problem(errand: _Errand, instance: int) -> str:
         return error.message
     except Exception as error:  # noqa: BLE001 - it is what the errand was to find out
         return f"{type(error).__name__}: {error}"
+
+
+def as_engine_failure(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")

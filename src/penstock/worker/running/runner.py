@@ -23,8 +23,7 @@ from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher, QueuedPiece
 from penstock.worker.running.counts import BlockCounts
-from penstock.worker.running.execution import BatchOutcome, Execution
-from penstock.worker.running.instances import InstanceThreads
+from penstock.worker.running.instances import BatchOutcome, Execution, InstanceThreads
 from penstock.worker.running.preparation import Preparation
 
 now = time.monotonic
