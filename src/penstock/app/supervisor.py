@@ -3,25 +3,12 @@
 import asyncio
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
+from penstock.core.backoff import Backoff
+
 log = structlog.get_logger()
-HEALTHY_S = 10.0  # a process that lived so long starts its backoff anew
-
-
-@dataclass(slots=True)
-class Backoff:
-    """How long to wait before the next start. Decides; never sleeps."""
-
-    first_s: float
-    max_s: float
-    failures: int = 0
-
-    def died(self, lived_s: float) -> float:
-        self.failures = 1 if lived_s >= HEALTHY_S else self.failures + 1
-        return float(min(self.max_s, self.first_s * 2 ** (self.failures - 1)))
 
 
 class Supervisor:

@@ -1,17 +1,11 @@
-"""Backoff, and a real process that is restarted and ended."""
+"""A real process that is restarted and ended."""
 
 import asyncio
 import os
 import signal
 import sys
 
-from penstock.app.supervisor import Backoff, Supervisor
-
-
-def test_backoff_doubles_to_its_bound_and_a_long_life_resets_it() -> None:
-    backoff = Backoff(0.1, 1.0)
-    assert [round(backoff.died(0.0), 2) for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    assert backoff.died(60.0) == 0.1
+from penstock.app.supervisor import Supervisor
 
 
 async def test_a_killed_process_comes_back_and_stop_ends_it() -> None:

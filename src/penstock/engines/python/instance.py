@@ -6,13 +6,12 @@ import time
 
 import structlog
 
+from penstock.core.backoff import Backoff
 from penstock.core.errors import EngineFailed, PenstockError
 from penstock.engines.python.process import Program, PythonProcess
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
-MAX_FAILURES = 16  # counted: the wait has long stopped growing
-HEALTHY_S = 10.0  # a process that lived so long starts the backoff anew
 PATIENCE_S = 5.0  # how long a request waits for a process that is being started
 KILL_S = 5.0
 
@@ -32,7 +31,6 @@ class PythonInstance:
         self._loading: PythonProcess | None = None
         self._problem = ""  # why there is none
         self._restart_at = 0.0
-        self._failures = 0  # in a row
         self._is_closing = False
         self._keeper = threading.Thread(
             target=contextvars.copy_context().run,
@@ -100,13 +98,12 @@ class PythonInstance:
     # --- the keeper's thread
 
     def _keep(self) -> None:
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             started = now()
             is_first = self._restart_at == 0.0
             was_loaded, problem = self._live()
-            is_healthy = was_loaded and now() - started >= HEALTHY_S
-            self._failures = 1 if is_healthy else min(MAX_FAILURES, self._failures + 1)
-            wait_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (self._failures - 1))
+            wait_s = backoff.died(now() - started if was_loaded else 0.0)
             with self._changed:
                 self._problem = problem
                 self._restart_at = now() + wait_s
