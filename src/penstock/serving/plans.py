@@ -27,10 +27,11 @@ class BlockMetrics:
     def answered(self, protocol: str, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing
         on_worker = (timing.queue_ns + timing.batch_ns + timing.compute_ns + timing.finish_ns) / 1e9
+        on_way = end - routed - on_worker
         self._requests[protocol].inc()
         self._request_seconds.observe(end - start)
         self._admit_seconds.observe(routed - start)
-        self._reply_seconds.observe(max(0.0, end - routed - on_worker))
+        self._reply_seconds.observe(on_way if on_way > 0.0 else 0.0)
 
 
 class Plan:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import structlog
 
@@ -24,6 +24,8 @@ from penstock.core.errors import (
 
 log = structlog.get_logger()
 T = TypeVar("T")
+Run: TypeAlias = Callable[[float], Awaitable[T]]  # by a deadline
+Keep: TypeAlias = Callable[[T], Awaitable[None]]
 # About the request or its block: whoever asks the same gets the same. Any other failure was the one run's own.
 FOR_ALL = (InvalidRequest, RequestTooLarge, EngineFailed, ModelNotReady, Draining)
 CLOSE_S = 5.0
@@ -63,13 +65,7 @@ class Flights(Generic[T]):
     def __len__(self) -> int:
         return len(self._flights)
 
-    async def share(
-        self,
-        key: bytes,
-        deadline: float,
-        run: Callable[[float], Awaitable[T]],
-        keep: Callable[[T], Awaitable[None]],
-    ) -> tuple[T, FlightPart]:
+    async def share(self, key: bytes, deadline: float, run: Run[T], keep: Keep[T]) -> tuple[T, FlightPart]:
         """Whoever comes first leads: its `run` gets its deadline. Waiters keep their own deadlines.
 
         When a flight fails by chance (its leader's deadline, a worker's death), one of those who wait leads the
@@ -104,13 +100,7 @@ class Flights(Generic[T]):
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
 
-    def _start(
-        self,
-        key: bytes,
-        deadline: float,
-        run: Callable[[float], Awaitable[T]],
-        keep: Callable[[T], Awaitable[None]],
-    ) -> _Flight[T]:
+    def _start(self, key: bytes, deadline: float, run: Run[T], keep: Keep[T]) -> _Flight[T]:
         flight: _Flight[T] = _Flight()
         self._flights[key] = flight
         flight.task = asyncio.create_task(self._fly(key, flight, deadline, run, keep), name="flight")
@@ -118,14 +108,7 @@ class Flights(Generic[T]):
         flight.task.add_done_callback(partial(self._ended, key, flight))
         return flight
 
-    async def _fly(
-        self,
-        key: bytes,
-        flight: _Flight[T],
-        deadline: float,
-        run: Callable[[float], Awaitable[T]],
-        keep: Callable[[T], Awaitable[None]],
-    ) -> None:
+    async def _fly(self, key: bytes, flight: _Flight[T], deadline: float, run: Run[T], keep: Keep[T]) -> None:
         answer = flight.answer = await run(deadline)
         flight.land()
         await keep(answer)
