@@ -66,8 +66,7 @@ def tune(
     """Search engine, precision, instances, threads and batching for the most throughput, and write the winner."""
     from penstock.experiments.tuning.data import TuneData
     from penstock.experiments.tuning.servers import TuneLoad
-    from penstock.experiments.tuning.session import tune_model
-    from penstock.experiments.tuning.tune import KEPT, TuneOptions
+    from penstock.experiments.tuning.tune import KEPT, TuneOptions, tune_model
 
     check_protocol(protocol)
     if unknown := sorted(set(keep or ()) - set(KEPT)):
@@ -141,7 +140,7 @@ def _print(record: "TuneRecord", folder: Path) -> None:
     from rich.table import Table
 
     from penstock.experiments.tuning.report import verdict
-    from penstock.experiments.tuning.session import REPORT
+    from penstock.experiments.tuning.tune import REPORT
 
     console = make_console()
     table = Table("finalist", "items/s", "p99 ms", "over shipped", "")

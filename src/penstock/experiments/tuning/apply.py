@@ -3,7 +3,6 @@
 import difflib
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,18 @@ from penstock.models.settings_file import dotted, edit_settings
 MODEL_FILE = "model.yaml"
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """Where a change is written, so that it takes effect."""
+def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dict[Path, Mapping[str, Any]]:
+    """The file in which each change takes effect.
 
-    file: Path
-    changes: Mapping[str, Any]
-
-
-def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> list[Edit]:
-    """In model.yaml; in version.yaml what that has already, and all of it where other versions are served beside."""
+    It is model.yaml; version.yaml for what that has already, and for everything where other versions are served beside.
+    """
     own = folder.path / version / VERSION_FILE
     laid_over = dotted(yaml.safe_load(own.read_text(encoding="utf-8")) or {}) if own.is_file() else {}
     is_shared = folder.settings.versions != "latest" and len({*folder.versions, version}) > 1
     inside = {key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in laid_over)}
     outside = {key: value for key, value in changes.items() if key not in inside}
-    found = [Edit(folder.path / MODEL_FILE, outside), Edit(own, inside)]
-    return [place for place in found if place.changes]
+    found = {folder.path / MODEL_FILE: outside, own: inside}
+    return {file: part for file, part in found.items() if part}
 
 
 def apply_winner(model: TuneModel, winner: Configuration, backups: Path) -> Applied:
@@ -68,10 +62,11 @@ def _write(
 ) -> Applied:
     backups.mkdir(parents=True, exist_ok=True)
     applied = Applied(version=version)
-    before = {place.file: _text(place.file) for place in places(folder, version, changes)}
+    parts = places(folder, version, changes)
+    before = {file: _text(file) for file in parts}
     try:
-        for place in places(folder, version, changes):
-            edit_settings(place.file, place.changes)
+        for file, part in parts.items():
+            edit_settings(file, part)
         check()
     except BaseException:
         for file, text in before.items():

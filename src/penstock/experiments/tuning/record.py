@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from penstock.experiments.kept import Kept, KeptFile
-from penstock.experiments.tuning.search import Decision, Finalist
+from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
 
@@ -29,17 +29,6 @@ class Tried(Kept):
     over_shipped: float | None  # of throughput, window by window in the same rounds; the median
     p99_ms: float | None
     failed: str = ""
-
-
-class Final(Kept):
-    configuration: Configuration
-    rate: float
-    p99_ms: float
-    over_shipped: float  # the median of the rounds' ratios: of throughput, or of 1/p99 where no bound was met
-    noise: float  # a lead that is not larger counts for nothing
-    lead_of_best: float
-    is_equal: bool  # to the best, within noise
-    is_within: bool  # the bound on p99
 
 
 class Applied(Kept):
@@ -99,29 +88,3 @@ def tried(trials: Trials) -> list[Tried]:
         if each != trials.shipped
     ]
     return measured + failed
-
-
-def final(found: Finalist, best: Configuration) -> Final:
-    return Final(
-        configuration=found.candidate,
-        rate=round(found.rate, 2),
-        p99_ms=round(found.p99_ms, 2),
-        over_shipped=round(found.over_shipped.ratio, 4),
-        noise=round(found.behind_best.noise, 4),
-        lead_of_best=round(found.behind_best.ratio, 4),
-        is_equal=found.candidate == best or not found.behind_best.is_better,
-        is_within=found.is_within,
-    )
-
-
-def with_decision(record: TuneRecord, decision: Decision, shipped: Configuration) -> TuneRecord:
-    return record.model_copy(
-        update={
-            "finals": [final(found, decision.best) for found in decision.finalists],
-            "rounds": max((found.over_shipped.rounds for found in decision.finalists), default=0),
-            "winner": decision.winner,
-            "best": decision.best,
-            "is_met": decision.is_met,
-            "changes": decision.winner.changes(shipped),
-        }
-    )

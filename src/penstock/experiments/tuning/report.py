@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from penstock.experiments.table import markdown_table
-from penstock.experiments.tuning.record import Final, Tried, TuneRecord
+from penstock.experiments.tuning.record import Tried, TuneRecord
+from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 
 NAMES = {

@@ -9,8 +9,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log
 
+from penstock.experiments.kept import Kept
 from penstock.experiments.tuning.space import Configuration, Space, Variant
-from penstock.experiments.tuning.trials import Lead, Measure, Objective, Trials
+from penstock.experiments.tuning.trials import Measure, Trials
 
 VARIANTS, FINALS = "variants", "finals"
 FINALISTS = 3  # beside the shipped one
@@ -37,7 +38,6 @@ class Round:
 
     stage: str
     contenders: tuple[Configuration, ...]
-    left: int  # rounds of the stage after this one, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,14 @@ class Told:
     start_s: float | None = None  # of a server, as it was
 
 
-@dataclass(frozen=True, slots=True)
-class Finalist:
-    candidate: Configuration
+class Final(Kept):
+    configuration: Configuration
     rate: float
     p99_ms: float
-    over_shipped: Lead
-    behind_best: Lead  # the best one's lead; not beyond its noise: they are equal
+    over_shipped: float  # the median of the rounds' ratios: of throughput, or of 1/p99 where no bound was met
+    noise: float  # a lead that is not larger counts for nothing
+    lead_of_best: float
+    is_equal: bool  # to the best, within noise
     is_within: bool  # the bound on p99
 
 
@@ -65,19 +66,19 @@ class Decision:
     winner: Configuration
     best: Configuration  # the fastest; the winner is its equal within noise, and nearer to what is shipped
     is_met: bool  # the bound on p99
-    finalists: tuple[Finalist, ...]
+    finals: tuple[Final, ...]
 
 
 class TuneSearch:
     def __init__(
-        self, space: Space, objective: Objective, pace: Pace, accuracies: Mapping[Variant, float] | None = None
+        self, space: Space, bound_ms: float | None, pace: Pace, accuracies: Mapping[Variant, float] | None = None
     ) -> None:
         """Where the shipped variant is none of the space's, what is shipped is measured and not chosen."""
         self._space = space
         self._pace = pace
         self._left_s = pace.budget_s
-        self.trials = Trials(space.shipped, objective)
-        self.trials.accuracies.update(accuracies or {})
+        self.trials = Trials(space.shipped, bound_ms)
+        self._accuracies = accuracies or {}
         if space.shipped.variant not in space.variants:
             self.trials.refused[space.shipped] = "its accuracy is below the objective"
         self.untried: dict[Configuration, str] = {}
@@ -106,7 +107,7 @@ class TuneSearch:
                 group = [each for each in group if self._is_worth(each, group, number)]
                 if len(group) < 2 and number:
                     break
-                yield from self._round(name, group, number, STAGE_ROUNDS.get(name, 2))
+                yield from self._round(name, group, number)
 
     def _affordable(self, name: str, wanted: list[Configuration]) -> list[Configuration]:
         """The first of them, as many as there is time for; those measured before are what they are held against."""
@@ -131,13 +132,13 @@ class TuneSearch:
         if each in trials.refused or not trials.measures(each):
             return False
         best = max(trials.gain(other) for other in group if trials.measures(other))
-        may_matter = trials.objective.p99_ms is not None and trials.is_within(each)
+        may_matter = trials.bound_ms is not None and trials.is_within(each)
         return may_matter or trials.gain(each) > best - HOPELESS[min(number, len(HOPELESS)) - 1]
 
-    def _round(self, stage: str, group: Sequence[Configuration], number: int, of: int) -> Generator[Round, Told, None]:
+    def _round(self, stage: str, group: Sequence[Configuration], number: int) -> Generator[Round, Told, None]:
         # Every other round backwards: nobody always follows the same neighbour.
         order = tuple(group) if number % 2 == 0 else tuple(reversed(group))
-        told = yield Round(stage, order, of - number - 1)
+        told = yield Round(stage, order)
         self._left_s = told.left_s
         if told.start_s is not None:
             self._pace = replace(self._pace, start_s=told.start_s)
@@ -165,12 +166,12 @@ class TuneSearch:
         near = [each for each in ranked if each.variant == best.variant or trials.gain(each) > least]
         simpler = sorted((each for each in near if self._burden(each) < self._burden(best)), key=self._burden)
         quickest = min(ranked, key=trials.p99_ms)
-        first = [best, quickest] if trials.objective.p99_ms is not None else [best]
+        first = [best, quickest] if trials.bound_ms is not None else [best]
         return list(dict.fromkeys([*first, *simpler[:1], *ranked]))[:FINALISTS]
 
     def _burden(self, each: Configuration) -> tuple[int, float]:
         """What is to be preferred among equals: fewer changes, then more accuracy."""
-        return each.differences(self._space.shipped), -self.trials.accuracies.get(each.variant, 0.0)
+        return each.differences(self._space.shipped), -self._accuracies.get(each.variant, 0.0)
 
     def _finals(self) -> Generator[Round, Told, None]:
         finalists = self._finalists()
@@ -183,7 +184,7 @@ class TuneSearch:
             if number >= FEWEST_FINAL_ROUNDS and self._left_s < len(group) * self._pace.window_s:
                 break
             group = [each for each in group if each == self._space.shipped or each not in self.trials.refused]
-            yield from self._round(FINALS, group, number, count)
+            yield from self._round(FINALS, group, number)
 
     def _decide(self) -> Decision:
         trials, shipped = self.trials, self._space.shipped
@@ -192,22 +193,21 @@ class TuneSearch:
         is_met = bool(within)
         choices = within or met
         best = trials.rank(choices, FINALS)[0]
-        finalists = tuple(self._finalist(each, best, by_p99=not is_met) for each in trials.rank(met, FINALS))
-        equals = [
-            found.candidate
-            for found in finalists
-            if found.candidate in choices and (found.candidate == best or not found.behind_best.is_better)
-        ]
-        return Decision(min(equals, key=self._burden), best, is_met, finalists)
+        finals = tuple(self._final(each, best, by_p99=not is_met) for each in trials.rank(met, FINALS))
+        equals = [each.configuration for each in finals if each.is_equal and each.configuration in choices]
+        return Decision(min(equals, key=self._burden), best, is_met, finals)
 
-    def _finalist(self, each: Configuration, best: Configuration, by_p99: bool) -> Finalist:
+    def _final(self, each: Configuration, best: Configuration, by_p99: bool) -> Final:
         trials = self.trials
         measures = trials.measures(each, FINALS)
-        return Finalist(
-            each,
-            sum(measure.rate for measure in measures) / len(measures) if measures else 0.0,
-            trials.p99_ms(each, FINALS),
-            trials.compare(each, self._space.shipped, FINALS, by_p99),
-            trials.compare(best, each, FINALS, by_p99),
-            trials.is_within(each, FINALS),
+        lead = trials.compare(best, each, FINALS, by_p99)
+        return Final(
+            configuration=each,
+            rate=round(sum(measure.rate for measure in measures) / len(measures), 2) if measures else 0.0,
+            p99_ms=round(trials.p99_ms(each, FINALS), 2),
+            over_shipped=round(trials.compare(each, self._space.shipped, FINALS, by_p99).ratio, 4),
+            noise=round(lead.noise, 4),
+            lead_of_best=round(lead.ratio, 4),
+            is_equal=each == best or not lead.is_better,
+            is_within=trials.is_within(each, FINALS),
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import exp, log, sqrt
 from statistics import median
 
-from penstock.experiments.tuning.space import Configuration, Variant
+from penstock.experiments.tuning.space import Configuration
 
 ERRORS = 3.0  # standard errors that a difference must exceed
 LEAST = 0.03  # a difference below it never counts
@@ -25,19 +25,11 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """The most throughput, where p99 stays within the bound."""
-
-    p99_ms: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Lead:
     """Of one candidate over another, in the rounds that have both."""
 
     ratio: float  # of their throughput, or of the inverse of their p99
     noise: float  # as a share: what the ratio must differ from 1 by to count
-    rounds: int
 
     @property
     def is_better(self) -> bool:
@@ -47,9 +39,8 @@ class Lead:
 @dataclass(slots=True)
 class Trials:
     shipped: Configuration
-    objective: Objective = Objective()
+    bound_ms: float | None = None  # the most throughput is looked for where p99 stays within it
     rounds: list[tuple[str, dict[Configuration, Measure]]] = field(default_factory=list)  # with their stage's name
-    accuracies: dict[Variant, float] = field(default_factory=dict)
     refused: dict[Configuration, str] = field(default_factory=dict)  # why it cannot be chosen
 
     def add(self, stage: str, measures: Mapping[Configuration, Measure]) -> None:
@@ -80,8 +71,7 @@ class Trials:
         return median([measure.p99_ms for measure in self.measures(candidate, stage)] or [float("inf")])
 
     def is_within(self, candidate: Configuration, stage: str = "") -> bool:
-        bound = self.objective.p99_ms
-        return bound is None or self.p99_ms(candidate, stage) <= bound
+        return self.bound_ms is None or self.p99_ms(candidate, stage) <= self.bound_ms
 
     def rank(self, candidates: Iterable[Configuration], stage: str = "") -> list[Configuration]:
         """The best first: those within the bound by throughput, then the others by how near they come to it."""
@@ -101,11 +91,11 @@ class Trials:
     def compare(self, one: Configuration, other: Configuration, stage: str, by_p99: bool = False) -> Lead:
         logs = self._logs(one, other, stage, by_p99)
         if not logs:
-            return Lead(1.0, float("inf"), 0)
+            return Lead(1.0, float("inf"))
         every = [self._logs(each, self.shipped, stage, by_p99) for each in self.measured(stage) if each != self.shipped]
         spread = _deviation([*every, logs])
         error = MEDIAN * (log(1 + NOISE_UNKNOWN) if spread is None else spread) / sqrt(len(logs))
-        return Lead(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1), len(logs))
+        return Lead(exp(median(logs)), max(LEAST, exp(ERRORS * error) - 1))
 
     def _in(self, stage: str) -> list[dict[Configuration, Measure]]:
         return [measures for name, measures in self.rounds if not stage or name == stage]

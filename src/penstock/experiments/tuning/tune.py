@@ -1,5 +1,6 @@
-"""Tuning a model on this machine: what can be chosen is found out, measured in turns, and decided."""
+"""Tuning a model on this machine: what can be chosen is found out, measured in turns, decided, and written."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -12,16 +13,19 @@ from penstock.experiments.load.described import describe
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerFailed
 from penstock.experiments.tuning.accuracy import check_variants, floor_of
+from penstock.experiments.tuning.apply import apply_winner
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.tuning.model import TuneModel
-from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried, with_decision
-from penstock.experiments.tuning.search import Decision, Pace, Round, Told, TuneSearch
+from penstock.experiments.tuning.record import TuneRecord, VariantRecord, tried
+from penstock.experiments.tuning.report import to_markdown
+from penstock.experiments.tuning.search import FINALS, Decision, Pace, Round, Told, TuneSearch
 from penstock.experiments.tuning.servers import TuneLoad, TuneServers
 from penstock.experiments.tuning.space import Configuration, Space, Variant
-from penstock.experiments.tuning.trials import Measure, Objective, Trials
+from penstock.experiments.tuning.trials import Measure
 from penstock.telemetry.machine import describe_machine
 
 SERVERS = "servers"
+REPORT = "report.md"
 KEPT = ("engine", "instances", "batching", "delay")
 
 
@@ -64,10 +68,6 @@ class Tuner:
         self._search: TuneSearch | None = None
         self._decision: Decision | None = None
 
-    @property
-    def trials(self) -> Trials | None:
-        return self._search.trials if self._search else None
-
     def run(self) -> Decision:
         shutil.rmtree(self._folder / SERVERS, ignore_errors=True)
         (self._folder / SERVERS).mkdir(parents=True)
@@ -107,7 +107,7 @@ class Tuner:
         self._most_servers = servers.most(space.shipped)
         pace = Pace(budget_s, servers.load.cost_s, servers.start_s, self._most_servers)
         accuracies = {each: found.accuracy for each, found in self._checked.items() if found.accuracy is not None}
-        self._search = TuneSearch(space, Objective(self._options.p99_ms), pace, accuracies)
+        self._search = TuneSearch(space, self._options.p99_ms, pace, accuracies)
         return self._search
 
     def _drive(self, servers: TuneServers, search: TuneSearch) -> Decision:
@@ -185,12 +185,17 @@ class Tuner:
             shipped=shipped,
             variants=[*self._checked.values(), *refused],
         )
-        if self._search is None:
-            return found
-        found.tried = tried(self._search.trials)
-        found.untried = [f"{each}: {why}" for each, why in self._search.untried.items()]
-        found.noise = round(self._search.trials.noise(), 4)
-        return with_decision(found, self._decision, shipped) if self._decision else found
+        if self._search:
+            trials = self._search.trials
+            found.tried = tried(trials)
+            found.untried = [f"{each}: {why}" for each, why in self._search.untried.items()]
+            found.noise = round(trials.noise(), 4)
+            found.rounds = len(trials.measures(shipped, FINALS)) if self._decision else 0
+        if decision := self._decision:
+            found.finals, found.is_met = list(decision.finals), decision.is_met
+            found.winner, found.best = decision.winner, decision.best
+            found.changes = decision.winner.changes(shipped)
+        return found
 
 
 def _without(space: Space, kept: tuple[str, ...]) -> Space:
@@ -201,3 +206,42 @@ def _without(space: Space, kept: tuple[str, ...]) -> Space:
     if "batching" in kept:
         space = replace(space, max_tokens=(), max_rows=())
     return replace(space, delays_ms=()) if "delay" in kept else space
+
+
+def tune_model(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_dry_run: bool) -> TuneRecord:
+    """`folder` gets the record, the report and what the model was before."""
+    if not is_dry_run:
+        _check_writable(model.folder.path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _tune(model, options, folder, tell, is_dry_run)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
+
+
+def _tune(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_dry_run: bool) -> TuneRecord:
+    tuner = Tuner(model, options, folder, tell)
+    try:
+        decision = tuner.run()
+    except KeyboardInterrupt:
+        _write(tuner.record(), folder)
+        tell(TuneProgress(f"interrupted: the model is as it was; what was measured is in {folder / REPORT}"))
+        raise
+    record = tuner.record()
+    _write(record, folder)  # before anything is changed: what follows may fail
+    if decision.winner != model.shipped() and not is_dry_run:
+        tell(TuneProgress(f"writing {decision.winner}"))
+        record.applied = apply_winner(model, decision.winner, folder / "before")
+        _write(record, folder)
+    return record
+
+
+def _check_writable(path: Path) -> None:
+    """Before minutes are spent."""
+    if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):
+        raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
+
+
+def _write(record: TuneRecord, folder: Path) -> None:
+    record.save(folder)
+    (folder / REPORT).write_text(to_markdown(record), encoding="utf-8")

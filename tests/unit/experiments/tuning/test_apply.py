@@ -141,7 +141,7 @@ def test_what_fails_in_the_second_file_takes_the_first_back(model: TuneModel, tm
 
 
 def test_nothing_to_change_is_no_place(model: TuneModel) -> None:
-    assert places(model.folder, "1", {}) == []
+    assert places(model.folder, "1", {}) == {}
 
 
 def test_the_space_is_what_this_machine_can_run(model: TuneModel) -> None:

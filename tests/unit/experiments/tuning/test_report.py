@@ -3,14 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.experiments.tuning.record import (
-    Applied,
-    Final,
-    Tried,
-    TuneRecord,
-    VariantRecord,
-)
+from penstock.experiments.tuning.record import Applied, Tried, TuneRecord, VariantRecord
 from penstock.experiments.tuning.report import to_markdown, verdict
+from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 
 SHIPPED = Configuration(

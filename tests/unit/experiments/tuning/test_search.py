@@ -10,7 +10,7 @@ import pytest
 
 from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
 from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
-from penstock.experiments.tuning.trials import LEAST, Measure, Objective, Trials
+from penstock.experiments.tuning.trials import LEAST, Measure, Trials
 
 BF16, FP32, INT8 = Variant("openvino", "bf16"), Variant("openvino", "fp32"), Variant("openvino", "int8")
 ORT32, ORT8 = Variant("onnx", "fp32"), Variant("onnx", "int8")
@@ -66,9 +66,9 @@ class Machine:
 
 
 def tune(
-    machine: Machine, objective: Objective | None = None, pace: Pace = PACE, space: Space = SPACE
+    machine: Machine, bound_ms: float | None = None, pace: Pace = PACE, space: Space = SPACE
 ) -> tuple[Decision, TuneSearch]:
-    search = TuneSearch(space, objective or Objective(), pace, ACCURACIES)
+    search = TuneSearch(space, bound_ms, pace, ACCURACIES)
     steps = search.rounds()
     asked = next(steps)
     while True:
@@ -141,7 +141,7 @@ def test_the_bound_on_p99_counts_before_throughput() -> None:
             return replace(found, p99_ms=900.0 if candidate.max_tokens == 512 else found.p99_ms)
 
     for seed in range(20):
-        decision, _ = tune(Tailed(seed, speed=slow_tail), Objective(p99_ms=300))
+        decision, _ = tune(Tailed(seed, speed=slow_tail), 300)
         assert decision.is_met
         assert decision.winner.max_tokens != 512
         assert decision.winner.variant in (INT8, ORT8)
@@ -153,13 +153,13 @@ def test_what_is_shipped_gives_way_to_its_equal_where_it_alone_is_over_the_bound
             return replace(super().window(candidate), p99_ms=900.0 if candidate == SHIPPED else 100.0)
 
     for seed in range(20):
-        decision, _ = tune(Late(seed, speed=lambda candidate: 200.0), Objective(p99_ms=300))
+        decision, _ = tune(Late(seed, speed=lambda candidate: 200.0), 300)
         assert decision.is_met
         assert decision.winner != SHIPPED
 
 
 def test_a_bound_that_nothing_meets_gets_the_nearest_and_is_said_to_be_missed() -> None:
-    decisions = [tune(Machine(seed), Objective(p99_ms=20))[0] for seed in range(40)]
+    decisions = [tune(Machine(seed), 20)[0] for seed in range(40)]
     assert not any(decision.is_met for decision in decisions)
     assert sum(decision.winner.variant in (INT8, ORT8) for decision in decisions) >= 36
 
@@ -171,7 +171,7 @@ def test_it_keeps_to_its_time_and_says_what_it_had_none_for(minutes: int) -> Non
     decision, search = tune(machine, pace=pace)
     assert machine.spent_s <= max(pace.budget_s * 1.1, 70)
     assert bool(search.untried) == (minutes < 6)
-    assert decision.finalists
+    assert decision.finals
     if minutes > 1:
         assert decision.winner.variant in (INT8, ORT8)
 
@@ -215,7 +215,7 @@ def test_with_nothing_to_choose_from_the_shipped_one_stays() -> None:
 
 
 def tune_nothing() -> tuple[Decision, TuneSearch]:
-    search = TuneSearch(Space(SHIPPED, (BF16,), ((2, 1),), (), (), ()), Objective(), PACE)
+    search = TuneSearch(Space(SHIPPED, (BF16,), ((2, 1),), (), (), ()), None, PACE)
     with pytest.raises(StopIteration) as stopped:
         next(search.rounds())
     return stopped.value.value, search
