@@ -1,4 +1,4 @@
-"""Runs an experiment: a server for each configuration, every case in turn, results kept after each."""
+"""Runs an experiment: a server for each configuration, every case in turn, results kept after each and reported."""
 
 import fnmatch
 from collections.abc import Callable, Sequence
@@ -10,13 +10,17 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.experiments.accuracy import ServedAccuracy
 from penstock.experiments.case_run import CaseRun
 from penstock.experiments.experiment import Case, Experiment, digest, expand
+from penstock.experiments.file import read_experiment
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.processes import ServerFailed, ServerRun
+from penstock.experiments.report import to_html
 from penstock.experiments.results import FILE, PREVIOUS, CaseResult, Results, read_results
 from penstock.experiments.server import serving
+from penstock.experiments.table import to_markdown
 from penstock.experiments.variants import Variants
 from penstock.telemetry.machine import describe_machine
 
+REPORT = "report.html"
 QUICK = {"warm_up_s": 0.5, "window_s": 0.75, "most_windows": 4}
 
 
@@ -198,3 +202,26 @@ def _continued(old: Results, new: Results) -> Results:
         result.repeats, result.accuracy = before.repeats, before.accuracy
     new.started = old.started
     return new
+
+
+def run_experiment(
+    file: Path, out: Path, variants: Variants, options: RunOptions, tell: Callable[[str], None]
+) -> tuple[Results, Path]:
+    """Returns the results and the folder that has them, in `out`."""
+    experiment = read_experiment(file)
+    # Short windows beside the long ones: a trial must not displace results to believe.
+    folder = out / (f"{experiment.name}-quick" if options.is_quick else experiment.name)
+    try:
+        results = ExperimentRunner(experiment, variants, folder, options, tell).run()
+    except KeyboardInterrupt:
+        if (folder / FILE).is_file():
+            _write_reports(read_results(folder), folder)
+            tell(f"interrupted: what was measured is in {folder}; the same command goes on from there")
+        raise
+    _write_reports(results, folder)
+    return results, folder
+
+
+def _write_reports(results: Results, folder: Path) -> None:
+    (folder / "results.md").write_text(to_markdown(results), encoding="utf-8")
+    (folder / REPORT).write_text(to_html(results), encoding="utf-8")

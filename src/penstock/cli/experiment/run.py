@@ -75,7 +75,7 @@ def run_all(
 
 
 def _run_file(file: Path, out: Path, variants: "Variants", options: "RunOptions") -> None:
-    from penstock.experiments.run import REPORT, run_experiment
+    from penstock.experiments.runner import REPORT, run_experiment
 
     results, folder = run_experiment(file, out, variants, options, _tell)
     _print_results(results)
