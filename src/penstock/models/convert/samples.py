@@ -67,7 +67,7 @@ def collect(task_name: str, task: Task, given: Path | None) -> Samples:
         return _texts_alone(texts) if task_name == "embed" else _one_group(texts.source, "texts", _mixed(texts))
     if names == {"image"} and task.signature.inputs[0].datatype == BYTES:
         source, files = _images(given)
-        return _one_group(source, "images", [_request("image", file) for file in files])
+        return _one_group(source, "images", [_request(image=file) for file in files])
     return _tensors(task.signature.inputs, given)
 
 
@@ -124,7 +124,7 @@ def _texts_alone(texts: _Texts) -> Samples:
     held_queries, learnt_queries = _hold_out(texts.queries, QUERIES, CALIBRATION // 2)
     held_passages, learnt_passages = _hold_out(texts.passages, PASSAGES, CALIBRATION // 2)
     learnt, held_out = (
-        [[_request("text", text) for text in group] for group in groups]
+        [[_request(text=text) for text in group] for group in groups]
         for groups in ((learnt_queries, learnt_passages), (held_queries, held_passages))
     )
     return Samples(texts.source, "texts", learnt, held_out)
@@ -133,7 +133,7 @@ def _texts_alone(texts: _Texts) -> Samples:
 def _mixed(texts: _Texts) -> list[TaskRequest]:
     both = [*texts.queries, *texts.passages]
     random.Random(SEED).shuffle(both)
-    return [_request("text", text) for text in both[: QUERIES + PASSAGES + CALIBRATION]]
+    return [_request(text=text) for text in both[: QUERIES + PASSAGES + CALIBRATION]]
 
 
 def _pairs(texts: _Texts) -> Samples:
@@ -142,10 +142,11 @@ def _pairs(texts: _Texts) -> Samples:
     held_passages, learnt_passages = _hold_out(texts.passages, LISTS * LISTS, CALIBRATION // 2)
     share = max(2, len(held_passages) // len(held_queries))
     lists = [
-        [_pair(query, held_passages[(number * share + i) % len(held_passages)]) for i in range(share)]
+        [_request(query=query, passage=held_passages[(number * share + i) % len(held_passages)]) for i in range(share)]
         for number, query in enumerate(held_queries)
     ]
-    learnt = [_pair(*pair) for pair in zip(learnt_queries, learnt_passages, strict=False)]
+    pairs = zip(learnt_queries, learnt_passages, strict=False)
+    learnt = [_request(query=query, passage=passage) for query, passage in pairs]
     return Samples(texts.source, "pairs", [learnt], lists)
 
 
@@ -175,7 +176,9 @@ def _parts(photo: bytes) -> list[bytes]:
 
 def _tensors(inputs: Sequence[TensorSpec], given: Path | None) -> Samples:
     if given is None:
-        return _one_group("random numbers", "samples", [_random(inputs, seed) for seed in range(2 * RANDOM)])
+        rngs = [np.random.default_rng(seed) for seed in range(2 * RANDOM)]
+        requests = [TaskRequest([_random_tensor(spec, rng) for spec in inputs], []) for rng in rngs]
+        return _one_group("random numbers", "samples", requests)
     try:
         with np.load(given, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -207,11 +210,6 @@ def _row(file: Path, spec: TensorSpec, array: Array) -> Tensor:
     return from_array(spec.name, row)
 
 
-def _random(inputs: Sequence[TensorSpec], seed: int) -> TaskRequest:
-    rng = np.random.default_rng(seed)
-    return TaskRequest([_random_tensor(spec, rng) for spec in inputs], [])
-
-
 def _random_tensor(spec: TensorSpec, rng: np.random.Generator) -> Tensor:
     if spec.datatype == BYTES:
         raise ConfigError(
@@ -230,10 +228,5 @@ def _one_group(source: str, unit: str, requests: Sequence[TaskRequest]) -> Sampl
     return Samples(source, unit, [requests[1::2][:CALIBRATION]], [requests[::2][: QUERIES + PASSAGES]])
 
 
-def _request(name: str, item: str | bytes) -> TaskRequest:
-    return TaskRequest([Tensor(name, BYTES, (1, 1), pack_bytes([item]))], [])
-
-
-def _pair(query: str, passage: str) -> TaskRequest:
-    pair = (("query", query), ("passage", passage))
-    return TaskRequest([Tensor(name, BYTES, (1, 1), pack_bytes([text])) for name, text in pair], [])
+def _request(**items: str | bytes) -> TaskRequest:
+    return TaskRequest([Tensor(name, BYTES, (1, 1), pack_bytes([item])) for name, item in items.items()], [])
