@@ -236,7 +236,8 @@ def _case(
     parts = _parts(experiment, combination)
     settings = parts["model"]
     model = ALIASES.get(settings["name"], settings["name"])
-    precision = settings["precision"] or (_quantized(settings["device"]) if settings["quantized"] else "fp32")
+    quantized = "int8" if settings["device"] == "cpu" else "fp16"  # as the hardware has it
+    precision = settings["precision"] or (quantized if settings["quantized"] else "fp32")
     is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
     own = settings["engine"] or engine_of(model)
     engine = settings["engine"] or ("onnx" if is_converted and own == "openvino" else own)
@@ -275,11 +276,6 @@ def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, 
             section, name = _PLACES[key]
             parts[section][name] = value
     return parts
-
-
-def _quantized(device: str) -> str:
-    """As the hardware has it: integers on a CPU, half floats on a GPU."""
-    return "int8" if device == "cpu" else "fp16"
 
 
 def _shown(value: object) -> str:

@@ -16,14 +16,10 @@ def write_messages(file: Path, messages: Iterable[bytes]) -> Path:
 
 
 def read_messages(file: Path) -> list[bytes]:
-    raw = file.read_bytes()
     found: list[bytes] = []
-    at = 0
-    while at < len(raw):
-        (length,) = _LENGTH.unpack_from(raw, at)
-        at += _LENGTH.size
-        found.append(raw[at : at + length])
-        at += length
+    with file.open("rb") as stream:
+        while length := stream.read(_LENGTH.size):
+            found.append(stream.read(*_LENGTH.unpack(length)))
     if not found:
         raise ValueError(f"{file} has no requests")
     return found

@@ -93,10 +93,7 @@ def merge_outcomes(parts: list[WindowOutcome]) -> WindowOutcome:
 
 
 def sum_refusals(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    whole: Counter[str] = Counter()
-    for part in parts:
-        whole.update(part)
-    return dict(whole)
+    return dict(sum(map(Counter, parts), Counter[str]()))
 
 
 class ContinuousLoad:

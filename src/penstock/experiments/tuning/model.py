@@ -49,7 +49,6 @@ class TuneModel:
     def __init__(self, folder: ModelFolder, variants: Variants) -> None:
         self.folder = folder
         self.variants = variants  # of the repository that it is in
-        self._sources: dict[Variant, Source] = {}
 
     @property
     def version(self) -> str:
@@ -111,11 +110,6 @@ class TuneModel:
 
     def source(self, variant: Variant) -> Source:
         """Raises ConfigError where its file cannot be made."""
-        if variant not in self._sources:
-            self._sources[variant] = self._find_source(variant)
-        return self._sources[variant]
-
-    def _find_source(self, variant: Variant) -> Source:
         is_shipped = variant == self.shipped().variant
         if variant.is_converted and not is_shipped:
             made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
