@@ -1,6 +1,8 @@
 """The documentation knows every setting, every key, every error and every metric, and says of them what is true."""
 
 import re
+import tomllib
+from importlib import import_module
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
@@ -21,6 +23,7 @@ from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetri
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PACKAGE = ROOT / "src" / "penstock"
 
 
 def rows(page: str) -> dict[str, list[str]]:
@@ -140,12 +143,49 @@ def test_the_metrics_page_knows_exactly_what_there_is() -> None:
         assert documented[name][0] == metric.type, name
 
 
-def test_the_architecture_page_names_every_file() -> None:
+def section(title: str) -> str:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    package = ROOT / "src" / "penstock"
-    for file in package.glob("*/*.py"):
-        if file.parent.name != "pb" and file.name != "__init__.py":
-            assert f"`{file.name}`" in page, f"docs/architecture.md does not know {file.relative_to(ROOT)}"
+    return page.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def named_files(text: str) -> list[str]:
+    return re.findall(r"`([a-z0-9_/]+/[a-z0-9_]+\.py)`", text)
+
+
+@pytest.mark.parametrize("file", sorted(set(named_files(section("A request's way")))))
+def test_every_place_on_a_requests_way_can_be_imported(file: str) -> None:
+    import_module(f"penstock.{file.removesuffix('.py').replace('/', '.')}")
+
+
+def test_a_requests_way_has_at_most_twelve_steps() -> None:
+    assert 1 < len(re.findall(r"^\d+\. ", section("A request's way"), re.MULTILINE)) <= 12
+
+
+def test_what_decides_is_where_the_page_says_and_the_linter_holds_it_pure() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (pure,) = (each["source_modules"] for each in contracts if each["name"].startswith("What decides"))
+    for row in section("Decide, then act").splitlines():
+        if row.startswith("| `"):
+            folder = ""
+            for name in re.findall(r"`([a-z0-9_/]+(?:\.py|/))`", row.split("|")[1]):
+                folder = name.rpartition("/")[0] or folder
+                module = f"penstock.{folder}.{name.rpartition('/')[2].removesuffix('.py')}".rstrip(".").replace(
+                    "/", "."
+                )
+                assert module in pure, f"{module} is not among the linter's pure modules"
+
+
+def test_the_architecture_page_knows_every_room() -> None:
+    rooms = section("Rooms")
+    for folder in PACKAGE.iterdir():
+        if folder.is_dir() and (folder / "__init__.py").is_file():
+            assert f"`{folder.name}/`" in rooms, f"docs/architecture.md does not know {folder.name}"
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "protocols.md", "errors.md"])
+def test_files_that_a_page_names_are_there(page: str) -> None:
+    for file in named_files((DOCS / page).read_text(encoding="utf-8")):
+        assert (PACKAGE / file).is_file() or (ROOT / file).is_file(), f"docs/{page} names {file}"
 
 
 def test_links_between_pages_lead_somewhere() -> None:

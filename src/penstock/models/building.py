@@ -51,7 +51,7 @@ class TaskSpec:
         return self.settings.batching.max_rows
 
     @property
-    def is_batched(self) -> bool | None:
+    def batched(self) -> bool | None:
         """None: as the file says."""
         return None if self.settings.is_batched == "auto" else self.settings.is_batched
 
@@ -64,7 +64,7 @@ def build_task(spec: TaskSpec) -> Task:
             from penstock.tasks.tensor import TensorTask
 
             # A Python model's requests are never joined, and it knows itself what its first dimension is.
-            is_batched = False if settings.engine == "python" and spec.is_batched is None else spec.is_batched
+            is_batched = False if settings.engine == "python" and spec.batched is None else spec.batched
             return TensorTask(signature, spec.max_rows, is_batched)
         case "embed":
             from penstock.tasks.embed import EmbedTask
@@ -77,7 +77,7 @@ def build_task(spec: TaskSpec) -> Task:
         case "classify":
             from penstock.tasks.classify import ClassifyTask, RowLimits
 
-            limits = RowLimits(spec.max_rows, spec.is_batched, max_tokens)
+            limits = RowLimits(spec.max_rows, spec.batched, max_tokens)
             return ClassifyTask(spec.folder, settings.classify, limits, signature)
         case "upscale":
             from penstock.tasks.upscale import UpscaleTask

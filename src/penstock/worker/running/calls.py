@@ -19,7 +19,7 @@ from penstock.worker.running.batcher import Batch, Batcher
 from penstock.worker.running.budget import ALONE, delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import BlockRunner, WorkerTools
-from penstock.worker.running.sessions import BlockSessions
+from penstock.worker.running.sessions import ModelSessions
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -39,7 +39,7 @@ class CallRunner(BlockRunner):
         self._is_decoupled = settings.is_decoupled
         self._calls = CallExecution(loaded.task, engine, self._is_decoupled, self._answer_soon)
         super().__init__(loaded, tools, tasks, self._calls, Batcher(ALONE, delaying_levels(settings.priorities)))
-        self._sessions = BlockSessions(settings.sessions.idle_s)
+        self._sessions = ModelSessions(settings.sessions.idle_s)
         self._idle = Alarm(self._end_idle, IDLE_EVERY_S)
 
     def accept(self, job: WorkerJob) -> None:

@@ -24,7 +24,7 @@ class _KnownSession:
     is_begun: bool = False
 
 
-class BlockSessions:
+class ModelSessions:
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
         self._sessions: dict[str, _KnownSession] = {}

@@ -3,10 +3,10 @@
 from math import inf
 
 from penstock.core.requests import SessionStep
-from penstock.worker.running.sessions import BlockSessions, SessionStart
+from penstock.worker.running.sessions import ModelSessions, SessionStart
 
 
-def run(sessions: BlockSessions, step: SessionStep, now: float) -> SessionStart:
+def run(sessions: ModelSessions, step: SessionStep, now: float) -> SessionStart:
     """One job of the session, from its arrival to its answer."""
     sessions.enter(step.session_id)
     start = sessions.start(step)
@@ -17,20 +17,20 @@ def run(sessions: BlockSessions, step: SessionStep, now: float) -> SessionStart:
 
 
 def test_a_session_is_new_once() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     assert run(sessions, SessionStep("s"), 0.0) == SessionStart(is_new=True, is_anew=False)
     assert run(sessions, SessionStep("s"), 1.0) == SessionStart(is_new=False, is_anew=False)
     assert run(sessions, SessionStep("t"), 1.0) == SessionStart(is_new=True, is_anew=False)
 
 
 def test_a_session_that_starts_again_is_new_and_the_old_one_over() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     assert run(sessions, SessionStep("s", is_start=True), 0.0) == SessionStart(is_new=True, is_anew=False)
     assert run(sessions, SessionStep("s", is_start=True), 1.0) == SessionStart(is_new=True, is_anew=True)
 
 
 def test_an_ended_session_is_forgotten_and_may_begin_again() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     run(sessions, SessionStep("s", is_start=True), 0.0)
     run(sessions, SessionStep("s", is_end=True), 1.0)
     assert len(sessions) == 0
@@ -39,7 +39,7 @@ def test_an_ended_session_is_forgotten_and_may_begin_again() -> None:
 
 
 def test_sessions_are_over_when_they_were_idle_for_long_enough() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     run(sessions, SessionStep("s"), 0.0)
     run(sessions, SessionStep("t"), 3.0)
     run(sessions, SessionStep("s"), 5.0)
@@ -52,7 +52,7 @@ def test_sessions_are_over_when_they_were_idle_for_long_enough() -> None:
 
 
 def test_a_session_is_not_idle_while_a_job_of_it_waits_or_runs() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     run(sessions, SessionStep("s"), 0.0)
     sessions.enter("s")
     assert sessions.expire(99.0) == []
@@ -65,7 +65,7 @@ def test_a_session_is_not_idle_while_a_job_of_it_waits_or_runs() -> None:
 
 
 def test_a_job_that_never_ran_leaves_nothing_behind() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     sessions.enter("s")
     sessions.leave("s", 1.0)
     assert len(sessions) == 0
@@ -73,7 +73,7 @@ def test_a_job_that_never_ran_leaves_nothing_behind() -> None:
 
 
 def test_a_session_whose_caller_left_before_its_end_was_told_is_forgotten() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     sessions.enter("s")
     sessions.start(SessionStep("s", is_end=True))
     sessions.leave("s", 1.0)  # cancelled while it ran
@@ -82,7 +82,7 @@ def test_a_session_whose_caller_left_before_its_end_was_told_is_forgotten() -> N
 
 
 def test_the_next_life_of_a_session_may_wait_while_the_first_ends() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     sessions.enter("s")
     sessions.enter("s")
     sessions.start(SessionStep("s", is_end=True))
@@ -92,7 +92,7 @@ def test_the_next_life_of_a_session_may_wait_while_the_first_ends() -> None:
 
 
 def test_all_that_the_model_knows_is_over_when_the_block_is_let_go() -> None:
-    sessions = BlockSessions(10.0)
+    sessions = ModelSessions(10.0)
     run(sessions, SessionStep("idle"), 0.0)
     sessions.enter("running")
     sessions.start(SessionStep("running"))
