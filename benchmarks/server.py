@@ -121,6 +121,10 @@ class ServerProcess(ServerRun):
         await until_seen(lambda: is_reached(self.ready_workers()), "the workers are as wanted", BACK_S)
         return time.monotonic() - started
 
+    async def wait_successor(self, worker: str, pid: int) -> float:
+        """Returns how long it took until another process was ready in the place of this worker's."""
+        return await self.wait_workers(lambda ready: ready.get(worker, pid) != pid)
+
     async def wait_all_workers(self) -> dict[str, int]:
         await self.wait_workers(lambda ready: len(ready) == self.workers)
         return await asyncio.to_thread(self.ready_workers)

@@ -6,19 +6,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol
 
 import grpc
 import numpy as np
 
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS
+from benchmarks.chaos.unordered import UnorderedStream
+from benchmarks.waiting import until
 from penstock.core.tensors import pack_bytes
-from penstock.experiments.load.drivers import INFER, STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 DEADLINE_S = 30.0
-UNORDERED = (("penstock-unordered", "1"),)
 
 
 class Question(Protocol):
@@ -28,8 +28,11 @@ class Question(Protocol):
 
 
 class EchoQuestion:
+    def __init__(self, model: str = ECHO) -> None:
+        self._model = model
+
     def ask(self, number: int) -> pb.ModelInferRequest:
-        message = pb.ModelInferRequest(model_name=ECHO, raw_input_contents=[self._data(number)])
+        message = pb.ModelInferRequest(model_name=self._model, raw_input_contents=[self._data(number)])
         message.inputs.add(name="x", datatype="FP32", shape=(1, ECHO_FLOATS))
         message.outputs.add(name="y")
         return message
@@ -51,7 +54,7 @@ class EmbedQuestion:
 
     async def learn(self, target: str) -> None:
         async with grpc.aio.insecure_channel(target) as channel:
-            call = _infer(channel)
+            call = GRPCInferenceServiceStub(channel).ModelInfer
             for number in range(len(self._texts)):
                 self._vectors[number] = _vector(await call(self.ask(number), timeout=30))
 
@@ -116,43 +119,29 @@ class CheckedLoad:
         self._unary = callers - callers // 4
         self._streamed = callers // 4
         self._numbers = itertools.count(1)
-        self._pending: dict[str, asyncio.Future[pb.ModelStreamInferResponse]] = {}
-        self._seen: set[str] = set()
-        self._writing = asyncio.Lock()  # a stream takes one write at a time
         self._is_stopping = False
         self._tasks: list[asyncio.Task[None]] = []
-        self._reader: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "CheckedLoad":
         await asyncio.wait_for(self._channel.channel_ready(), 30)
-        stream = self._channel.stream_stream(
-            STREAM,
-            request_serializer=pb.ModelInferRequest.SerializeToString,
-            response_deserializer=pb.ModelStreamInferResponse.FromString,
-        )(metadata=UNORDERED)
-        self._reader = asyncio.create_task(self._read(stream))
+        self._stream = UnorderedStream(self._channel)
         callers = [self._call_forever() for _ in range(self._unary)]
-        callers += [self._write_forever(stream) for _ in range(self._streamed)]
+        callers += [self._stream_forever() for _ in range(self._streamed)]
         self._tasks = [asyncio.create_task(caller) for caller in callers]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._is_stopping = True
         await asyncio.gather(*self._tasks)
-        assert self._reader is not None
         await asyncio.sleep(0.2)  # a second answer would come now
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._stream.close()
+        self.tally.duplicates = self._stream.duplicates
         await self._channel.close()
 
     async def answered_more(self, count: int, timeout_s: float = 60.0) -> None:
         """Waits until that many further requests were answered."""
         goal = self.tally.answered + count
-        async with asyncio.timeout(timeout_s):
-            while self.tally.answered < goal:  # noqa: ASYNC110 - a few polls between faults
-                await asyncio.sleep(0.02)
+        await until(lambda: self.tally.answered >= goal, f"{count} more answers", timeout_s)
 
     def _next(self) -> tuple[int, Question, pb.ModelInferRequest]:
         number = next(self._numbers)
@@ -163,7 +152,7 @@ class CheckedLoad:
         return number, question, message
 
     async def _call_forever(self) -> None:
-        call = _infer(self._channel)
+        call = GRPCInferenceServiceStub(self._channel).ModelInfer
         while not self._is_stopping:
             number, question, message = self._next()
             sent = time.monotonic()
@@ -176,42 +165,20 @@ class CheckedLoad:
             self.tally.answer(sent, answer.id == message.id and question.is_answer(number, answer))
             await asyncio.sleep(self._pause_s)
 
-    async def _write_forever(self, stream: Any) -> None:
+    async def _stream_forever(self) -> None:
         while not self._is_stopping:
             number, question, message = self._next()
-            future = self._pending[message.id] = asyncio.get_running_loop().create_future()
             sent = time.monotonic()
             try:
-                async with self._writing:
-                    await stream.write(message)
-                answer = await asyncio.wait_for(future, DEADLINE_S)
+                _, answer = await asyncio.wait_for(self._stream.ask(message), DEADLINE_S)
             except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError) as error:
                 self.tally.failures[f"stream: {type(error).__name__}"] += 1
                 return
-            finally:
-                del self._pending[message.id]
             if answer.error_message:
                 self.tally.failures[f"stream: {answer.error_message}"] += 1
                 continue
             self.tally.answer(sent, question.is_answer(number, answer.infer_response))
             await asyncio.sleep(self._pause_s)
-
-    async def _read(self, stream: Any) -> None:
-        async for answer in stream:
-            identity = answer.infer_response.id
-            self.tally.duplicates += identity in self._seen
-            self._seen.add(identity)
-            future = self._pending.get(identity)
-            if future is not None and not future.done():
-                future.set_result(answer)
-
-
-def _infer(channel: grpc.aio.Channel) -> Any:
-    return channel.unary_unary(
-        INFER,
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
 
 
 def _vector(answer: pb.ModelInferResponse) -> Any:

@@ -34,5 +34,5 @@ async def end_worker(server: ServerProcess, load: CheckedLoad, number: int) -> N
     victim = sorted(workers)[number % len(workers)]
     await load.answered_more(AROUND)
     os.kill(workers[victim], signal.SIGTERM)
-    await server.wait_workers(lambda ready: ready.get(victim, workers[victim]) != workers[victim])
+    await server.wait_successor(victim, workers[victim])
     await load.answered_more(AROUND)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
+from google.protobuf.field_mask_pb2 import FieldMask
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from PIL import Image
@@ -27,6 +28,8 @@ SHAPES = st.lists(SIZES, max_size=5) | st.just([1] * 70)
 FRAMINGS = st.sampled_from(
     [b"", b"\x00", b"\xff\xff\xff\xff", b"\x05\x00\x00\x00abc", b"\x01\x00\x00\x00\xff", b"\0" * 64]
 )
+# What belongs together, so that the tensors are looked at.
+TENSORS = FieldMask(paths=["model_name", "inputs", "raw_input_contents"])
 
 
 def valid_requests() -> list[Request]:
@@ -62,26 +65,13 @@ def bend(seeds: Sequence[Request], rng: Random) -> Request:
     """The fields of some requests joined to another, with some bytes of its tensors changed; it can still be parsed."""
     bent = Request()
     for field in Request.DESCRIPTOR.fields:
-        bent.MergeFrom(_only(rng.choice(seeds), field.name))
-    if rng.random() < 0.8:  # what belongs together, so that the tensors are looked at
-        whole = rng.choice(seeds)
-        for name in ("model_name", "inputs", "raw_input_contents"):
-            bent.ClearField(name)
-            bent.MergeFrom(_only(whole, name))
+        FieldMask(paths=[field.name]).MergeMessage(rng.choice(seeds), bent)
+    if rng.random() < 0.8:
+        TENSORS.MergeMessage(rng.choice(seeds), bent, replace_repeated_field=True)
     for index, raw in enumerate(bent.raw_input_contents):
         if rng.random() < 0.5:
             bent.raw_input_contents[index] = mutate(raw, rng, [raw])
     return bent
-
-
-def _only(request: Request, name: str) -> Request:
-    """A copy that has this field alone."""
-    copy = Request()
-    copy.CopyFrom(request)
-    for field in Request.DESCRIPTOR.fields:
-        if field.name != name:
-            copy.ClearField(field.name)
-    return copy
 
 
 def _wrong_model(draw: DrawFn, request: Request) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion, Tally
@@ -61,17 +60,13 @@ async def kill_workers(server: ServerProcess, load: CheckedLoad, count: int, liv
         pid = (await server.wait_all_workers())[victim]
         load.tally.longest_gap_s = 0.0
         os.kill(pid, signal.SIGKILL)
-        kills.away_s.append(await server.wait_workers(_is_back(victim, pid)))
+        kills.away_s.append(await server.wait_successor(victim, pid))
         born[victim] = time.monotonic()
         kills.restarts += 1
         await load.answered_more(BETWEEN)
         kills.gap_s.append(load.tally.longest_gap_s)
         plan.say(f"killed {victim} ({number + 1} of {count}): back after {kills.away_s[-1]:.1f} s")
     return kills
-
-
-def _is_back(victim: str, old_pid: int) -> Callable[[dict[str, int]], bool]:
-    return lambda workers: workers.get(victim, old_pid) != old_pid
 
 
 def _details(kills: Kills, tally: Tally, server: ServerProcess) -> dict[str, object]:

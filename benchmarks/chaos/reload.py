@@ -4,7 +4,6 @@ Neither may the memory: what a model took goes back when it goes, however often 
 """
 
 import asyncio
-import shutil
 import statistics
 import urllib.error
 import urllib.request
@@ -14,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import yaml
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import ECHO, add_echo
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
-from penstock.experiments.load.drivers import INFER
-from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 CYCLES = 200
 QUICK_CYCLES = 40
@@ -35,13 +32,6 @@ NAPPER = "napper"  # echoes, and is unloaded when nobody asks it for IDLE_S
 IDLE_S = 0.1
 SAMPLES = 5
 DEADLINE_S = 30.0
-
-
-class NapperQuestion(EchoQuestion):
-    def ask(self, number: int) -> pb.ModelInferRequest:
-        message = super().ask(number)
-        message.model_name = NAPPER
-        return message
 
 
 @dataclass(slots=True)
@@ -73,10 +63,7 @@ async def run(plan: ChaosPlan) -> Result:
 
 def add_models(repository: Path) -> None:
     add_echo(repository)
-    shutil.copytree(repository / ECHO, repository / NAPPER)
-    settings = yaml.safe_load((repository / ECHO / "model.yaml").read_text())
-    settings["residence"] = {"load": "lazy", "idle_unload_s": IDLE_S}
-    (repository / NAPPER / "model.yaml").write_text(yaml.safe_dump(settings))
+    add_echo(repository, name=NAPPER, residence={"load": "lazy", "idle_unload_s": IDLE_S})
 
 
 async def run_cycles(server: ServerProcess, load: CheckedLoad, count: int, plan: ChaosPlan) -> Cycles:
@@ -109,12 +96,8 @@ async def _wake(server: ServerProcess, channel: grpc.aio.Channel, number: int, c
     """A burst of requests to a model that is not in memory; afterwards it leaves the memory again."""
     await _until_dormant(server)
     cycles.wakes += 1
-    question = NapperQuestion()
-    call = channel.unary_unary(
-        INFER,
-        request_serializer=pb.ModelInferRequest.SerializeToString,
-        response_deserializer=pb.ModelInferResponse.FromString,
-    )
+    question = EchoQuestion(NAPPER)
+    call = GRPCInferenceServiceStub(channel).ModelInfer
     numbers = range(number * BURST, (number + 1) * BURST)
     answers = await asyncio.gather(
         *(call(question.ask(each), timeout=DEADLINE_S) for each in numbers), return_exceptions=True

@@ -8,6 +8,8 @@ import onnx
 import yaml
 from onnx import TensorProto, helper, numpy_helper
 
+from benchmarks.repository import link_model, write_network
+
 ECHO = "echo"
 ECHO_FLOATS = 256
 LOOSE = "loose"
@@ -16,21 +18,14 @@ LIGHT = 8  # layers: about 2 ms on one core, so that a kill always hits requests
 HEAVY = 200  # so that a few dozen callers fill the workers
 
 
-def add_echo(repository: Path, layers: int = LIGHT, **settings: Any) -> None:
+def add_echo(repository: Path, layers: int = LIGHT, name: str = ECHO, **settings: Any) -> None:
     """`x` FP32 [n, 256] comes back as `y`, after some work whose result is `work`."""
-    version = repository / ECHO / "1"
-    version.mkdir(parents=True)
-    (repository / ECHO / "model.yaml").write_text(
-        yaml.safe_dump({"task": "tensor", "engine": "onnx", "batching": {"max_rows": 8}, **settings})
-    )
-    onnx.save(_echo_graph(layers), version / "model.onnx")
+    given = {"task": "tensor", "engine": "onnx", "batching": {"max_rows": 8}, **settings}
+    write_network(repository / name, _echo_network(layers), **given)
 
 
 def add_loose(repository: Path) -> None:
     """Gives back what it takes, of any size: `n` INT64 and `s` BYTES, both [rows, columns]."""
-    version = repository / LOOSE / "1"
-    version.mkdir(parents=True)
-    (repository / LOOSE / "model.yaml").write_text(yaml.safe_dump({"task": "tensor", "engine": "onnx"}))
     kinds = {"n": TensorProto.INT64, "s": TensorProto.STRING}
     graph = helper.make_graph(
         [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds],
@@ -41,23 +36,16 @@ def add_loose(repository: Path) -> None:
             for name, kind in kinds.items()
         ],
     )
-    onnx.save(_model(graph), version / "model.onnx")
+    write_network(repository / LOOSE, graph, task="tensor", engine="onnx")
 
 
 def add_shipped(repository: Path, models: Path, name: str, **batching: Any) -> None:
     """A model of the default repository, with other settings of its batching."""
-    source = (models / name).resolve()
-    target = repository / name
-    target.mkdir(parents=True)
-    settings = yaml.safe_load((source / "model.yaml").read_text())
-    settings["batching"] = {**settings.get("batching", {}), **batching}
-    (target / "model.yaml").write_text(yaml.safe_dump(settings))
-    for version in source.iterdir():
-        if version.name.isdecimal():
-            (target / version.name).symlink_to(version, target_is_directory=True)
+    own = yaml.safe_load((models / name / "model.yaml").read_text()).get("batching", {})
+    link_model(models / name, repository / name, batching={**own, **batching})
 
 
-def _echo_graph(layers: int) -> onnx.ModelProto:
+def _echo_network(layers: int) -> onnx.GraphProto:
     rng = np.random.default_rng(0)
     up = rng.standard_normal((ECHO_FLOATS, _WIDTH), dtype=np.float32) / 16
     mix = rng.standard_normal((_WIDTH, _WIDTH), dtype=np.float32) / 32
@@ -67,7 +55,7 @@ def _echo_graph(layers: int) -> onnx.ModelProto:
         nodes.append(helper.make_node("MatMul", [f"t{layer}", "mix"], [f"h{layer + 1}"]))
     nodes.append(helper.make_node("ReduceSum", [f"h{layers}", "axes"], ["work"], keepdims=1))
     floats = TensorProto.FLOAT
-    graph = helper.make_graph(
+    return helper.make_graph(
         nodes,
         ECHO,
         [helper.make_tensor_value_info("x", floats, ["n", ECHO_FLOATS])],
@@ -81,8 +69,3 @@ def _echo_graph(layers: int) -> onnx.ModelProto:
             numpy_helper.from_array(np.array([1], dtype=np.int64), "axes"),
         ],
     )
-    return _model(graph)
-
-
-def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)

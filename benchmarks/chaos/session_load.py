@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from benchmarks.chaos.checked_load import UNORDERED, EchoQuestion
+from benchmarks.chaos.checked_load import EchoQuestion
+from benchmarks.chaos.unordered import UnorderedStream
 from penstock.core.errors import BY_CODE, DeadlineExceeded
-from penstock.experiments.load.drivers import STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 REACH = 6.0  # how far from its place a request may be sent
@@ -102,25 +102,17 @@ class SessionClient:
         self._rng = Random(number)
         self._channel = grpc.aio.insecure_channel(target, options=OPTIONS)
         self._ids = count(1)
-        self._pending: dict[str, asyncio.Future[tuple[int, pb.ModelStreamInferResponse]]] = {}
-        self._writing = asyncio.Lock()  # a stream takes one write at a time
 
     async def run(self) -> None:
         async with self._channel:
-            stream = self._channel.stream_stream(
-                STREAM,
-                request_serializer=pb.ModelInferRequest.SerializeToString,
-                response_deserializer=pb.ModelStreamInferResponse.FromString,
-            )(metadata=UNORDERED)
-            reader = asyncio.create_task(self._read(stream))
+            stream = UnorderedStream(self._channel)
             sessions = iter(range(self._number, self._shape.sessions, self._shape.clients))
             try:
                 await asyncio.gather(*(self._play_all(sessions, stream) for _ in range(self._shape.abreast)))
             finally:
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                await stream.close()
 
-    async def _play_all(self, sessions: Iterator[int], stream: Any) -> None:
+    async def _play_all(self, sessions: Iterator[int], stream: UnorderedStream) -> None:
         for session in sessions:
             told = await asyncio.gather(*(self._insist(session, seq_no, stream) for seq_no in self._order()))
             self._tally.check(each for each in told if each is not None)
@@ -132,11 +124,12 @@ class SessionClient:
         self._tally.sent_twice += len(again)
         return sorted(numbers + again, key=lambda seq_no: seq_no + self._rng.uniform(0, REACH))
 
-    async def _insist(self, session: int, seq_no: int, stream: Any) -> ToldStep | None:
+    async def _insist(self, session: int, seq_no: int, stream: UnorderedStream) -> ToldStep | None:
         give_up = time.monotonic() + PATIENCE_S
         while True:
             try:
-                arrival, answer = await asyncio.wait_for(self._ask(session, seq_no, stream), ANSWER_S)
+                self._tally.sent += 1
+                arrival, answer = await asyncio.wait_for(stream.ask(self._message(session, seq_no)), ANSWER_S)
             except (TimeoutError, grpc.RpcError, asyncio.InvalidStateError) as error:
                 self._tally.failures[type(error).__name__] += 1
                 return None
@@ -149,25 +142,10 @@ class SessionClient:
                 return None
             await asyncio.sleep(PAUSE_S)
 
-    async def _ask(self, session: int, seq_no: int, stream: Any) -> tuple[int, pb.ModelStreamInferResponse]:
+    def _message(self, session: int, seq_no: int) -> pb.ModelInferRequest:
         message = QUESTION.ask(self._shape.content(session, seq_no))
         message.id = str(next(self._ids))
         message.parameters["session_id"].string_param = f"{self._shape.name}-{session}"
         message.parameters["seq_no"].int64_param = seq_no
         message.parameters["sequence_end"].bool_param = seq_no == self._shape.steps
-        future: asyncio.Future[tuple[int, pb.ModelStreamInferResponse]] = asyncio.get_running_loop().create_future()
-        self._pending[message.id] = future
-        self._tally.sent += 1
-        try:
-            async with self._writing:
-                await stream.write(message)
-            return await future
-        finally:
-            del self._pending[message.id]
-
-    async def _read(self, stream: Any) -> None:
-        arrivals = count()
-        async for answer in stream:
-            future = self._pending.get(answer.infer_response.id)
-            if future is not None and not future.done():
-                future.set_result((next(arrivals), answer))
+        return message

@@ -70,4 +70,4 @@ async def _kill_worker(server: ServerProcess, number: int) -> None:
     workers = await server.wait_all_workers()
     victim = sorted(workers)[number % len(workers)]
     os.kill(workers[victim], signal.SIGKILL)
-    await server.wait_workers(lambda ready: ready.get(victim, workers[victim]) != workers[victim])
+    await server.wait_successor(victim, workers[victim])

@@ -6,12 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_echo, add_loose
 from benchmarks.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
+from benchmarks.repository import write_model
 from benchmarks.server import ServerProcess
 
 SLOW_S = 1.0  # between two answers that are read
@@ -22,7 +21,7 @@ CASES: dict[str, tuple[str, float | None]] = {
     "stopped": (FRAMES, None),
     "decoupled_slow": (TICKS, SLOW_S),
 }
-_TICKS = """
+_TICKS = b"""
 import numpy as np
 
 
@@ -31,7 +30,7 @@ class Model:
         for number in range(int(inputs["count"][0])):
             yield {"tick": np.full(8192, number, np.int64)}
 """
-_TICKS_SETTINGS = {
+_TICKS_SETTINGS: dict[str, Any] = {
     "task": "tensor",
     "engine": "python",
     "timeouts": {"request_s": 3600},
@@ -55,10 +54,7 @@ async def run(plan: ChaosPlan) -> Result:
 def add_models(repository: Path) -> None:
     add_echo(repository)
     add_loose(repository)
-    version = repository / TICKS / "1"
-    version.mkdir(parents=True)
-    (version / "model.py").write_text(_TICKS)
-    (repository / TICKS / "model.yaml").write_text(yaml.safe_dump(_TICKS_SETTINGS))
+    write_model(repository / TICKS, "model.py", _TICKS, **_TICKS_SETTINGS)
 
 
 async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, plan: ChaosPlan) -> Result:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.suite import repository as repo
 from benchmarks.suite.baseline import Baseline
-from benchmarks.suite.ceiling import EmbedCeiling, Schedule
+from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
@@ -72,8 +73,6 @@ GROUPS: dict[str, list[TableLoad]] = {
         TableLoad("open loop at 70%", "grpc", "mixed", repo.SHIPPED, 64, rate_of="open-loop base"),
     ],
 }
-# Budgets tried for the ceiling; the best one is the ceiling.
-SCHEDULES = (Schedule(256, 2, 1), Schedule(512, 2, 1), Schedule(1024, 2, 1), Schedule(512, 1, 2))
 ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
 BASELINE = Path("benchmarks/baseline.json")
@@ -169,8 +168,9 @@ def _parse() -> argparse.Namespace:
 def _measure_text(bench: Bench, model: Path, rounds: int, window_s: float) -> list[float]:
     """The served loads and the ceiling in turn; returns the ceiling of each round: the mean of before and after."""
     ceiling: list[float] = []
-    best = _best_ceiling(model, window_s / 2)
-    bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(_texts(), window_s)))
+    texts = mixed(CEILING_TEXTS, 0)
+    best = EmbedCeiling(model, best_schedule(model, texts, window_s / 2, _say))
+    bench.rounds(GROUPS["text"], rounds, lambda: ceiling.append(best.run(texts, window_s)))
     best.close()
     return [(before + after) / 2 for before, after in pairwise(ceiling)]
 
@@ -185,34 +185,18 @@ def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
     return median(ratios)
 
 
-def _texts() -> list[str]:
-    return mixed(CEILING_TEXTS, 0)
-
-
-def _best_ceiling(model: Path, seconds: float) -> EmbedCeiling:
-    """The fastest of the schedules: a ceiling that is beaten by another schedule is none."""
-    results = []
-    for schedule in SCHEDULES:
-        candidate = EmbedCeiling(model, schedule)
-        candidate.run(_texts()[:64], 0.5)
-        results.append((candidate.run(_texts(), seconds), schedule))
-        candidate.close()
-        _say(f"  ceiling with {schedule}: {results[-1][0]:.1f} texts/s")
-    return EmbedCeiling(model, max(results, key=lambda result: result[0])[1])
-
-
 def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> None:
     table = Table(
         "load", "conc.", "per s", "±", "of ceiling", "p50 ms", "p95 ms", "p99 ms", "CPU ms: gateway", "worker", "load"
     )
     if ceiling:
         table.add_row("in process (ceiling)", "", f"{median(ceiling):.1f}", f"{spread(ceiling):.0%}", "1.00")
-    for row in rows.values():
-        share = f"{median(row.rps) / median(ceiling):.2f}" if ceiling and row.name.startswith("mixed") else ""
+    for name, row in rows.items():
+        share = f"{median(row.rps) / median(ceiling):.2f}" if ceiling and name.startswith("mixed") else ""
         percentiles = [f"{row.percentile_ms(percent):.2f}" for percent in (50, 95, 99)]
         cpu = [f"{median(row.cpu_ms[role]):.3f}" for role in ("gateway", "worker", "load")]
         table.add_row(
-            row.name,
+            name,
             str(row.concurrency),
             f"{median(row.rps):.1f}",
             f"{spread(row.rps):.0%}",
@@ -236,16 +220,7 @@ def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteF
         "spreads": {figure.key: round(figure.spread, 4) for figure in figures},
         "bars": {figure.key: figure.bar for figure in figures},
         "ceiling_rps": ceiling,
-        "rows": {
-            row.name: {
-                "concurrency": row.concurrency,
-                "rps": row.rps,
-                "percentiles_ms": row.latencies_ms,
-                "cpu_ms": row.cpu_ms,
-                "rejected": row.rejected,
-            }
-            for row in rows.values()
-        },
+        "rows": {name: asdict(row) for name, row in rows.items()},
         "machine": describe_machine(),
     }
 

@@ -8,7 +8,6 @@ import json
 import time
 from collections import deque
 from random import Random
-from statistics import median
 from typing import get_args
 
 from penstock.core.requests import InferRequest
@@ -80,19 +79,6 @@ def decision_rounds(rounds: int = 7) -> dict[str, list[tuple[float, float]]]:
         if was_collecting:
             gc.enable()
     return found
-
-
-def decision_costs(rounds: int = 7) -> dict[str, tuple[float, float]]:
-    """Policy to the median microseconds of a job with ten and with a thousand workers."""
-    return {
-        policy: (median(few for few, _ in costs), median(many for _, many in costs))
-        for policy, costs in decision_rounds(rounds).items()
-    }
-
-
-def worst_ratio(costs: dict[str, tuple[float, float]]) -> float:
-    """Of the policy that a thousand workers cost the most, beside ten."""
-    return max(many / few for few, many in costs.values())
 
 
 if __name__ == "__main__":

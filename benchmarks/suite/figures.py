@@ -35,7 +35,7 @@ def compute(rows: Mapping[str, LoadRow], ceiling: Sequence[float], only: Callabl
         return rows[name].rps
 
     def p50(name: str) -> list[float]:
-        return [found[50] for found in rows[name].latencies_ms]
+        return [found[50] for found in rows[name].percentiles_ms]
 
     found: list[SuiteFigure] = []
     if only("text"):

@@ -31,22 +31,23 @@ class TableLoad:
 
 @dataclass(slots=True)
 class LoadRow:
-    name: str
+    """As the report has it."""
+
     concurrency: int
     rps: list[float] = field(default_factory=list)  # one a round
-    latencies_ms: list[dict[int, float]] = field(default_factory=list)  # percentiles, one a round
+    percentiles_ms: list[dict[int, float]] = field(default_factory=list)  # one a round
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # a request, by role
     rejected: int = 0
 
     def add(self, outcome: WindowOutcome, server_cpu_s: dict[str, float]) -> None:
         self.rps.append(outcome.rps)
-        self.latencies_ms.append({percent: outcome.latencies.percentile_ms(percent) for percent in PERCENTILES})
+        self.percentiles_ms.append({percent: outcome.latencies.percentile_ms(percent) for percent in PERCENTILES})
         self.rejected += sum(outcome.rejected.values())
         for role, seconds in {**server_cpu_s, "load": outcome.cpu_s}.items():
             self.cpu_ms.setdefault(role, []).append(seconds / max(1, outcome.sent) * 1000)
 
     def percentile_ms(self, percent: int) -> float:
-        return median(found[percent] for found in self.latencies_ms)
+        return median(found[percent] for found in self.percentiles_ms)
 
 
 class Bench:
@@ -107,5 +108,5 @@ class Bench:
         before = self._server.cpu_s()
         outcome = load.run(Window(self._window_s, contender.concurrency, rate, self._warm_up_s))
         after = self._server.cpu_s()
-        row = self.rows.setdefault(contender.name, LoadRow(contender.name, contender.concurrency))
+        row = self.rows.setdefault(contender.name, LoadRow(contender.concurrency))
         row.add(outcome, {role: after[role] - before[role] for role in after})

@@ -4,10 +4,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
 import yaml
 from onnx import TensorProto, helper
 
+from benchmarks.repository import link_model, write_network
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
@@ -17,7 +17,7 @@ from penstock.models.samples.noop import NOOP, write_noop
 INLINE = "inline"
 SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
 NEIGHBOUR = "neighbour"
-COPY = "copy"  # upscales by a graph that does nothing: all of its time is preparing and finishing
+COPY = "copy"  # upscales by a network that does nothing: all of its time is preparing and finishing
 # Name, model, kind of payload, callers.
 LOADS = (
     ("photos", "srcnn", "photos", 8),
@@ -59,7 +59,9 @@ def placement_ratios(
         for load, *_ in LOADS
         for placement in placements
     ]
-    p99 = {place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].latencies_ms] for place in (INLINE, *placements)}
+    p99 = {
+        place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].percentiles_ms] for place in (INLINE, *placements)
+    }
     figures += [
         ratio(f"{NEIGHBOUR}_p99_{placement}_over_inline", p99[placement], p99[INLINE], 0.0) for placement in placements
     ]
@@ -73,17 +75,12 @@ def _neighbours(placement: str) -> tuple[TableLoad, TableLoad]:
 
 
 def _build_repository(models: Path, folder: Path, placements: Sequence[str]) -> Path:
-    """Weights are linked, not copied."""
     _write_copy(folder / COPY)
     repository = folder / "models"
     for model in dict.fromkeys(model for _, model, *_ in LOADS):
         source = folder / COPY if model == COPY else models / model
-        settings = yaml.safe_load((source / "model.yaml").read_text())
         for placement in placements:
-            variant = repository / f"{model}-{placement}"
-            variant.mkdir(parents=True)
-            (variant / "1").symlink_to((source / "1").resolve())
-            (variant / "model.yaml").write_text(yaml.safe_dump({**settings, "placement": placement}))
+            link_model(source, repository / f"{model}-{placement}", placement=placement)
     return repository
 
 
@@ -95,9 +92,4 @@ def _write_copy(folder: Path) -> None:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
     )
-    (folder / "1").mkdir(parents=True)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    onnx.save(model, folder / "1" / "model.onnx")
-    (folder / "model.yaml").write_text(
-        yaml.safe_dump({"task": "upscale", "batching": {"max_rows": 8, "max_tokens": 1}})
-    )
+    write_network(folder, graph, task="upscale", batching={"max_rows": 8, "max_tokens": 1})

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 
+from benchmarks.repository import link_model
 from penstock.core.errors import ConfigError
 from penstock.models.convert.quantize import quantize
 from penstock.models.convert.report import Order
@@ -21,14 +22,13 @@ PHOTOS = "srcnn"
 
 def build_repository(models: Path, target: Path) -> Path:
     """`models` is the repository that ships; weights are linked, not copied."""
-    shipped = yaml.safe_load((models / SHIPPED / "model.yaml").read_text())
-    onnx = {**shipped, "engine": "onnx", "precision": "fp32"}
-    _add(models / SHIPPED, target / SHIPPED, shipped)
-    _add(models / SHIPPED, target / FP32, onnx)
-    arrival = {**onnx["batching"], "max_rows": 32, "max_tokens": None, "order": "arrival"}
-    _add(models / SHIPPED, target / ARRIVAL, {**onnx, "batching": arrival})
-    _add(models / SHIPPED, target / SINGLE, {**onnx, "batching": {**onnx["batching"], "max_rows": 1}})
-    _add(models / PHOTOS, target / PHOTOS, yaml.safe_load((models / PHOTOS / "model.yaml").read_text()))
+    link_model(models / SHIPPED, target / SHIPPED)
+    link_model(models / SHIPPED, target / FP32, engine="onnx", precision="fp32")
+    batching = yaml.safe_load((models / SHIPPED / "model.yaml").read_text())["batching"]
+    arrival = {**batching, "max_rows": 32, "max_tokens": None, "order": "arrival"}
+    link_model(target / FP32, target / ARRIVAL, batching=arrival)
+    link_model(target / FP32, target / SINGLE, batching={**batching, "max_rows": 1})
+    link_model(models / PHOTOS, target / PHOTOS)
     write_noop(target / NOOP)
     write_noop(target / CACHED, cache={"enabled": True})
     return target
@@ -36,15 +36,8 @@ def build_repository(models: Path, target: Path) -> Path:
 
 def add_int8(repository: Path) -> float:
     """What `penstock model quantize --method dynamic` makes of FP32; returns the mean cosine of its report."""
-    settings = yaml.safe_load((repository / FP32 / "model.yaml").read_text())
-    _add(repository / FP32, repository / INT8, settings)
+    link_model(repository / FP32, repository / INT8)
     outcome = quantize(read_model_folder(repository / INT8), Order(method="dynamic"))
     if not outcome.version:
         raise ConfigError(f"{INT8}: {outcome.refusal}")
     return float(outcome.report["accuracy"]["details"]["cosine"]["mean"])
-
-
-def _add(source: Path, target: Path, settings: dict[str, object]) -> None:
-    target.mkdir(parents=True)
-    (target / "1").symlink_to((source / "1").resolve())
-    (target / "model.yaml").write_text(yaml.safe_dump(settings))

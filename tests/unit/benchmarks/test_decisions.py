@@ -1,18 +1,16 @@
 """The cost of a decision is measured for every policy."""
 
-from benchmarks.suite.decisions import POLICIES, decision_costs, decision_rounds, worst_ratio
+from benchmarks.suite.decisions import POLICIES, decision_rounds
+from benchmarks.suite.figures import decision_figure
 
 
-def test_every_policy_is_measured() -> None:
-    costs = decision_costs(rounds=1)
+def test_every_policy_is_measured_in_every_round() -> None:
+    costs = decision_rounds(rounds=2)
     assert set(costs) == set(POLICIES)
     assert len(costs) == 8
-    assert all(few > 0 and many > 0 for few, many in costs.values())
+    assert {len(found) for found in costs.values()} == {2}
+    assert all(few > 0 and many > 0 for found in costs.values() for few, many in found)
 
 
-def test_every_round_counts() -> None:
-    assert {len(found) for found in decision_rounds(rounds=2).values()} == {2}
-
-
-def test_the_worst_ratio_is_that_of_the_worst_policy() -> None:
-    assert worst_ratio({"random": (2.0, 2.2), "hash": (4.0, 8.0)}) == 2.0
+def test_the_figure_is_that_of_the_worst_policy() -> None:
+    assert decision_figure({"random": [(2.0, 2.2)], "hash": [(4.0, 8.0)]}).value == 2.0

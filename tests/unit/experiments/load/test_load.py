@@ -141,7 +141,7 @@ def test_spread() -> None:
 
 
 def test_a_row_divides_cpu_by_what_was_sent() -> None:
-    row = LoadRow("x", 1)
+    row = LoadRow(1)
     row.add(WindowOutcome(seconds=2.0, answered=10, latencies=Latencies([0.1]), sent=20, cpu_s=0.2), {"gateway": 0.4})
     assert row.rps == [5.0]
     assert row.cpu_ms == {"gateway": [20.0], "load": [10.0]}
