@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import time
 import urllib.request
@@ -124,6 +125,13 @@ class ServerProcess(ServerRun):
     async def wait_successor(self, worker: str, pid: int) -> float:
         """Returns how long it took until another process was ready in the place of this worker's."""
         return await self.wait_workers(lambda ready: ready.get(worker, pid) != pid)
+
+    async def replace_worker(self, number: int, by: signal.Signals) -> None:
+        """Sends a worker the signal that ends it, and waits for its successor; workers take turns by `number`."""
+        workers = await self.wait_all_workers()
+        victim = sorted(workers)[number % len(workers)]
+        os.kill(workers[victim], by)
+        await self.wait_successor(victim, workers[victim])
 
     async def wait_all_workers(self) -> dict[str, int]:
         await self.wait_workers(lambda ready: len(ready) == self.workers)

@@ -1,6 +1,5 @@
 """A worker is asked to leave (SIGTERM) under load: it ends what runs and hands back what waits."""
 
-import os
 import signal
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
@@ -30,9 +29,6 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 async def end_worker(server: ServerProcess, load: CheckedLoad, number: int) -> None:
-    workers = await server.wait_all_workers()
-    victim = sorted(workers)[number % len(workers)]
     await load.answered_more(AROUND)
-    os.kill(workers[victim], signal.SIGTERM)
-    await server.wait_successor(victim, workers[victim])
+    await server.replace_worker(number, signal.SIGTERM)
     await load.answered_more(AROUND)

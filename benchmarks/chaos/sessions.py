@@ -5,7 +5,6 @@ request, and when answers come, for one is sent before the next request of its s
 """
 
 import asyncio
-import os
 import signal
 import time
 from collections.abc import Callable
@@ -57,17 +56,10 @@ async def _kill_meanwhile(server: ServerProcess, shape: Shape, tally: SessionTal
     for number in range(shape.kills):
         goal = shape.sessions * shape.steps * (number + 1) // (shape.kills + 1)
         await until(partial(_has_answered, tally, goal), f"{goal:,} are answered", inf)
-        await _kill_worker(server, number)
+        await server.replace_worker(number, signal.SIGKILL)
         tally.kills += 1
         say(f"killed a worker ({number + 1} of {shape.kills}) after {tally.answered:,} answers")
 
 
 def _has_answered(tally: SessionTally, goal: int) -> bool:
     return tally.answered >= goal
-
-
-async def _kill_worker(server: ServerProcess, number: int) -> None:
-    workers = await server.wait_all_workers()
-    victim = sorted(workers)[number % len(workers)]
-    os.kill(workers[victim], signal.SIGKILL)
-    await server.wait_successor(victim, workers[victim])

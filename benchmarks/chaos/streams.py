@@ -12,16 +12,17 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
 from benchmarks.chaos.repository import LOOSE
-from penstock.core.tensors import pack_bytes
+from penstock.core.tensors import Tensor, pack_bytes
 from penstock.experiments.load.drivers import STREAM
+from penstock.experiments.load.payloads import Payload
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 FRAMES = LOOSE  # one answer to each of many requests
 TICKS = "ticks"  # many answers to one request
 NUMBERS = 8192  # 64 KiB of INT64
 ENDLESS = 1_000_000_000
+SIZE = "binary_data_size"
 _TEXT = pack_bytes([b"x"])
-Given = tuple[str, str, list[int], bytes]  # name, datatype, shape and bytes
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class SlowStream:
             await send(self._encode(tensors(self._model, self.seen.sent)))
             self.seen.sent += 1
 
-    def _encode(self, given: list[Given]) -> bytes:
+    def _encode(self, inputs: tuple[Tensor, ...]) -> bytes:
         raise NotImplementedError
 
 
@@ -90,12 +91,8 @@ class GrpcStream(SlowStream):
             finally:
                 call.cancel()
 
-    def _encode(self, given: list[Given]) -> bytes:
-        message = pb.ModelInferRequest(model_name=self._model)
-        for name, datatype, shape, data in given:
-            message.inputs.add(name=name, datatype=datatype, shape=shape)
-            message.raw_input_contents.append(data)
-        return message.SerializeToString()
+    def _encode(self, inputs: tuple[Tensor, ...]) -> bytes:
+        return Payload(self._model, inputs).grpc()
 
 
 class WebSocketStream(SlowStream):
@@ -110,7 +107,7 @@ class WebSocketStream(SlowStream):
             if isinstance(answer, str):
                 raise ConnectionError(answer)
             end = 4 + int.from_bytes(answer[:4], "little")
-            size = json.loads(answer[4:end])["outputs"][0]["parameters"]["binary_data_size"]
+            size = json.loads(answer[4:end])["outputs"][0]["parameters"][SIZE]
             return answer[end : end + size]
 
         try:
@@ -118,20 +115,18 @@ class WebSocketStream(SlowStream):
         finally:
             connection.transport.abort()  # a server that reads nothing would not hear a good-bye
 
-    def _encode(self, given: list[Given]) -> bytes:
-        inputs = [
-            {"name": name, "datatype": kind, "shape": shape, "parameters": {"binary_data_size": len(data)}}
-            for name, kind, shape, data in given
+    def _encode(self, inputs: tuple[Tensor, ...]) -> bytes:
+        described = [
+            {"name": each.name, "datatype": each.datatype, "shape": each.shape, "parameters": {SIZE: len(each.data)}}
+            for each in inputs
         ]
-        header = json.dumps({"id": str(self.seen.sent), "inputs": inputs}).encode()
-        return b"".join([len(header).to_bytes(4, "little"), header, *(data for *_, data in given)])
+        header = json.dumps({"id": str(self.seen.sent), "inputs": described}).encode()
+        return b"".join([len(header).to_bytes(4, "little"), header, *(each.data for each in inputs)])
 
 
-def tensors(model: str, number: int) -> list[Given]:
+def tensors(model: str, number: int) -> tuple[Tensor, ...]:
     """The inputs of a model's request."""
     if model == TICKS:
-        return [("count", "INT64", [1], np.array([ENDLESS], np.int64).tobytes())]
-    return [
-        ("n", "INT64", [1, NUMBERS], np.full(NUMBERS, number, np.int64).tobytes()),
-        ("s", "BYTES", [1, 1], _TEXT),
-    ]
+        return (Tensor("count", "INT64", (1,), np.array([ENDLESS], np.int64).tobytes()),)
+    numbers = Tensor("n", "INT64", (1, NUMBERS), np.full(NUMBERS, number, np.int64).tobytes())
+    return numbers, Tensor("s", "BYTES", (1, 1), _TEXT)
