@@ -38,17 +38,12 @@ class References:
         return self._found[workload]
 
     def _compute(self, workload: str, items: Sequence[Item]) -> list[Any]:
-        # The peers' own handlers import these by their bare names, too.
-        from embedder import Embedder
-        from upscaler import Upscaler
+        from handler import load  # as the peers' own processes import it
 
+        model = load(workload, str(self._assets.folder(workload)))
         if workload == MINILM:
-            embedder = Embedder(self._assets.minilm)
-            return [embedder.embed([text])[0] for text in items]
-        if workload == SRCNN:
-            upscaler = Upscaler(self._assets.srcnn)
-            return [upscaler.upscale(photo) for photo in items]
-        return list(items)
+            return [model.embed([text])[0] for text in items]
+        return [model.upscale(photo) for photo in items] if workload == SRCNN else list(items)
 
 
 def check(

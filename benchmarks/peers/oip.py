@@ -2,70 +2,37 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Item, Launch, Setting
-from penstock.core.tensors import pack_bytes
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Item, Launch, Setting, http_post
+from penstock.core.tensors import Tensor, pack_bytes
+from penstock.experiments.load.payloads import Payload
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 GRPC_METHOD = "/inference.GRPCInferenceService/ModelInfer"
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """The first dimension is that of the batch, which is how these servers put requests together."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, int]
-
-
+# Name, datatype and shape. The first dimension is that of the batch, which is how these servers put requests together.
 SENT = {
-    MINILM: Sent("text", "BYTES", (1, 1)),
-    SRCNN: Sent("image", "BYTES", (1, 1)),
-    NOOP: Sent("x", "FP32", (1, 256)),
+    MINILM: ("text", "BYTES", (1, 1)),
+    SRCNN: ("image", "BYTES", (1, 1)),
+    NOOP: ("x", "FP32", (1, 256)),
 }
 
 
-def grpc_request(workload: str, item: Item) -> bytes:
-    message = pb.ModelInferRequest(model_name=workload, raw_input_contents=[packed(workload, item)])
-    sent = SENT[workload]
-    message.inputs.add(name=sent.name, datatype=sent.datatype, shape=sent.shape)
-    return bytes(message.SerializeToString())
-
-
-def binary_request(workload: str, item: Item) -> bytes:
-    """REST with the tensor behind the JSON, both ways."""
-    data = packed(workload, item)
-    tensor = {**asdict(SENT[workload]), "parameters": {"binary_data_size": len(data)}}
-    header = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    return post(
-        workload,
-        header + data,
-        f"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: {len(header)}\r\n",
-    )
+def payload(workload: str, item: Item) -> Payload:
+    data = np.ascontiguousarray(item, np.float32).tobytes() if workload == NOOP else pack_bytes([item])
+    return Payload(workload, (Tensor(*SENT[workload], data),))
 
 
 def json_request(workload: str, data: list[Any], **parameters: Any) -> bytes:
     """For a server, or a tensor, that REST does not take in binary."""
-    tensor = {**asdict(SENT[workload]), "data": data}
+    tensor = {**dict(zip(("name", "datatype", "shape"), SENT[workload], strict=True)), "data": data}
     body = json.dumps({"inputs": [tensor], **({"parameters": parameters} if parameters else {})}).encode()
-    return post(workload, body, "Content-Type: application/json\r\n")
-
-
-def post(workload: str, body: bytes, headers: str) -> bytes:
-    head = (
-        f"POST /v2/models/{workload}/infer HTTP/1.1\r\nHost: localhost\r\n{headers}Content-Length: {len(body)}\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-def packed(workload: str, item: Item) -> bytes:
-    return np.ascontiguousarray(item, np.float32).tobytes() if workload == NOOP else pack_bytes([item])
+    return http_post(f"/v2/models/{workload}/infer", "application/json", body)
 
 
 def grpc_answer(workload: str, body: bytes) -> Any:
@@ -99,7 +66,8 @@ class OipPeer:
         return ""
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return grpc_request(workload, item) if protocol == "grpc" else binary_request(workload, item)
+        asked = payload(workload, item)
+        return asked.grpc() if protocol == "grpc" else asked.rest()
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         return grpc_answer(workload, body) if protocol == "grpc" else binary_answer(workload, body)

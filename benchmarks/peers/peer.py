@@ -77,6 +77,12 @@ class Peer(Protocol):
         ...
 
 
+def http_post(path: str, content_type: str, body: bytes) -> bytes:
+    """A whole HTTP/1.1 request."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 def free_ports(count: int) -> list[int]:
     """All are held until all are found, so that they differ."""
     sockets = [socket.create_server((HOST, 0)) for _ in range(count)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Setting
-from benchmarks.peers.results import Record
+from benchmarks.peers.results import Record, WindowRow
 
 PENSTOCK, CEILING = "penstock", "ceiling"
 PEERS = ("triton", "kserve", "mlserver", "ray_serve", "bentoml", "litserve", "torchserve", "infinity")
@@ -64,6 +64,16 @@ class PeerTurn:
     contender: Contender
 
     @property
+    def key(self) -> tuple[str, str, str, str]:
+        """A contender as it is measured in a group."""
+        return self.group.name, self.contender.server, self.contender.kind, self.contender.setting_name
+
+    def record(self, rows: Sequence[WindowRow], failure: str = "") -> Record:
+        group, server, kind, setting = self.key
+        title, refusal = self.contender.title, self.contender.refusal
+        return Record(group, self.number, server, kind, title, setting, list(rows), failure, refusal)
+
+    @property
     def planned_s(self) -> float:
         if self.contender.server == CEILING:
             return CEILING_S
@@ -121,16 +131,9 @@ def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]
     return found
 
 
-def is_same(turn: PeerTurn, record: Record) -> bool:
-    """The record is of this turn's contender, as it would be measured now."""
-    contender = turn.contender
-    key = (turn.group.name, contender.server, contender.kind, contender.setting_name)
-    return key == (record.group, record.server, record.kind, record.setting)
-
-
 def is_done(turn: PeerTurn, records: Sequence[Record]) -> bool:
     """Measured already, or out: a contender that never got through a turn of this group is not started again."""
-    own = [record for record in records if is_same(turn, record)]
+    own = [record for record in records if record.key == turn.key]
     if any(record.number == turn.number for record in own):
         return True
     return bool(own) and all(record.failure or record.refusal for record in own)
@@ -143,5 +146,5 @@ def keep(records: Sequence[Record], planned: Sequence[PeerTurn]) -> list[Record]
         record
         for record in records
         if (record.group, record.server) not in touched
-        or (not record.failure and any(is_same(turn, record) for turn in planned))
+        or (not record.failure and any(record.key == turn.key for turn in planned))
     ]

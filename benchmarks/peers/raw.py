@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Setting
+from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Setting, http_post
 
 ANSWER_SHAPES = {NOOP: (1, 256)}  # else as many as there are
 
@@ -14,12 +14,6 @@ def body_of(item: Item) -> bytes:
     if isinstance(item, str):
         return item.encode()
     return item if isinstance(item, bytes) else np.ascontiguousarray(item, np.float32).tobytes()
-
-
-def http_request(path: str, item: Item) -> bytes:
-    body = body_of(item)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def answer_of(workload: str, body: bytes) -> Any:
@@ -56,7 +50,7 @@ class RawPeer:
         return ""
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        return http_request(self.route, item)
+        return http_post(self.route, "application/octet-stream", body_of(item))
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         return answer_of(workload, body)

@@ -1,9 +1,10 @@
 """What was measured, turn by turn, and the JSON file that holds it."""
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class Record:
     failure: str = ""
     refusal: str = ""  # it does not serve this, which is no failure
 
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.group, self.server, self.kind, self.setting
+
 
 @dataclass(slots=True)
 class PeerResults:
@@ -46,14 +51,12 @@ class PeerResults:
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         whole = file.with_suffix(".part")
-        whole.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        whole.write_bytes(RESULTS.dump_json(self, indent=1) + b"\n")
         whole.replace(file)  # an interrupted run leaves the turn before, not half a file
 
     @classmethod
     def load(cls, file: Path) -> "PeerResults":
-        found = json.loads(file.read_text())
-        return cls(found["scale"], [read_record(entry) for entry in found["records"]], found["machine"])
+        return RESULTS.validate_json(file.read_bytes())
 
 
-def read_record(found: dict[str, Any]) -> Record:
-    return Record(**{**found, "rows": [WindowRow(**row) for row in found["rows"]]})
+RESULTS = TypeAdapter(PeerResults)

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from benchmarks.peers.peer import Setting
 from benchmarks.peers.plan import Contender
@@ -33,6 +35,9 @@ class Candidate:
         return bool(self.values == json.loads(json.dumps(setting.values)))  # as a file gives them back
 
 
+CANDIDATES = TypeAdapter(dict[str, dict[str, list[Candidate]]])  # by group and server
+
+
 class Choice:
     """By group and server: all candidates that were measured, the winners marked."""
 
@@ -43,20 +48,10 @@ class Choice:
     def load(cls, file: Path) -> "Choice":
         if not file.exists():
             return cls()
-        groups = json.loads(file.read_text())
-        return cls(
-            {
-                group: {server: [Candidate(**entry) for entry in entries] for server, entries in servers.items()}
-                for group, servers in groups.items()
-            }
-        )
+        return cls(CANDIDATES.validate_json(file.read_bytes()))
 
     def save(self, file: Path) -> None:
-        groups = {
-            group: {server: [asdict(entry) for entry in entries] for server, entries in servers.items()}
-            for group, servers in self.found.items()
-        }
-        file.write_text(json.dumps(groups, indent=1) + "\n")
+        file.write_bytes(CANDIDATES.dump_json(self.found, indent=1) + b"\n")
 
     def winner(self, groups: Sequence[str], server: str, settings: Sequence[Setting]) -> Setting:
         """Of these settings the fastest that was measured in these groups; the first where none was."""

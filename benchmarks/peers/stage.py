@@ -41,17 +41,7 @@ class Stage:
                 failure = str(error)
             except Exception as error:  # noqa: BLE001 — an adapter is foreign code; one that fails must not end the run
                 failure = f"{type(error).__name__}: {_explain(error)}"
-        return Record(
-            turn.group.name,
-            turn.number,
-            contender.server,
-            contender.kind,
-            entrant.title,
-            contender.setting_name,
-            rows,
-            failure,
-            contender.refusal,
-        )
+        return turn.record(rows, failure)
 
     def _measure(self, turn: PeerTurn, entrant: Entrant, rows: list[WindowRow]) -> None:
         peer, python, setting = entrant.peer, entrant.python, turn.contender.setting
@@ -68,14 +58,13 @@ class Stage:
     def _check(self, turn: PeerTurn, peer: Peer, targets: Mapping[str, str]) -> None:
         """Once in a run for each setting."""
         group, contender = turn.group, turn.contender
-        key = (group.name, contender.server, contender.kind, contender.setting_name)
-        if key in self.checked:
+        if turn.key in self.checked:
             return
         chosen = checked_items(group.levels[0].load)
         right = self.references.of(group.workload, chosen)
         for protocol in contender.protocols:
             check(peer, group.workload, group.comparison, (protocol, targets[protocol]), chosen, right)
-        self.checked.add(key)
+        self.checked.add(turn.key)
 
     def _window(self, turn: PeerTurn, peer: Peer, server: Server, level: LoadLevel, protocol: str) -> WindowRow:
         file = self._messages(peer, turn.group.workload, level.load, protocol)

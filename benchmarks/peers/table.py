@@ -1,11 +1,12 @@
 """The report in Markdown: for each group an overview and every figure, then the verdicts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
 from benchmarks.peers.results import PeerResults, Record
 from benchmarks.peers.summary import SummaryLine, absences, summarize
 from benchmarks.peers.verdicts import P99, THROUGHPUT, Verdict, judge
+from penstock.experiments.table import markdown_table
 
 REASON_CHARACTERS = 300
 DETAILS = ("load", "conc.", "server", "setting", "protocol", "requests/s", "±", "p50 ms", "p99 ms")
@@ -58,7 +59,7 @@ def _details(group: Group, lines: Sequence[SummaryLine]) -> str:
         return ""
     loads = list(dict.fromkeys(level.load for level in group.levels))
     order = sorted(lines, key=lambda line: (loads.index(line.load), line.concurrency, -line.rps))
-    return _markdown((*DETAILS, *COSTS), (_detail(line) for line in order))
+    return _markdown((*DETAILS, *COSTS), [_detail(line) for line in order])
 
 
 def _detail(line: SummaryLine) -> list[str]:
@@ -92,24 +93,24 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
         "Penstock over the best peer in that figure. `any`: each one's best of REST and gRPC. `offered`: of settings "
         "that the peer's documentation offers; `by hand`: of those whose handler calls OpenVINO itself."
     )
-    return note + "\n\n" + _markdown(head, (_verdict(verdict) for verdict in verdicts))
+    return note + "\n\n" + _markdown(head, [_verdict(verdict) for verdict in verdicts])
 
 
 def _verdict(verdict: Verdict) -> list[str]:
     values = [line.rps if verdict.figure == THROUGHPUT else line.p99_ms for line in (verdict.ours, verdict.best)]
-    best = f"{_title(verdict.best.title, verdict.kind)}, {verdict.best.protocol}"
+    ours, peer = verdict.ours, verdict.best
     bar = ""
     if verdict.bar:
         sign = "≤" if verdict.figure == P99 else ">" if verdict.bar.is_strict else "≥"
         bar = f"{sign} {verdict.bar.value:g}"
     return [
-        verdict.group,
-        verdict.load,
-        str(verdict.concurrency),
+        ours.group,
+        ours.load,
+        str(ours.concurrency),
         verdict.figure,
         verdict.scope,
         _number(values[0]),
-        best,
+        f"{_title(peer.title, peer.kind)}, {peer.protocol}",
         _number(values[1]),
         f"{verdict.ratio:.2f}",
         f"{verdict.low:.2f}–{verdict.high:.2f}",
@@ -140,14 +141,8 @@ def _reason(record: Record) -> str:
 
 def _plain(text: str) -> str:
     short = text if len(text) <= REASON_CHARACTERS else text[:REASON_CHARACTERS] + " …"
-    return " ".join(short.split()).replace("|", "\\|")
+    return " ".join(short.split())
 
 
-def _markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    def rows() -> Iterator[str]:
-        yield "| " + " | ".join(head) + " |"
-        yield "|" + "---|" * len(head)
-        for cells in body:
-            yield "| " + " | ".join(cells) + " |"
-
-    return "\n".join(rows())
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join(markdown_table(head, body))

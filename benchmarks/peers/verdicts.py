@@ -17,32 +17,25 @@ UNARY = ("rest", "grpc")
 
 @dataclass(frozen=True, slots=True)
 class VerdictBar:
-    group: str
-    load: str
-    concurrencies: tuple[int, ...]
-    figure: str
     value: float
     is_strict: bool = False  # the value itself is not enough
 
 
-BARS = (
-    VerdictBar("minilm", MIXED, (8, 32, 64), THROUGHPUT, 1.1),
-    VerdictBar("minilm", MIXED, (8, 32, 64), P99, 0.9),
-    VerdictBar("minilm", QUERIES, (64,), THROUGHPUT, 2.0),
-    VerdictBar("minilm-best", MIXED, (8, 32, 64), THROUGHPUT, 2.0),
-    VerdictBar("minilm-best", QUERIES, (64,), THROUGHPUT, 2.0),
-    VerdictBar("noop", TENSOR, (32,), THROUGHPUT, 1.0, is_strict=True),
-)
+# By group, load, concurrency and figure.
+BARS = {
+    **{("minilm", MIXED, callers, THROUGHPUT): VerdictBar(1.1) for callers in (8, 32, 64)},
+    **{("minilm", MIXED, callers, P99): VerdictBar(0.9) for callers in (8, 32, 64)},
+    ("minilm", QUERIES, 64, THROUGHPUT): VerdictBar(2.0),
+    **{("minilm-best", MIXED, callers, THROUGHPUT): VerdictBar(2.0) for callers in (8, 32, 64)},
+    ("minilm-best", QUERIES, 64, THROUGHPUT): VerdictBar(2.0),
+    ("noop", TENSOR, 32, THROUGHPUT): VerdictBar(1.0, is_strict=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    group: str
-    load: str
-    concurrency: int
     figure: str
     scope: str
-    kind: str  # of the peers' settings
     ratio: float  # of the medians
     low: float  # of single rounds
     high: float
@@ -97,28 +90,6 @@ def _compare(ours: SummaryLine, best: SummaryLine, scope: str, figure: str) -> V
     mine, other = (median(value(row) for row in line.rows.values()) for line in (ours, best))
     rounds = [value(ours.rows[number]) / value(best.rows[number]) for number in ours.rows.keys() & best.rows.keys()]
     ratio = mine / other
-    return Verdict(
-        ours.group,
-        ours.load,
-        ours.concurrency,
-        figure,
-        scope,
-        best.kind,
-        ratio,
-        min([*rounds, ratio]),
-        max([*rounds, ratio]),
-        ours,
-        best,
-        _bar(ours, figure),
-    )
-
-
-def _bar(line: SummaryLine, figure: str) -> VerdictBar | None:
-    for bar in BARS:
-        if (bar.group, bar.load, bar.figure) == (
-            line.group,
-            line.load,
-            figure,
-        ) and line.concurrency in bar.concurrencies:
-            return bar
-    return None
+    low, high = min([*rounds, ratio]), max([*rounds, ratio])
+    bar = BARS.get((ours.group, ours.load, ours.concurrency, figure))
+    return Verdict(figure, scope, ratio, low, high, ours, best, bar)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from handler import load
 from kserve import InferOutput, InferRequest, InferResponse, Model, ModelServer, model_server
 
 OUTPUTS = {"minilm": ("vector", "FP32"), "srcnn": ("image", "BYTES"), "noop": ("y", "FP32")}
@@ -75,19 +76,12 @@ class PooledHandler(Handler):
 
 
 def runner(options: argparse.Namespace) -> Callable[[Any], Any]:
+    model = load(options.model_name, options.model, options.engine, options.threads)
     if options.model_name == "noop":
-        from noop import Noop
-
-        return Noop(options.model).run
+        return lambda array: model.run(array)
     if options.model_name == "srcnn":
-        from upscaler import Upscaler
-
-        upscale = Upscaler(options.model, options.engine, options.threads).upscale
-        return lambda array: np.array([[upscale(photo(array.item()))]], dtype=object)
-    from embedder import Embedder
-
-    embed = Embedder(options.model, options.engine, options.threads).embed
-    return lambda array: embed([text(array.item())])
+        return lambda array: np.array([[model.upscale(photo(array.item()))]], dtype=object)
+    return lambda array: model.embed([text(array.item())])
 
 
 def text(element: str | bytes) -> str:

@@ -4,21 +4,24 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import handler
 import numpy as np
 from mlserver import MLModel
 from mlserver.types import InferenceRequest, InferenceResponse, ResponseOutput
 
 # A tensor of MLServer's is a flat list: of numbers, of bytes (gRPC) or of text (REST).
 Elements = list[Any]
+Run = Callable[[Elements], ResponseOutput]
 
 
 class Handler(MLModel):
     """A batch is one request whose first dimension has grown; what a worker runs, it runs one after the other."""
 
     async def load(self) -> bool:
-        self._run = {"minilm": texts_to_vectors, "srcnn": photos_to_photos, "noop": arrays_to_arrays}[self.name](
-            self.settings.parameters.extra
-        )
+        options = self.settings.parameters.extra
+        model = handler.load(self.name, options["model"], options["engine"], options["threads"])
+        kinds = {"minilm": texts_to_vectors, "srcnn": photos_to_photos, "noop": arrays_to_arrays}
+        self._run = kinds[self.name](model, options)
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
@@ -27,34 +30,26 @@ class Handler(MLModel):
         return InferenceResponse(id=payload.id, model_name=self.name, outputs=[output])
 
 
-def texts_to_vectors(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
-    from embedder import Embedder
-
-    embedder = Embedder(options["model"], options["engine"], options["threads"])
-    embed = embedder.embed_alike if options["alike"] else embedder.embed
+def texts_to_vectors(model: Any, options: Mapping[str, Any]) -> Run:
+    embed = model.embed_alike if options["alike"] else model.embed
     return lambda data: numbers("vector", embed([each.decode() if isinstance(each, bytes) else each for each in data]))
 
 
-def photos_to_photos(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
-    from upscaler import Upscaler
-
-    upscale = Upscaler(options["model"], options["engine"], options["threads"]).upscale
+def photos_to_photos(model: Any, options: Mapping[str, Any]) -> Run:
+    def upscale(photo: bytes | str) -> bytes | str:
+        if isinstance(photo, bytes):
+            return bytes(model.upscale(photo))
+        return base64.b64encode(model.upscale(base64.b64decode(photo))).decode()
 
     def run(data: Elements) -> ResponseOutput:
-        found = [
-            upscale(each) if isinstance(each, bytes) else base64.b64encode(upscale(base64.b64decode(each))).decode()
-            for each in data
-        ]
+        found = [upscale(each) for each in data]
         return ResponseOutput(name="image", shape=[len(found), 1], datatype="BYTES", data=found)
 
     return run
 
 
-def arrays_to_arrays(options: Mapping[str, Any]) -> Callable[[Elements], ResponseOutput]:
-    from noop import Noop
-
-    run = Noop(options["model"]).run
-    return lambda data: numbers("y", run(np.array(data, np.float32).reshape(-1, 256)))
+def arrays_to_arrays(model: Any, options: Mapping[str, Any]) -> Run:
+    return lambda data: numbers("y", model.run(np.array(data, np.float32).reshape(-1, 256)))
 
 
 def numbers(name: str, array: Any) -> ResponseOutput:

@@ -36,7 +36,8 @@ class Handler:
         return [row.tobytes() for row in self._model.run(x)]
 
 
-def load(workload: str, folder: str, engine: str, threads: int) -> Any:
+def load(workload: str, folder: str, engine: str = "onnx", threads: int = 1) -> Any:
+    """What serves a workload: an Embedder, an Upscaler or a Noop."""
     if workload == "minilm":
         from embedder import Embedder
 

@@ -31,20 +31,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.peer import (
-    BEST,
-    HOST,
-    MINILM,
-    NOOP,
-    SAME,
-    SHARED,
-    SRCNN,
-    Assets,
-    Item,
-    Launch,
-    Setting,
-    free_ports,
-)
+from google.protobuf.wrappers_pb2 import BytesValue
+
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, SHARED, SRCNN, Assets, Item, Launch, Setting, free_ports
 from benchmarks.peers.raw import RawPeer, body_of
 
 HERE = Path(__file__).parent
@@ -64,42 +53,22 @@ def candidate(engine: str, workers: int, threads: int, batch: int, is_pinned: bo
     return Setting(", ".join(words), values)
 
 
-CANDIDATES = {
-    (MINILM, SAME): (
-        candidate("onnx", 2, 1, 1),
-        candidate("onnx", 1, 2, 1),
-        candidate("onnx", 2, 1, 8),
-        candidate("onnx", 1, 2, 32),
-        candidate("onnx", 2, 1, 1, is_pinned=True),
-    ),
-    (MINILM, BEST): (
-        candidate("openvino", 2, 1, 1),
-        candidate("openvino", 1, 2, 1),
-        candidate("openvino", 2, 1, 8),
-        candidate("openvino", 1, 2, 32),
-        candidate("onnx", 2, 1, 8),
-    ),
-    (SRCNN, SAME): (
-        candidate("onnx", 2, 1, 1),
-        candidate("onnx", 1, 2, 1),
-        candidate("onnx", 2, 2, 1),
-        candidate("onnx", 2, 1, 1, is_pinned=True),
-    ),
-    (SRCNN, BEST): (
-        candidate("openvino", 2, 1, 1),
-        candidate("openvino", 1, 2, 1),
-        candidate("openvino", 2, 2, 1),
-        candidate("onnx", 2, 1, 1),
-    ),
-    (NOOP, SAME): (
-        candidate("onnx", 1, 1, 1),
-        candidate("onnx", 2, 1, 1),
-        candidate("onnx", 1, 1, 8),
-        candidate("onnx", 1, 1, 32),
-        candidate("onnx", 2, 1, 32),
-    ),
+# Workers, threads and batches.
+SHAPES = {
+    MINILM: ((2, 1, 1), (1, 2, 1), (2, 1, 8), (1, 2, 32)),
+    SRCNN: ((2, 1, 1), (1, 2, 1), (2, 2, 1)),
+    NOOP: ((1, 1, 1), (2, 1, 1), (1, 1, 8), (1, 1, 32), (2, 1, 32)),
 }
-CANDIDATES[NOOP, BEST] = CANDIDATES[NOOP, SAME]
+
+
+def candidates(workload: str, comparison: str) -> Sequence[Setting]:
+    """Those of "best" have one of ONNX Runtime among them."""
+    if workload == NOOP:
+        return [candidate("onnx", *shape) for shape in SHAPES[NOOP]]
+    if comparison == SAME:
+        return [*(candidate("onnx", *shape) for shape in SHAPES[workload]), candidate("onnx", 2, 1, 1, is_pinned=True)]
+    batch = 8 if workload == MINILM else 1
+    return [*(candidate("openvino", *shape) for shape in SHAPES[workload]), candidate("onnx", 2, 1, batch)]
 
 
 class TorchServe(RawPeer):
@@ -109,7 +78,7 @@ class TorchServe(RawPeer):
     route = f"/predictions/{MODEL}"
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        return CANDIDATES[workload, comparison]
+        return candidates(workload, comparison)
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
@@ -137,7 +106,8 @@ class TorchServe(RawPeer):
         return super().request(workload, protocol, item)
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return super().answer(workload, protocol, first_field(body) if protocol == "grpc" else body)
+        # PredictionResponse has its bytes where BytesValue has them: in field 1.
+        return super().answer(workload, protocol, BytesValue.FromString(body).value if protocol == "grpc" else body)
 
 
 def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:
@@ -199,17 +169,6 @@ def field(number: int, value: bytes) -> bytes:
         rest >>= 7
     size.append(rest)
     return bytes([number << 3 | 2, *size]) + value
-
-
-def first_field(message: bytes) -> bytes:
-    """The value of field 1, PredictionResponse's only one here."""
-    size, shift, position = 0, 0, 1
-    while True:
-        byte = message[position]
-        size |= (byte & 127) << shift
-        shift, position = shift + 7, position + 1
-        if byte < 128:
-            return message[position : position + size]
 
 
 PEER = TorchServe()

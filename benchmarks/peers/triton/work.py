@@ -25,19 +25,13 @@ OUTPUTS = {
 def batch_run(workload: str, options: Mapping[str, str]) -> Callable[[Any], Any]:
     """An array [n, size of the input's row] to one of [n, size of the output's row]."""
     import numpy as np
+    from handler import load
 
+    model = load(workload, options["model"], options["engine"], int(options["threads"]))
     if workload == "noop":
-        from noop import Noop
-
-        return Noop(options["model"]).run
-    engine, threads = options["engine"], int(options["threads"])
+        run: Callable[[Any], Any] = model.run
+        return run
     if workload == "srcnn":
-        from upscaler import Upscaler
-
-        upscale = Upscaler(options["model"], engine, threads).upscale
-        return lambda photos: np.array([[upscale(photo)] for photo in photos[:, 0]], dtype=object)
-    from embedder import Embedder
-
-    embedder = Embedder(options["model"], engine, threads)
-    embed = embedder.embed_alike if options["alike"] == "True" else embedder.embed
+        return lambda photos: np.array([[model.upscale(photo)] for photo in photos[:, 0]], dtype=object)
+    embed = model.embed_alike if options["alike"] == "True" else model.embed
     return lambda texts: embed([text.decode() for text in texts[:, 0]])

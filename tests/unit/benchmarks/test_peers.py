@@ -74,11 +74,6 @@ def contender(server: str, setting: str = "plain", kind: str = "") -> Contender:
     return Contender(server, server, ("rest",), Setting(setting, {"name": setting}), kind)
 
 
-def record(turn: PeerTurn, rows: Sequence[WindowRow] = (), failure: str = "") -> Record:
-    one = turn.contender
-    return Record(turn.group.name, turn.number, one.server, one.kind, one.title, one.setting_name, list(rows), failure)
-
-
 def measured(server: str, rps: Sequence[float], *, group: str = "minilm", **fields: Any) -> list[Record]:
     """One record a round, of one window."""
     kind = fields.pop("kind", "")
@@ -99,22 +94,22 @@ def test_every_other_round_goes_backwards() -> None:
 
 def test_what_is_recorded_is_done_and_other_rounds_are_not() -> None:
     first, second = turns([replace(TEXT, rounds=2)], {"minilm": [contender("a")]})
-    records = [record(first, [WindowRow(MIXED, "rest", 1, 5.0)])]
+    records = [first.record([WindowRow(MIXED, "rest", 1, 5.0)])]
     assert is_done(first, records)
     assert not is_done(second, records)
 
 
 def test_a_contender_that_never_got_through_a_turn_is_out() -> None:
     first, second, third = turns([replace(TEXT, rounds=3)], {"minilm": [contender("a")]})
-    assert is_done(second, [record(first, failure="not ready")])
-    good = record(first, [WindowRow(MIXED, "rest", 1, 5.0)])
-    assert not is_done(third, [good, record(second, failure="not ready")])
+    assert is_done(second, [first.record([], "not ready")])
+    good = first.record([WindowRow(MIXED, "rest", 1, 5.0)])
+    assert not is_done(third, [good, second.record([], "not ready")])
 
 
 def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
     row = [WindowRow(MIXED, "rest", 1, 5.0)]
     (now,) = turns([replace(TEXT, rounds=1)], {"minilm": [contender("a", "new")]})
-    kept = record(now, row)
+    kept = now.record(row)
     stale = replace(kept, setting="old")
     failed = replace(kept, number=1, failure="not ready")
     elsewhere = replace(stale, group="noop")
@@ -144,7 +139,7 @@ def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> Non
     choice = Choice()
     for one, rps, failure in ((slow, 5.0, ""), (fast, 9.0, ""), (wrong, 99.0, "wrong answer")):
         turn = PeerTurn(TEXT, 0, one)
-        choice.add(one, record(turn, [] if failure else [WindowRow(MIXED, "rest", 32, rps)], failure))
+        choice.add(one, turn.record([] if failure else [WindowRow(MIXED, "rest", 32, rps)], failure))
     choice.save(tmp_path / "settings.json")
     found = Choice.load(tmp_path / "settings.json")
     settings = [one.setting for one in (slow, fast, wrong) if one.setting]
@@ -159,7 +154,7 @@ def test_the_search_keeps_the_fastest_that_answered_right(tmp_path: Path) -> Non
 def test_a_winner_that_is_no_candidate_any_more_is_not_used() -> None:
     gone = contender("triton", "gone")
     choice = Choice()
-    choice.add(gone, record(PeerTurn(TEXT, 0, gone), [WindowRow(MIXED, "rest", 32, 9.0)]))
+    choice.add(gone, PeerTurn(TEXT, 0, gone).record([WindowRow(MIXED, "rest", 32, 9.0)]))
     assert choice.winner(["minilm"], "triton", [Setting("gone", {"name": "changed"}), Setting("b")]).values
 
 
@@ -258,7 +253,7 @@ def test_best_is_judged_against_both_kinds_of_settings() -> None:
     records = measured(PENSTOCK, [30.0], group="minilm-best")
     records += measured("triton", [10.0], group="minilm-best", kind=OFFERED)
     records += measured("triton", [20.0], group="minilm-best", kind=BY_HAND)
-    found = {one.kind: (one.ratio, one.outcome) for one in verdicts_of(records, THROUGHPUT, ANY)}
+    found = {one.best.kind: (one.ratio, one.outcome) for one in verdicts_of(records, THROUGHPUT, ANY)}
     assert found == {OFFERED: (3.0, "met"), BY_HAND: (1.5, "MISSED")}
 
 
