@@ -21,7 +21,7 @@ async def rest(server) -> AsyncIterator[InferenceRESTClient]:
 
 @pytest.fixture
 async def grpc_client(server) -> AsyncIterator[InferenceGRPCClient]:
-    async with InferenceGRPCClient(server.grpc_url) as opened:
+    async with InferenceGRPCClient(server.grpc) as opened:
         yield opened
 
 

@@ -16,7 +16,7 @@ PASSAGES = ["A purring kitten.", "The motor of the ship was repaired.", ""]
 def triton(server, minilm, request) -> Any:
     """The client's module and an open client."""
     module, url = {
-        "grpc": (tritonclient.grpc, server.grpc_url),
+        "grpc": (tritonclient.grpc, server.grpc),
         "http": (tritonclient.http, f"127.0.0.1:{server.http_port}"),
     }[request.param]
     client = module.InferenceServerClient(url)
