@@ -94,15 +94,18 @@ class PeerCaller:
         self._target = target
         self._channel = None
         if protocol == "rest":
-            self.call: Call = self._call_http
+            self._call: Call = self._call_http
             return
         self._channel = grpc.insecure_channel(target, options=_MESSAGE_OPTIONS)
         if protocol == "grpc":
             unary = self._channel.unary_unary(grpc_method)
-            self.call = lambda message: bytes(unary(message, timeout=TIMEOUT_S))
+            self._call = lambda message: bytes(unary(message, timeout=TIMEOUT_S))
         else:
             stream = self._channel.stream_stream(STREAM)
-            self.call = lambda message: bytes(next(stream(iter([message]), timeout=TIMEOUT_S)))
+            self._call = lambda message: bytes(next(stream(iter([message]), timeout=TIMEOUT_S)))
+
+    def call(self, message: bytes) -> bytes:
+        return self._call(message)
 
     def close(self) -> None:
         if self._channel is not None:

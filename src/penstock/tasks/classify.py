@@ -123,21 +123,19 @@ def _best(scores: Array, count: int) -> Array:
     return order[:, :count]
 
 
-class _TensorInput:
+class _TensorInput(TensorTask):
     """The network's own inputs, as the tensor task takes them."""
 
     is_cheap = True
 
     def __init__(self, engine: Signature, output: TensorSpec, max_rows: int, is_batched: bool | None) -> None:
         of_output = Signature(engine.inputs, (output,), engine.platform, engine.precision, engine.device)
-        self._task = TensorTask(of_output, max_rows, is_batched)
-        self.specs = self._task.signature.inputs
-        self.max_rows = self._task.signature.max_batch_size
-        self.join = self._task.join
-        self.warm_up_inputs = self._task.warm_up_inputs
+        super().__init__(of_output, max_rows, is_batched)
+        self.specs = self.signature.inputs
+        self.max_rows = self.signature.max_batch_size
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        return self._task.prepare(TaskRequest(request.inputs, []))
+        return super().prepare(TaskRequest(request.inputs, []))
 
 
 def _build_input(

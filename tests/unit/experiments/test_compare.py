@@ -47,7 +47,7 @@ def test_the_noise_of_the_other_cases_counts_for_a_quiet_one() -> None:
 
 def test_two_runs_of_the_same_thing_agree() -> None:
     rng = random.Random(5)
-    cases = make_cases(experiment={"batch_sizes": [1, 2, 4, 8], "concurrency_levels": list(range(1, 26))})
+    cases = make_cases(experiment={"batch_sizes": [1, 2, 4, 8], "concurrency_levels": list(range(1, 14))})
 
     def run() -> Results:
         rates = {case.id: [100 * rng.lognormvariate(0, 0.06) for _ in range(3)] for case in cases}
@@ -55,7 +55,7 @@ def test_two_runs_of_the_same_thing_agree() -> None:
         return make_results(rates, tails, cases)
 
     changes = [change for case in compare(run(), run()).cases for change in (case.throughput, case.p99)]
-    assert len(changes) == 200
+    assert len(changes) == 104
     assert sum(change.verdict != "no difference" for change in changes) <= 2
 
 
