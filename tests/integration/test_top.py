@@ -167,9 +167,8 @@ def test_no_server_is_said_plainly() -> None:
 def test_a_screen_is_drawn_and_a_key_ends_it(server: ServerProcess, key: str) -> None:
     with load(server), Terminal("--http", server.http_url, "--interval", "0.5") as terminal:
         terminal.wait(lambda text: re.search(r"identity:1 +ready +[1-9]", text), "the block's requests")
-        drawn = terminal.text()
-        for expected in ("penstock", "requests", "compute", "worker-0", "worker-1", "q quits"):
-            assert expected in drawn
+        expected = ("penstock", "requests", "compute", "worker-0", "worker-1", "q quits")
+        terminal.wait(lambda text: all(each in text for each in expected), "the whole screen")
         terminal.type(key)
         assert terminal.end() == 0
         assert "\x1b[?1049l" in terminal.raw[-40:]  # back from the alternate screen, with nothing said since
