@@ -1,7 +1,7 @@
 """The classify task: images, texts or tensors in, labels and their scores out, best first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -32,11 +32,10 @@ class RowLimits:
 
 
 class ClassifyInput(Protocol):
-    """From a request to the network's inputs."""
+    """From a request to the network's inputs. It sees nothing of what answers the request."""
 
-    is_cheap: bool
-    specs: tuple[TensorSpec, ...]  # what clients send
-    max_rows: int  # in a batch; 0: never joined
+    is_prepare_cheap: bool
+    signature: TaskSignature
 
     def prepare(self, request: TaskRequest) -> Prepared: ...
 
@@ -56,16 +55,16 @@ class ClassifyTask:
         self._packed = np.array([label.encode() for label in self._labels], dtype=object)
         self._activation = options.activation
         self._top_k = options.top_k
-        self.is_prepare_cheap = self._input.is_cheap
+        self.is_prepare_cheap = self._input.is_prepare_cheap
         self.engine_outputs: Sequence[str] = (output.name,)
         # How many labels an answer has is the request's matter.
         answers = (TensorSpec(LABEL, BYTES, (-1, -1)), TensorSpec(SCORE, "FP32", (-1, -1)))
-        self.signature = TaskSignature(self._input.specs, answers, self._input.max_rows)
+        self.signature = replace(self._input.signature, outputs=answers)
 
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, (LABEL, SCORE))
         self._wanted_count(request)
-        return self._input.prepare(request)
+        return self._input.prepare(TaskRequest(request.inputs, []))
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         return self._input.join(pieces)
@@ -123,38 +122,22 @@ def _best(scores: Array, count: int) -> Array:
     return order[:, :count]
 
 
-class _TensorInput(TensorTask):
-    """The network's own inputs, as the tensor task takes them."""
-
-    is_cheap = True
-
-    def __init__(self, engine: Signature, output: TensorSpec, max_rows: int, is_batched: bool | None) -> None:
-        of_output = Signature(engine.inputs, (output,), engine.platform, engine.precision, engine.device)
-        super().__init__(of_output, max_rows, is_batched)
-        self.specs = self.signature.inputs
-        self.max_rows = self.signature.max_batch_size
-
-    def prepare(self, request: TaskRequest) -> Prepared:
-        return super().prepare(TaskRequest(request.inputs, []))
-
-
 def _build_input(
     folder: Path, options: ClassifyOptions, limits: RowLimits, engine: Signature, output: TensorSpec
 ) -> ClassifyInput:
     """Each imports its libraries only when a model asks for it."""
     kind = _kind(options, engine)
     if kind == "text":
-        from penstock.tasks.text import TextInput, TextNetwork
+        from penstock.tasks.text import TextNetwork, TextTask
 
         tokenizer = folder / options.tokenizer
-        return TextInput(
-            TextNetwork("classify", engine, tokenizer, options.max_length, limits.max_tokens), limits.max_rows
-        )
+        network = TextNetwork("classify", engine, tokenizer, options.max_length, limits.max_tokens)
+        return TextTask(network, output.name, output, limits.max_rows)
     if kind == "image":
         from penstock.tasks.image_input import ImageInput
 
         return ImageInput(options, engine, limits.max_rows, is_batched=limits.is_batched is not False)
-    return _TensorInput(engine, output, limits.max_rows, limits.is_batched)
+    return TensorTask(replace(engine, outputs=(output,)), limits.max_rows, limits.is_batched)
 
 
 def _kind(options: ClassifyOptions, engine: Signature) -> str:

@@ -9,7 +9,7 @@ from PIL import Image, ImageOps
 from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
-from penstock.tasks.base import Piece, Prepared, TaskRequest
+from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
 from penstock.tasks.network import CHANNELS, PIXELS
 from penstock.tasks.options import ClassifyOptions
@@ -25,12 +25,12 @@ class _Frame:
 
 
 class ImageInput:
-    is_cheap = False
+    is_prepare_cheap = False
 
     def __init__(self, options: ClassifyOptions, engine: Signature, max_rows: int, is_batched: bool) -> None:
         spec = _check_input(engine)
-        self.specs: tuple[TensorSpec, ...] = (TensorSpec(IMAGE, BYTES, (-1, 1)),)
-        self.max_rows = max_rows
+        self.signature = TaskSignature((TensorSpec(IMAGE, BYTES, (-1, 1)),), (), max_rows)
+        self._max_rows = max_rows
         self._name = spec.name
         self._options = options
         self._frame = _frame(spec, options)
@@ -44,7 +44,7 @@ class ImageInput:
         self._scale, self._shift = _normalization(options, self._frame.is_channels_last)
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        headers = read_headers(take_files(request, self.max_rows), self._options.max_pixels)
+        headers = read_headers(take_files(request, self._max_rows), self._options.max_pixels)
         pixels = (self._lay_out(self._fit(decoded.image)) for decoded in decode_all(headers))
         return Prepared([Piece({self._name: array}, key=IMAGE if self._is_batched else object()) for array in pixels])
 
@@ -60,7 +60,7 @@ class ImageInput:
     def warm_up_inputs(self) -> list[dict[str, Array]]:
         blank = Image.new("L", (self._frame.width, self._frame.height))
         piece = Piece({self._name: self._lay_out(blank)})
-        return [self.join([piece] * rows) for rows in ((1, self.max_rows) if self._is_batched else (1,))]
+        return [self.join([piece] * rows) for rows in ((1, self._max_rows) if self._is_batched else (1,))]
 
     def _fit(self, image: Image.Image) -> Image.Image:
         """Brings an image to the frame's size. Where the proportions are others, `fit` says what becomes of them."""

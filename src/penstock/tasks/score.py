@@ -8,14 +8,14 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array
-from penstock.tasks.base import Piece, Prepared, Task, TaskRequest, TaskSignature
+from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
+from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
 from penstock.tasks.columns import check_outputs, take_inputs
 from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
 from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
-from penstock.tasks.text import TextNetwork, read_texts
+from penstock.tasks.text import TextNetwork, TextTask, read_texts
 
 QUERY, PASSAGE = "query", "passage"
 SCORE = "score"
@@ -65,27 +65,9 @@ def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
     return ("cross" if output.shape[1] <= MAX_LOGITS else "cosine"), output
 
 
-class _ScoreTask:
-    """What both methods share."""
-
-    is_prepare_cheap = False
-    is_finish_cheap = True
-
+class _ScoreTask(TextTask):
     def __init__(self, network: TextNetwork, output: str, max_rows: int) -> None:
-        self._network = network
-        self.engine_outputs: Sequence[str] = (output,)
-        inputs = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in (QUERY, PASSAGE))
-        self.signature = TaskSignature(inputs, (TensorSpec(SCORE, "FP32", (-1, 1)),), max_rows)
-
-    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        return self._network.join(pieces)
-
-    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        rows = outputs[0]
-        return [(rows[row : row + 1],) for row in range(len(pieces))]
-
-    def warm_up_inputs(self) -> list[dict[str, Array]]:
-        return self._network.warm_up_inputs(self.signature.max_batch_size)
+        super().__init__(network, output, TensorSpec(SCORE, "FP32", (-1, 1)), max_rows, (QUERY, PASSAGE))
 
 
 class CosineTask(_ScoreTask):

@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, unpack_bytes
-from penstock.tasks.base import Piece, Prepared, TaskRequest
-from penstock.tasks.columns import check_column, take_inputs
+from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
 
 TEXT = "text"
@@ -151,19 +151,24 @@ class TextNetwork:
         ]
 
 
-class TextInput:
-    """The one input of a task that takes texts."""
+class TextTask:
+    """Each piece is a text, or what a subclass makes of texts; a row of the network's output answers it."""
 
-    is_cheap = False
-    # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
-    # and perf_analyzer cannot send one.
-    specs: tuple[TensorSpec, ...] = (TensorSpec(TEXT, BYTES, (-1, 1)),)
+    is_prepare_cheap = False
+    is_finish_cheap = True
 
-    def __init__(self, network: TextNetwork, max_rows: int) -> None:
-        self.max_rows = max_rows
+    def __init__(
+        self, network: TextNetwork, output: str, answer: TensorSpec, max_rows: int, inputs: Sequence[str] = (TEXT,)
+    ) -> None:
         self._network = network
+        self.engine_outputs: Sequence[str] = (output,)
+        # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
+        # and perf_analyzer cannot send one.
+        columns = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in inputs)
+        self.signature = TaskSignature(columns, (answer,), max_rows)
 
     def prepare(self, request: TaskRequest) -> Prepared:
+        check_outputs(request, (self.signature.outputs[0].name,))
         (given,) = take_inputs(request, [TEXT], EXPECTED)
         pieces, tokens = self._network.pieces(read_texts(given, EXPECTED))
         return Prepared(pieces, parameters={"tokens": tokens})
@@ -171,8 +176,12 @@ class TextInput:
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         return self._network.join(pieces)
 
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        rows = outputs[0]
+        return [(rows[row : row + 1],) for row in range(len(pieces))]
+
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        return self._network.warm_up_inputs(self.max_rows)
+        return self._network.warm_up_inputs(self.signature.max_batch_size)
 
 
 def _check_inputs(task: str, engine: Signature) -> bool:

@@ -13,7 +13,7 @@ from tokenizers.processors import BertProcessing, RobertaProcessing, TemplatePro
 from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import TensorSpec
-from penstock.tasks.pairs import PairLayout, PairTokens
+from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import TextNetwork, TextTokenizer
 
 SPECIAL = [("[CLS]", 101), ("[SEP]", 102)]
@@ -76,12 +76,14 @@ def test_pairs_are_as_the_tokenizer_makes_them(folder: Path, tmp_path: Path, pro
     whole.post_processor = PROCESSORS[processor]
     whole.save(str(tmp_path / "tokenizer.json"))
     tokenizer = TextTokenizer(tmp_path / "tokenizer.json", 64)
-    layout = PairLayout.learn(tokenizer)
+    pairs = PairTokens(tokenizer, 512)
     texts = [("a cat", "purrs [SEP] softly"), ("", "alone"), ("alone", ""), ("", ""), ("x" * 150, "永遠 e\u0301")]
     for first, second in texts:
         expected = whole.encode(first, second)
         ids = tokenizer.encode([first, second], with_special=False)
-        assert layout.join(next(ids), next(ids)) == (expected.ids, expected.type_ids)
+        (piece,) = pairs.pieces([(next(ids), next(ids))])
+        found = piece.arrays["input_ids"].tolist(), piece.arrays["token_type_ids"].tolist()
+        assert found == (expected.ids, expected.type_ids)
 
 
 def test_learning_of_pairs_leaves_the_limit(folder: Path) -> None:
@@ -104,10 +106,11 @@ def test_a_text_that_fills_all_leaves_none_of_the_other(folder: Path) -> None:
 
 def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"zebra": 0}, unk_token="zebra")).save(str(tmp_path / "unknown.json"))
-    assert PairLayout.learn(TextTokenizer(tmp_path / "unknown.json", 8)).special_count == 0
+    (piece,) = PairTokens(TextTokenizer(tmp_path / "unknown.json", 8), 8).pieces([([0] * 9, [0])])
+    assert piece.arrays["input_ids"].tolist() == [0] * 8
     Tokenizer(BPE({"z": 0}, [])).save(str(tmp_path / "broken.json"))
     with pytest.raises(ConfigError, match="makes no pairs of texts"):
-        PairLayout.learn(TextTokenizer(tmp_path / "broken.json", 8))
+        PairTokens(TextTokenizer(tmp_path / "broken.json", 8), 8)
 
 
 @pytest.mark.parametrize("has_types", [True, False])
