@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from heapq import heapify, heappop, heappush
-from math import inf
 
 from penstock.router.slots import Job
 
@@ -15,9 +14,6 @@ class JobDeadlines:
         self._jobs = jobs
         self._is_alive = is_alive
         self._heap: list[tuple[float, int]] = []
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def watch(self, when: float, job_id: int) -> None:
         heappush(self._heap, (when, job_id))
@@ -32,14 +28,6 @@ class JobDeadlines:
             if (job := self._find(when, job_id)) is not None:
                 return job
         return None
-
-    def next(self) -> float:
-        while self._heap:
-            when, job_id = self._heap[0]
-            if self._find(when, job_id) is not None:
-                return when
-            heappop(self._heap)
-        return inf
 
     def _find(self, when: float, job_id: int) -> Job | None:
         job = self._jobs.get(job_id)

@@ -158,7 +158,7 @@ class Dispatcher:
 
     def queue_lengths(self) -> dict[str, tuple[int, int]]:
         """How many jobs wait and how many run, by block."""
-        return {block: (self._table.queue_length(block), self._table.running(block)) for block in self._table.blocks()}
+        return self._table.lengths()
 
     async def statistics(self) -> list[BlockStatistics]:
         return summed(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))

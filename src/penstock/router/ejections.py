@@ -1,7 +1,6 @@
 """Slots that failed too often: they are taken out, probed, and put back when they work. Decides; never acts."""
 
 from heapq import heappop, heappush
-from math import inf
 
 from penstock.router.actions import Action, Ejected, Probe, Restored
 from penstock.router.health import FAULTS, TIMEOUT, Condition, may_be_ejected
@@ -62,14 +61,6 @@ class Ejections:
                 actions.append(Probe(slot.worker, slot.block_id))
             self._watch(queue, slot, condition)
         return actions
-
-    def next(self) -> float:
-        while self._probes:
-            when, _, _, slot = self._probes[0]
-            if slot.condition is not None and slot.condition.due == when:
-                return when
-            heappop(self._probes)
-        return inf
 
     def _restore(self, queue: Queue, slot: Slot, now: float) -> list[Action]:
         queue.restore(slot)

@@ -13,7 +13,7 @@ from penstock.router.actions import Action, CancelOn, FailJob, Retry
 from penstock.router.deadlines import JobDeadlines
 from penstock.router.ejections import Ejections
 from penstock.router.health import TIMEOUT
-from penstock.router.policies.drawn import Draw
+from penstock.router.policies.policy import Draw
 from penstock.router.queues import BlockRules, Queue, homes
 from penstock.router.slots import Job, Offer, Slot, SlotStanding
 
@@ -34,16 +34,12 @@ class JobTable:
 
     # --- what is asked
 
-    def queue_length(self, block_id: str) -> int:
-        queue = self._queues.get(block_id)
-        return queue.length if queue else 0
-
-    def running(self, block_id: str) -> int:
-        queue = self._queues.get(block_id)
-        return sum(slot.in_flight for slot in queue.slots.values()) if queue else 0
-
-    def blocks(self) -> list[str]:
-        return list(self._queues)
+    def lengths(self) -> dict[str, tuple[int, int]]:
+        """How many jobs wait and how many run, by block."""
+        return {
+            block_id: (queue.length, sum(slot.in_flight for slot in queue.slots.values()))
+            for block_id, queue in self._queues.items()
+        }
 
     def standing(self, block_id: str, now: float) -> list[SlotStanding]:
         queue = self._queues.get(block_id)
@@ -54,13 +50,6 @@ class JobTable:
         queue = self._queues.get(block_id)
         slot = queue.places.owner(key) if queue else None
         return slot.worker if slot else None
-
-    def next_due(self) -> float | None:
-        """When the next tick has something to do."""
-        if self._switched:
-            return 0.0
-        due = min(self._deadlines.next(), self._queue_deadlines.next(), self._ejections.next())
-        return due if due < inf else None
 
     # --- blocks
 
@@ -193,7 +182,7 @@ class JobTable:
             queue = self._queues[job.block_id]
             queue.release(slot, job)
             queue.review(slot)
-            queue.put_back(job)
+            queue.move([job], is_first=True)
             if job.queue_deadline < inf:
                 self._queue_deadlines.watch(job.queue_deadline, job.job_id)
             touched.setdefault(job.block_id, []).extend([slot, *homes([job])])
@@ -278,7 +267,7 @@ class JobTable:
         job.losses += 1
         if job.is_idempotent and job.losses < self._max_attempts:
             job.queue_deadline = inf  # it had left its queue in time
-            queue.put_back(job)
+            queue.move([job], is_first=True)
             return Retry(job, "worker_lost")
         del self._jobs[job.job_id]
         if not job.is_idempotent:

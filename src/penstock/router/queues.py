@@ -8,10 +8,11 @@ from operator import attrgetter
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.settings import BlockSettings, Health, Priorities, Routing
 from penstock.router.actions import Action, Send
-from penstock.router.policies.drawn import Draw
 from penstock.router.policies.hashing import KeyPlaces
-from penstock.router.policies.policy import make_policy
+from penstock.router.policies.policy import Draw, make_policy
 from penstock.router.slots import Job, Line, Offer, Slot
+
+_turn = attrgetter("rank", "submitted")  # of those who wait, the lower goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ class Queue:
         actions: list[Action] = []
         while self.length and slot.in_flight < slot.credits and not slot.is_ejected:
             line = self.line
-            if slot.line.length and not (line.length and _goes_before(line.first(), slot.line.first())):
+            if slot.line.length and not (line.length and _turn(line.first()) < _turn(slot.line.first())):
                 line = slot.line
             if not line.length:
                 break
@@ -166,30 +167,25 @@ class Queue:
         """Raises QueueFull."""
         if self.length >= self.rules.max_queue:
             raise QueueFull(f"{self.length} requests wait for this block already (max_queue)", block=job.block_id)
-        if self._has_bounds:
-            self._check_level(job)
+        bound = self.rules.priorities.policy(job.priority).max_queue if self._has_bounds else None
+        if bound is not None and self._levels[job.priority] >= bound:
+            raise QueueFull(
+                f"{bound} requests of priority {job.priority} wait for this block already (priorities: max_queue)",
+                block=job.block_id,
+            )
 
-    def wait(self, line: Line, job: Job) -> None:
-        line.append(job)
+    def wait(self, line: Line, job: Job, is_first: bool = False) -> None:
+        line.append(job, is_first)
         self.length += 1
         self._levels[job.priority] += 1
 
-    def put_back(self, job: Job) -> None:
-        """Lets the job wait again, in front of its level."""
-        if self.has_lost_home(job):
-            self.orphans.append(job)
-            return
-        self._line_of(job).append(job, is_first=True)
-        self.length += 1
-        self._levels[job.priority] += 1
-
-    def move(self, jobs: Iterable[Job]) -> None:
-        """Lets the jobs wait anew, in this order, where they belong now."""
+    def move(self, jobs: Iterable[Job], is_first: bool = False) -> None:
+        """Lets the jobs wait anew, in this order or each in front of its level, where they belong now."""
         for job in jobs:
             if self.has_lost_home(job):
                 self.orphans.append(job)
             else:
-                self.wait(self._line_of(job), job)
+                self.wait(self._line_of(job), job, is_first)
 
     def delay(self, job: Job) -> None:
         line = job.line
@@ -255,14 +251,6 @@ class Queue:
         slot = self._home_of(job, key)
         return self.homeless if slot is None else slot.line
 
-    def _check_level(self, job: Job) -> None:
-        bound = self.rules.priorities.policy(job.priority).max_queue
-        if bound is not None and self._levels[job.priority] >= bound:
-            raise QueueFull(
-                f"{bound} requests of priority {job.priority} wait for this block already (priorities: max_queue)",
-                block=job.block_id,
-            )
-
     def _check_key(self) -> None:
         routing = self.rules.routing
         if self.is_hashed and routing.without_key == "refuse":
@@ -276,10 +264,6 @@ def homes(jobs: Iterable[Job]) -> list[Slot]:
     """The slots that these jobs wait for."""
     lines = dict.fromkeys(job.line for job in jobs if job.line is not None)
     return [line.slot for line in lines if line.slot is not None]
-
-
-def _goes_before(job: Job, other: Job) -> bool:
-    return job.rank < other.rank or (job.rank == other.rank and job.submitted < other.submitted)
 
 
 def _has_bounds(priorities: Priorities) -> bool:

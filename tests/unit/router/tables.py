@@ -78,3 +78,13 @@ def sent(actions: list[Action]) -> list[tuple[bytes, int]]:
 
 def failed(actions: list[Action]) -> list[int]:
     return [action.job.job_id for action in actions if isinstance(action, FailJob)]
+
+
+def next_due(jobs: JobTable) -> float | None:
+    """When the table's next tick has something to do."""
+    if jobs._switched:
+        return 0.0
+    due = [when for when, _, _, slot in jobs._ejections._probes if slot.condition and slot.condition.due == when]
+    for deadlines in (jobs._deadlines, jobs._queue_deadlines):
+        due += [when for when, job_id in deadlines._heap if deadlines._find(when, job_id) is not None]
+    return min(due, default=None)

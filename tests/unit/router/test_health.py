@@ -7,7 +7,7 @@ import pytest
 from penstock.core.settings import Health
 from penstock.router.actions import Ejected, FailJob, Probe, Restored
 from penstock.router.health import Condition, may_be_ejected
-from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
+from tests.unit.router.tables import BLOCK, A, B, C, job, join, next_due, rules, sent, table
 
 EAGER = Health(failures=3, timeouts=2, eject_s=5.0, eject_max_s=60.0, max_ejected=0.5)
 
@@ -104,7 +104,7 @@ def test_zero_ejects_nobody() -> None:
 def test_a_probe_that_works_brings_a_worker_back() -> None:
     bench = Bench()
     bench.fail(A, 3, now=10.0)
-    assert bench.jobs.next_due() == 15.0
+    assert next_due(bench.jobs) == 15.0
     assert bench.jobs.tick(14.9) == []
     assert bench.jobs.tick(15.0) == [Probe(A, BLOCK)]
     assert bench.jobs.tick(16.0) == []
@@ -121,7 +121,7 @@ def test_the_time_between_probes_doubles_to_its_bound(is_answered: bool) -> None
     bench.fail(A, 3)
     probes: list[float] = []
     while len(probes) < 7:
-        now = bench.jobs.next_due()
+        now = next_due(bench.jobs)
         assert now is not None
         if bench.jobs.tick(now):
             probes.append(now)
@@ -138,11 +138,11 @@ def test_a_late_answer_to_a_probe_counts_if_it_is_good() -> None:
     bench.fail(A, 3)
     bench.jobs.tick(5.0)
     bench.jobs.tick(10.0)  # given up
-    due = bench.jobs.next_due()
+    due = next_due(bench.jobs)
     assert bench.jobs.probed(A, BLOCK, "broken", 11.0) == []
-    assert bench.jobs.next_due() == due
+    assert next_due(bench.jobs) == due
     assert bench.jobs.probed(A, BLOCK, "", 12.0) == [Restored(A, BLOCK)]
-    assert bench.jobs.next_due() is None
+    assert next_due(bench.jobs) is None
 
 
 def test_the_last_healthy_worker_stays_whatever_it_does() -> None:
@@ -244,7 +244,7 @@ def test_who_waits_for_a_worker_that_drains_finds_another_also_when_that_brings_
     sessions = [f"s-{n}" for n in range(200) if jobs.owner(BLOCK, f"s-{n}") == C]
     for n, session in enumerate(sessions[:12], start=1000):
         jobs.submit(job(n, session=session), 0.0)
-    assert jobs.queue_length(BLOCK) == 10
+    assert jobs.lengths()[BLOCK][0] == 10
     actions = jobs.join(C, [], 1.0)
     assert actions[0] == Restored(A, BLOCK)
     for worker, number in sent(actions):
@@ -252,4 +252,4 @@ def test_who_waits_for_a_worker_that_drains_finds_another_also_when_that_brings_
     standing = {slot.worker: slot for slot in jobs.standing(BLOCK, 1.0)}
     for worker in (A, b"worker-d"):
         assert standing[worker].in_flight == 2, "it is idle while others wait for it"
-    assert jobs.queue_length(BLOCK) == 6
+    assert jobs.lengths()[BLOCK][0] == 6

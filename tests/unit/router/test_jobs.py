@@ -5,7 +5,7 @@ import pytest
 from penstock.core.errors import DeadlineExceeded, ModelNotReady, QueueFull, WorkerLost
 from penstock.router.actions import CancelOn, FailJob, Retry, Send
 from penstock.router.slots import Offer
-from tests.unit.router.tables import BLOCK, A, B, job, join, rules, sent, table
+from tests.unit.router.tables import BLOCK, A, B, job, join, next_due, rules, sent, table
 
 
 def test_a_job_goes_to_a_worker_with_credit() -> None:
@@ -44,8 +44,8 @@ def test_the_emptier_worker_is_chosen() -> None:
     join(jobs, B, 4, 0.0)
     for n in range(8):
         jobs.submit(job(n), 0.0)
-    assert jobs.queue_length(BLOCK) == 0
-    assert jobs.running(BLOCK) == 8
+    assert jobs.lengths()[BLOCK][0] == 0
+    assert jobs.lengths()[BLOCK][1] == 8
 
 
 def test_a_dead_workers_jobs_go_first_to_another_in_their_order() -> None:
@@ -116,7 +116,7 @@ def test_deadlines_fail_waiting_and_running_jobs() -> None:
     assert [a.job.job_id for a in actions if isinstance(a, FailJob)] == [1, 2]
     assert all(isinstance(a.error, DeadlineExceeded) for a in actions if isinstance(a, FailJob))
     assert CancelOn(A, 1) in actions
-    assert jobs.running(BLOCK) == 1
+    assert jobs.lengths()[BLOCK][1] == 1
 
 
 def test_cancel_leaves_the_queue_or_tells_the_worker() -> None:
@@ -125,7 +125,7 @@ def test_cancel_leaves_the_queue_or_tells_the_worker() -> None:
     jobs.submit(job(1), 0.0)
     jobs.submit(job(2), 0.0)
     assert jobs.cancel(2, 1.0) == []
-    assert jobs.queue_length(BLOCK) == 0
+    assert jobs.lengths()[BLOCK][0] == 0
     assert jobs.cancel(1, 1.0) == [CancelOn(A, 1)]
     assert jobs.cancel(1, 1.0) == []
 
@@ -136,7 +136,7 @@ def test_cancelled_jobs_do_not_pile_up_in_the_line() -> None:
         jobs.submit(job(n), 0.0)
         jobs.cancel(n, 0.0)
     assert jobs._queues[BLOCK].line.entries <= 64 + 10
-    assert len(jobs._deadlines) <= 1010
+    assert len(jobs._deadlines._heap) <= 1010
 
 
 def test_a_retired_block_fails_what_waits() -> None:
@@ -163,7 +163,7 @@ def test_a_partial_answer_leaves_the_job_running() -> None:
     running = jobs.partial(A, 1, 1)
     assert running is not None
     assert running.job_id == 1
-    assert jobs.running(BLOCK) == 1
+    assert jobs.lengths()[BLOCK][1] == 1
 
 
 def test_nothing_is_sent_that_fails_in_the_same_tick() -> None:
@@ -176,15 +176,15 @@ def test_nothing_is_sent_that_fails_in_the_same_tick() -> None:
 
 def test_the_next_due_time_is_that_of_the_earliest_job_that_is_left() -> None:
     jobs = table()
-    assert jobs.next_due() is None
+    assert next_due(jobs) is None
     join(jobs, A, 1)
     jobs.submit(job(1, deadline=5.0), 0.0)
     jobs.submit(job(2, deadline=9.0, queue_deadline=3.0), 0.0)
-    assert jobs.next_due() == 3.0
+    assert next_due(jobs) == 3.0
     jobs.complete(A, 1, 1, 1.0)
-    assert jobs.next_due() == 9.0  # it runs: its time in the queue does not matter any more
+    assert next_due(jobs) == 9.0  # it runs: its time in the queue does not matter any more
     jobs.cancel(2, 2.0)
-    assert jobs.next_due() is None
+    assert next_due(jobs) is None
 
 
 def test_the_standing_tells_of_every_slot() -> None:

@@ -10,7 +10,7 @@ from penstock.router.actions import FailJob
 from penstock.router.jobs import JobTable
 from penstock.router.queues import BlockRules
 from penstock.router.slots import Job, Line
-from tests.unit.router.tables import BLOCK, A, B, failed, job, join, levels, rules, sent, table
+from tests.unit.router.tables import BLOCK, A, B, failed, job, join, levels, next_due, rules, sent, table
 
 DELAY = QueuePolicy(on_timeout="delay", timeout_ms=1000)
 
@@ -62,7 +62,7 @@ def test_who_leaves_makes_room_in_its_level() -> None:
     jobs.submit(job(1, priority=2), 0.0)
     jobs.cancel(1, 0.0)
     jobs.submit(job(2, priority=2), 0.0)
-    assert jobs.queue_length(BLOCK) == 1
+    assert jobs.lengths()[BLOCK][0] == 1
 
 
 def test_a_lost_job_goes_in_front_of_its_level_and_not_of_others() -> None:
@@ -80,13 +80,13 @@ def test_a_job_that_waits_too_long_is_refused() -> None:
     jobs = one_slot(Priorities())
     jobs.submit(job(1, 1e9, queue_deadline=2.0), 0.0)
     jobs.submit(job(2, 1e9, queue_deadline=4.0), 0.0)
-    assert jobs.next_due() == 2.0
+    assert next_due(jobs) == 2.0
     (action,) = jobs.tick(2.0)
     assert isinstance(action, FailJob)
     assert isinstance(action.error, QueueTimeout)
     assert "2.000 s" in action.error.message
     assert action.job.job_id == 1
-    assert jobs.queue_length(BLOCK) == 1
+    assert jobs.lengths()[BLOCK][0] == 1
     assert sent(jobs.complete(A, 0, 1, 3.0)[1]) == [(A, 2)]
     assert jobs.tick(5.0) == []  # what runs has left its queue in time
 
@@ -96,8 +96,8 @@ def test_a_job_that_waits_too_long_may_be_delayed_instead() -> None:
     for n in (1, 2):
         jobs.submit(job(n, 1e9, queue_deadline=1.0), 0.0)
     assert jobs.tick(1.0) == []
-    assert jobs.queue_length(BLOCK) == 2
-    assert jobs.next_due() == 1e9
+    assert jobs.lengths()[BLOCK][0] == 2
+    assert next_due(jobs) == 1e9
     for n in (3, 4):
         jobs.submit(job(n, 1e9, queue_deadline=60.0), 2.0)
     assert order(jobs, 0) == [3, 4, 1, 2]
@@ -140,7 +140,7 @@ def test_a_job_that_was_handed_back_may_still_wait_too_long() -> None:
     jobs.submit(job(1, 1e9, queue_deadline=2.0), 0.0)
     jobs.join(A, [], 1.0)
     jobs.hand_back(A, [1], 1.0)
-    assert jobs.next_due() == 2.0
+    assert next_due(jobs) == 2.0
     assert failed(jobs.tick(2.0)) == [1]
 
 
@@ -177,7 +177,7 @@ def test_a_retired_block_fails_all_that_wait_in_any_line() -> None:
     jobs.submit(job(3, key="x"), 0.0)
     jobs.submit(job(4), 0.0)
     assert sorted(failed(jobs.retire(BLOCK, ModelNotReady("gone")))) == [3, 4]
-    assert (len(jobs), jobs.queue_length(BLOCK), jobs.running(BLOCK)) == (1, 0, 1)
+    assert (len(jobs), jobs.lengths()[BLOCK][0], jobs.lengths()[BLOCK][1]) == (1, 0, 1)
 
 
 def test_jobs_that_are_delayed_again_and_again_leave_no_traces() -> None:
@@ -187,7 +187,7 @@ def test_jobs_that_are_delayed_again_and_again_leave_no_traces() -> None:
         jobs.tick(float(n))
         jobs.cancel(n, float(n))
     assert jobs._queues[BLOCK].line.entries <= 70
-    assert len(jobs._queue_deadlines) <= 1010
+    assert len(jobs._queue_deadlines._heap) <= 1010
 
 
 def test_a_line_keeps_its_order_whoever_leaves_it() -> None:

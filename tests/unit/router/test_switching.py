@@ -8,7 +8,7 @@ import pytest
 from penstock.core.settings import Health, Priorities
 from penstock.router.actions import Action, Restored, Send
 from penstock.router.jobs import JobTable
-from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, rules, sent, table
+from tests.unit.router.tables import BLOCK, POLICIES, A, B, C, job, join, levels, next_due, rules, sent, table
 
 
 def switch(jobs: JobTable, policy: str, now: float, max_queue: int = 100) -> list[Action]:
@@ -21,7 +21,7 @@ def test_the_same_rules_change_nothing() -> None:
     before = jobs._queues[BLOCK].policy
     jobs.declare(BLOCK, rules(max_queue=100))
     assert jobs._queues[BLOCK].policy is before
-    assert jobs.next_due() is None
+    assert next_due(jobs) is None
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -32,7 +32,7 @@ def test_every_policy_can_follow_every_other(before: str, policy: str) -> None:
         join(jobs, worker, 2)
     running = [found for n in range(9) for found in sent(jobs.submit(job(n, key=f"k-{n}"), 0.0))]
     jobs.declare(BLOCK, rules(policy, 100))
-    assert jobs.next_due() == (100.0 if policy == before else 0.0)
+    assert next_due(jobs) == (100.0 if policy == before else 0.0)
     running += sent(jobs.tick(1.0))
     ended = set()
     while running:
@@ -52,7 +52,7 @@ def test_what_waited_for_one_worker_goes_anywhere_after_the_switch() -> None:
     home = jobs.owner(BLOCK, "x")
     for n in range(3):
         jobs.submit(job(n, key="x"), float(n))
-    assert jobs.queue_length(BLOCK) == 2
+    assert jobs.lengths()[BLOCK][0] == 2
     started = sent(switch(jobs, "least_connections", 3.0))
     assert {worker for worker, _ in started} == {A, B, C} - {home}
     assert [number for _, number in started] == [1, 2]

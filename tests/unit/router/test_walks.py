@@ -11,7 +11,7 @@ from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, R
 from penstock.router.jobs import JobTable
 from penstock.router.queues import Queue
 from penstock.router.slots import Job, Offer
-from tests.unit.router.tables import BLOCK, POLICIES, job, rules
+from tests.unit.router.tables import BLOCK, POLICIES, job, next_due, rules
 
 WORKERS = [b"worker-%d" % n for n in range(6)]
 HEALTH = Health(failures=2, timeouts=2, eject_s=3.0, eject_max_s=10.0, max_ejected=0.5)
@@ -162,12 +162,12 @@ class Walk:
 
     def retire(self) -> None:
         self.perform(self.table.retire(BLOCK, ModelNotReady("unloaded")))
-        assert self.table.queue_length(BLOCK) == 0
+        assert self.table.lengths()[BLOCK][0] == 0
 
     def tick(self) -> None:
         self.now += self.rng.random() * 2
         self.perform(self.table.tick(self.now))
-        due = self.table.next_due()
+        due = next_due(self.table)
         assert due is None or due > self.now
 
     # --- what must always hold
@@ -176,7 +176,7 @@ class Walk:
         table, queue = self.table, self.table._queues[BLOCK]
         assert table._jobs.keys() == self.open.keys()
         assert {number for number, found in self.open.items() if found.slot is not None} == self.running.keys()
-        assert len(table) == table.queue_length(BLOCK) + table.running(BLOCK)
+        assert len(table) == table.lengths()[BLOCK][0] + table.lengths()[BLOCK][1]
         assert set(queue.ejected) == self.ejected
         waiting = [found for found in self.open.values() if found.slot is None]
         assert Counter(found.priority for found in waiting) == +Counter(queue._levels)

@@ -28,14 +28,8 @@ class Members:
         self._host = host_identity()
         self._zone = zone
         self._on_death = on_death
-        self._members: dict[bytes, ZmqMember] = {}
+        self.by_key: dict[bytes, ZmqMember] = {}
         self._departed: list[BlockStatistics] = []  # what workers that are gone had done
-
-    def get(self, key: bytes) -> ZmqMember | None:
-        return self._members.get(key)
-
-    def all(self) -> list[ZmqMember]:
-        return list(self._members.values())
 
     def add(self, member: ZmqMember) -> bool:
         """On one machine the kernel tells of a death at once; elsewhere the heartbeats do. False: dead already."""
@@ -45,12 +39,12 @@ class Members:
             except (OSError, OverflowError):
                 return False
             asyncio.get_running_loop().add_reader(member.pidfd, self._on_death, member.key, "died")
-        self._members[member.key] = member
+        self.by_key[member.key] = member
         log.info("worker_joined", worker=member.worker_id, pid=member.pid)
         return True
 
     def remove(self, key: bytes, reason: str) -> ZmqMember | None:
-        member = self._members.pop(key, None)
+        member = self.by_key.pop(key, None)
         if member is None:
             return None
         _forget_process(member)
@@ -59,7 +53,7 @@ class Members:
         return member
 
     def close(self) -> None:
-        for member in self._members.values():
+        for member in self.by_key.values():
             _forget_process(member)
 
     def distance(self, member: ZmqMember) -> int:
@@ -68,7 +62,7 @@ class Members:
         return SAME_ZONE if self._zone and member.zone == self._zone else ELSEWHERE
 
     def statistics(self) -> list[BlockStatistics]:
-        return [*self._departed, *(found for member in self._members.values() for found in member.statistics)]
+        return [*self._departed, *(found for member in self.by_key.values() for found in member.statistics)]
 
 
 def _forget_process(member: ZmqMember) -> None:

@@ -79,7 +79,7 @@ class ZmqLane:
         """Asked from the workers now; one that does not answer in time counts with its last answer."""
         self._last_query = query_id = self._last_query + 1
         query = frames.encode(pb.Frame(statistics_query=pb.StatisticsQuery(query_id=query_id)))
-        asked = self._queries[query_id] = {member.key: asyncio.Event() for member in self._members.all()}
+        asked = self._queries[query_id] = {key: asyncio.Event() for key in self._members.by_key}
         for key in asked:
             self._send(key, query)
         try:
@@ -97,14 +97,14 @@ class ZmqLane:
             return
         self._next_beat = now + self._settings.beat_s
         beat = frames.encode(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.jobs())))
-        for member in self._members.all():
+        for member in list(self._members.by_key.values()):
             if now - member.last_heard > self._settings.silence_s:
                 self._remove(member.key, "silent")
             else:
                 self._send(member.key, beat)
 
     def close(self) -> None:
-        for member in self._members.all():
+        for member in list(self._members.by_key.values()):
             self._say(member.key, pb.Frame(bye=pb.Bye(reason="the gateway stops")))
         self._members.close()
         if self._socket is not None:
@@ -115,7 +115,7 @@ class ZmqLane:
     def _on_message(self, identity: bytes, message: list[Buffer]) -> None:
         try:
             kind, frame = frames.decode(message)
-            member = self._members.get(identity)
+            member = self._members.by_key.get(identity)
             if member is not None:
                 member.last_heard = now()
                 self._on_frame(member, kind, frame, message)
@@ -171,7 +171,7 @@ class ZmqLane:
         blocks = {offer.block_id: decode_description(offer.description) for offer in hello.blocks}
         if any(block_id != block.block_id for block_id, block in blocks.items()):
             raise WireError("an offer names one block and describes another")
-        member = self._members.get(identity)
+        member = self._members.by_key.get(identity)
         if member is None:
             member = ZmqMember(
                 identity, hello.worker_id, hello.pid, self, hello.zone, host=hello.host, last_heard=now()

@@ -128,7 +128,7 @@ def test_jobs_with_a_key_go_to_its_owner_even_when_it_has_no_credit_left() -> No
     jobs = keyed()
     key = key_of(jobs, B)
     assert [sent(jobs.submit(job(n, key=key), 0.0)) for n in range(3)] == [[(B, 0)], [(B, 1)], []]
-    assert jobs.queue_length(BLOCK) == 1
+    assert jobs.lengths()[BLOCK][0] == 1
     assert sent(jobs.submit(job(3, key=key_of(jobs, A)), 0.0)) == [(A, 3)]  # who waits for B keeps nobody from A
     assert sent(jobs.complete(A, 3, 1, 1.0)[1]) == []
     assert sent(jobs.complete(B, 1, 1, 1.0)[1]) == [(B, 2)]
@@ -156,7 +156,7 @@ def test_who_waits_for_a_worker_that_leaves_is_placed_anew() -> None:
     for n, worker in where.items():
         assert worker == jobs.owner(BLOCK, first if n % 2 else second)
     assert {0, 1} <= set(where)  # they had run, and go first
-    assert len(where) + jobs.queue_length(BLOCK) == 6
+    assert len(where) + jobs.lengths()[BLOCK][0] == 6
 
 
 def test_who_waits_for_a_worker_that_drains_is_placed_anew() -> None:
@@ -166,7 +166,7 @@ def test_who_waits_for_a_worker_that_drains_is_placed_anew() -> None:
         jobs.submit(job(n, key=key), 0.0)
     actions = jobs.join(B, [], 1.0)
     assert sent(actions) == [(jobs.owner(BLOCK, key), 2)]
-    assert jobs.running(BLOCK) == 3
+    assert jobs.lengths()[BLOCK][1] == 3
 
 
 def test_jobs_with_a_key_wait_for_the_first_worker_and_those_of_the_next_go_there() -> None:
@@ -179,7 +179,7 @@ def test_jobs_with_a_key_wait_for_the_first_worker_and_those_of_the_next_go_ther
     owned = [n for n in range(1, 40) if jobs.owner(BLOCK, KEYS[n]) == B]
     assert started == [(B, n) for n in owned]
     assert owned
-    assert jobs.queue_length(BLOCK) == 39 - len(owned)
+    assert jobs.lengths()[BLOCK][0] == 39 - len(owned)
 
 
 def test_the_last_workers_jobs_wait_for_the_next() -> None:
@@ -188,7 +188,7 @@ def test_the_last_workers_jobs_wait_for_the_next() -> None:
     for n in range(3):
         jobs.submit(job(n, key="x"), 0.0)
     jobs.leave(A, 1.0)
-    assert jobs.queue_length(BLOCK) == 3
+    assert jobs.lengths()[BLOCK][0] == 3
     assert sent(join(jobs, B, 5, 2.0)) == [(B, 0), (B, 1), (B, 2)]
 
 
