@@ -22,7 +22,6 @@ from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.http.app import build_http_app
-from penstock.gateway.http.live.routes import standing
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.server import http_server, open_http_socket
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -119,7 +118,7 @@ class Gateway:
         self._grpc = GrpcServer(OipGrpc(self._serving, catalogue, memory), limits, SharedMemoryGrpc(memory))
         port = await self._grpc.start(self._config.host, grpc_port)
         reader = SnapshotReader(self._metrics_folder)
-        self._live = LiveStreams(reader.read, self._publish, lambda: standing(catalogue))
+        self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
         app = build_http_app(
             self._serving, catalogue, limits, lambda: shared_registry(self._metrics_folder), self._live, memory
         )

@@ -1,6 +1,5 @@
 """All roles on this machine: manager and first gateway here, workers and further gateways as processes."""
 
-import asyncio
 import shutil
 import signal
 import tempfile
@@ -41,44 +40,34 @@ def run_serve(config: Config, on_listening: OnListening = lambda http, grpc: Non
 
 async def _serve(config: Config, places: ServerPlaces, on_listening: OnListening) -> None:
     stop = stop_on_signals(signal.SIGTERM, signal.SIGINT)
-    # What is open must close when a later step fails, or the process would not end.
-    async with AsyncExitStack() as stack:
-        await _run_roles(config, places, stack, stop, on_listening)
-
-
-async def _run_roles(
-    config: Config,
-    places: ServerPlaces,
-    stack: AsyncExitStack,
-    stop: asyncio.Event,
-    on_listening: OnListening,
-) -> None:
     share_metrics(places.metrics, FIRST_GATEWAY)
     places.config.write_text(config.model_dump_json())
     check_port(config.host, config.http_port, "--http-port")
     check_port(config.host, config.grpc_port, "--grpc-port")
     http_socket = open_http_socket(config.host, config.http_port)
     http_port = http_socket.getsockname()[1]
-    manager = await _open_manager(config, places, stack)
-    traces = Traces(config.telemetry, "penstock-gateway")
-    stack.callback(traces.close)
-    gateway = Gateway(FIRST_GATEWAY, config, places.metrics, traces)
-    stack.push_async_callback(gateway.close)
-    await manager.gateway_joined(FIRST_GATEWAY, gateway.listen(places.gateway(FIRST_GATEWAY)))
-    manager.listen(gateway.cluster_changed)
-    grpc_port = await gateway.open(manager, config.grpc_port, http_socket)
-    supervisor = _start_children(config, places, http_port, grpc_port)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
-    on_listening(http, grpc)
-    log.info(
-        "serving", http=http, grpc=grpc, models=str(config.models), workers=config.workers, gateways=config.gateways
-    )
-    spare_collector()
-    await stop.wait()
-    log.info("stopping")
-    await gateway.drain()
-    await supervisor.stop(config.data_plane.drain_s + 5)
+    # What is open must close when a later step fails, or the process would not end.
+    async with AsyncExitStack() as stack:
+        manager = await _open_manager(config, places, stack)
+        traces = Traces(config.telemetry, "penstock-gateway")
+        stack.callback(traces.close)
+        gateway = Gateway(FIRST_GATEWAY, config, places.metrics, traces)
+        stack.push_async_callback(gateway.close)
+        await manager.gateway_joined(FIRST_GATEWAY, gateway.listen(places.gateway(FIRST_GATEWAY)))
+        manager.listen(gateway.cluster_changed)
+        grpc_port = await gateway.open(manager, config.grpc_port, http_socket)
+        supervisor = _start_children(config, places, http_port, grpc_port)
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
+        on_listening(http, grpc)
+        log.info(
+            "serving", http=http, grpc=grpc, models=str(config.models), workers=config.workers, gateways=config.gateways
+        )
+        spare_collector()
+        await stop.wait()
+        log.info("stopping")
+        await gateway.drain()
+        await supervisor.stop(config.data_plane.drain_s + 5)
 
 
 async def _open_manager(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> Manager:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.cluster import BlockView, Control
+from penstock.core.cluster import Control
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
@@ -13,6 +13,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.router.slots import SlotStanding
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
+from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
 SERVER_NAME = "penstock"
 EXTENSIONS = (
@@ -31,33 +32,29 @@ LOOK_S = 0.02
 
 class Catalogue:
     def __init__(self, admission: Admission, resolver: Resolver, dispatcher: Dispatcher, control: Control) -> None:
+        self.resolver = resolver
+        self.control = control
         self._admission = admission
-        self._resolver = resolver
         self._dispatcher = dispatcher
-        self._control = control
 
     @property
     def server_version(self) -> str:
         return version("penstock-serve")
 
     def is_server_ready(self) -> bool:
-        return not self._admission.is_draining and self._resolver.is_server_ready()
+        return not self._admission.is_draining and self.resolver.is_server_ready()
 
     def is_model_ready(self, model: str, version: str) -> bool:
         """Raises for a model that does not exist."""
-        if self._resolver.is_ready(model, version):
+        if self.resolver.is_ready(model, version):
             return True
-        if not any(view.model == model and version in ("", view.version) for view in self._resolver.views()):
-            self._resolver.resolve(model, version)
+        if not any(view.model == model and version in ("", view.version) for view in self.resolver.views()):
+            self.resolver.resolve(model, version)
         return False
-
-    def known(self, model: str, version: str) -> BlockDescription:
-        """What is known of a block now, perhaps without its inputs and outputs."""
-        return self._resolver.resolve(model, version)
 
     def described(self, model: str, version: str) -> BlockDescription:
         """A block with its inputs and outputs; one that no worker has had in memory is told to load and refused."""
-        block = self._resolver.resolve(model, version)
+        block = self.resolver.resolve(model, version)
         if not block.is_described:
             self._dispatcher.wake(block.block_id)
             raise ModelNotReady(f"model '{model}' is being loaded; send the request again")
@@ -65,50 +62,35 @@ class Catalogue:
 
     async def block(self, model: str, version: str) -> BlockDescription:
         """A block with its inputs and outputs; waits while one that no worker has had in memory is loaded."""
-        block = self._resolver.resolve(model, version)
+        block = self.resolver.resolve(model, version)
         if block.is_described:
             return block
         self._dispatcher.wake(block.block_id)
         end = asyncio.get_running_loop().time() + block.settings.residence.max_waiting_s
         while asyncio.get_running_loop().time() < end:
             await asyncio.sleep(LOOK_S)
-            block = self._resolver.resolve(model, version)
+            block = self.resolver.resolve(model, version)
             if block.is_described:
                 return block
         raise ModelNotReady(f"model '{model}' was not loaded within residence.max_waiting_s; try again")
 
-    def versions(self, model: str) -> list[str]:
-        return self._resolver.versions(model)
-
-    def blocks(self) -> list[BlockDescription]:
-        return self._resolver.blocks()
-
-    def index(self) -> list[BlockView]:
-        return self._resolver.views()
-
     async def statistics(self, model: str, version: str) -> list[BlockStatistics]:
         """The statistics of one model, or of all where no name is given."""
         if model:
-            self._resolver.resolve(model, version)
+            self.resolver.resolve(model, version)
         return [
             found
             for found in await self._dispatcher.statistics()
             if model in ("", found.model) and version in ("", found.version)
         ]
 
-    async def load(self, model: str) -> None:
-        await self._control.load(model)
-
-    async def unload(self, model: str) -> None:
-        await self._control.unload(model)
-
     # --- routing
 
     def routing(self, model: str, key: str = "") -> dict[str, object]:
         """How requests find their worker, how the workers stand, and which one a key belongs to."""
-        blocks = [block for block in self._resolver.blocks() if block.model == model]
+        blocks = [block for block in self.resolver.blocks() if block.model == model]
         if not blocks:
-            self._resolver.resolve(model, "")  # raises what is the matter
+            self.resolver.resolve(model, "")  # raises what is the matter
         routing = self._dispatcher.routing(blocks[-1])
         if key and routing.policy != "hash":
             raise InvalidRequest(f"model '{model}' is routed by {routing.policy}: only 'hash' gives a key its worker")
@@ -132,41 +114,39 @@ class Catalogue:
 
     async def set_routing(self, model: str, routing: Routing | None) -> None:
         """Routes a model's requests so on every gateway and over restarts; None: as its model.yaml says."""
-        if not any(view.model == model for view in self._resolver.views()):
+        if not any(view.model == model for view in self.resolver.views()):
             raise UnknownModel(f"unknown model '{model}'")
-        await self._control.set_routing(model, "" if routing is None else routing.model_dump_json())
+        await self.control.set_routing(model, "" if routing is None else routing.model_dump_json())
+
+    def standing(self) -> Standing:
+        """What runs, and where."""
+        max_rows = {
+            block.block_id: block.settings.batching.max_rows for block in self.resolver.blocks() if block.max_batch_size
+        }
+        return Standing(
+            server=SERVER_NAME,
+            version=self.server_version,
+            ready=self.is_server_ready(),
+            draining=self._admission.is_draining,
+            blocks=[
+                BlockStanding(v.block_id, v.model, v.version, v.state, v.reason, max_rows.get(v.block_id))
+                for v in self.resolver.views()
+            ],
+            workers=[
+                WorkerStanding(w.worker_id, w.pid, w.jobs, w.memory_bytes, sorted(w.blocks), sorted(w.dormant), w.zone)
+                for w in self._dispatcher.workers()
+            ],
+        )
 
     def status(self) -> dict[str, object]:
         """What runs, where, and how much waits, for people to read."""
+        shown = asdict(self.standing())
+        for block in shown["blocks"]:
+            del block["max_rows"]  # its configuration shows it
         return {
-            "server": SERVER_NAME,
-            "version": self.server_version,
-            "ready": self.is_server_ready(),
-            "draining": self._admission.is_draining,
+            **shown,
             "inflight_requests": self._admission.inflight_requests,
             "inflight_bytes": self._admission.inflight_bytes,
-            "workers": [
-                {
-                    "id": worker.worker_id,
-                    "pid": worker.pid,
-                    "jobs": worker.jobs,
-                    "memory_bytes": worker.memory_bytes,
-                    "blocks": sorted(worker.blocks),
-                    "dormant": sorted(worker.dormant),
-                    "zone": worker.zone,
-                }
-                for worker in self._dispatcher.workers()
-            ],
-            "blocks": [
-                {
-                    "block_id": view.block_id,
-                    "model": view.model,
-                    "version": view.version,
-                    "state": view.state,
-                    "reason": view.reason,
-                }
-                for view in self._resolver.views()
-            ],
             "queues": {
                 block_id: {"waiting": waiting, "running": running}
                 for block_id, (waiting, running) in self._dispatcher.queue_lengths().items()

@@ -29,7 +29,7 @@ class Manager:
         self._routings: dict[str, str] = {}  # by model, as JSON, what stands before its model.yaml
         self._listeners: list[Listener] = []
         self._changed = asyncio.Condition()
-        self._revision = 0  # of everything that an assignment or a view shows
+        self.revision = 0  # of everything that an assignment or a view shows
 
     async def deploy_all(self) -> None:
         """Deploys every model of the repository; a model.yaml with a fault refuses the start."""
@@ -88,15 +88,11 @@ class Manager:
 
     # --- for the service
 
-    @property
-    def revision(self) -> int:
-        return self._revision
-
     async def wait_change(self, seen: int) -> int:
         """Returns the revision as soon as it is not `seen`."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._revision != seen)
-            return self._revision
+            await self._changed.wait_for(lambda: self.revision != seen)
+            return self.revision
 
     def assigned(self) -> tuple[list[str], list[DeployedBlock]]:
         """The gateways' endpoints and the blocks; every worker holds every wanted block."""
@@ -144,5 +140,5 @@ class Manager:
         for listener in self._listeners:
             listener(view)
         async with self._changed:
-            self._revision += 1
+            self.revision += 1
             self._changed.notify_all()

@@ -66,11 +66,9 @@ class Registry:
                 known.folder, known.revision, known.is_wanted = folder, self._revision, True
         return self._revision
 
-    def withdraw(self, model: str) -> list[DeployedBlock]:
-        withdrawn = [block for block in self.of_model(model) if block.is_wanted]
-        for block in withdrawn:
+    def withdraw(self, model: str) -> None:
+        for block in self.of_model(model):
             block.is_wanted = False
-        return withdrawn
 
     def worker_reported(self, worker: str, states: Iterable[tuple[str, BlockState, str, int]]) -> bool:
         """Returns whether anything changed."""

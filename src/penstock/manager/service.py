@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import asdict
 
 import grpc
-import structlog
 
 from penstock.core.blocks import BlockState
 from penstock.core.errors import PenstockError
@@ -14,8 +13,6 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
 from penstock.wire.failures import encode_failure
-
-log = structlog.get_logger()
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):
@@ -55,7 +52,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             seen = -1
             while True:
                 seen = await self._manager.wait_change(seen)
-                yield self._view()
+                yield pb.ClusterView(blocks=[pb.BlockView(**asdict(block)) for block in self._manager.view()])
         finally:
             await self._manager.gateway_left(request.gateway_id)
 
@@ -95,9 +92,6 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 for block in blocks
             ],
         )
-
-    def _view(self) -> pb.ClusterView:
-        return pb.ClusterView(blocks=[pb.BlockView(**asdict(block)) for block in self._manager.view()])
 
 
 async def _failure_of(call: Awaitable[None]) -> Failure | None:

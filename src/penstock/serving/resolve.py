@@ -48,11 +48,6 @@ class Resolver:
         block = self._table.get((model, version))
         return block is not None and block.block_id in self._held
 
-    def is_described(self, model: str, version: str = "") -> bool:
-        """Whether its inputs and outputs are known: some worker has had it in memory."""
-        block = self._table.get((model, version))
-        return block is not None and block.is_described
-
     def is_server_ready(self) -> bool:
         """Some block takes requests, and none is on its way."""
         ready = [block for block in self._table.values() if block.block_id in self._held]

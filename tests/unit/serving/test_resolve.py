@@ -124,13 +124,14 @@ def test_a_dormant_block_resolves_and_is_ready() -> None:
 
 def test_whether_a_block_is_described_is_told() -> None:
     resolver = Resolver()
-    assert not resolver.is_described("m")
+    with pytest.raises(UnknownModel):
+        resolver.resolve("m", "")
     resolver.cluster_changed([view(state=BlockState.DORMANT)])
     resolver.workers_changed(held(replace(block(), is_described=False)))
-    assert not resolver.is_described("m", "1")
+    assert not resolver.resolve("m", "1").is_described
     resolver.workers_changed(held(block()))
-    assert resolver.is_described("m", "1")
-    assert resolver.is_described("m")
+    assert resolver.resolve("m", "1").is_described
+    assert resolver.resolve("m", "").is_described
 
 
 def test_a_block_that_stays_as_it_is_stays_the_same_object() -> None:

@@ -91,7 +91,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:  # noqa: N802
         block = await self._catalogue.block(message.name, message.version)
-        return model_config.metadata(block, self._catalogue.versions(message.name))
+        return model_config.metadata(block, self._catalogue.resolver.versions(message.name))
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:  # noqa: N802
         block = await self._catalogue.block(message.name, message.version)
@@ -106,20 +106,20 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
     async def RepositoryIndex(  # noqa: N802
         self, message: pb.RepositoryIndexRequest, context: Context
     ) -> pb.RepositoryIndexResponse:
-        return model_config.index(self._catalogue.index(), message.ready)
+        return model_config.index(self._catalogue.resolver.views(), message.ready)
 
     async def RepositoryModelLoad(  # noqa: N802
         self, message: pb.RepositoryModelLoadRequest, context: Context
     ) -> pb.RepositoryModelLoadResponse:
         if message.parameters:
             raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
-        await self._catalogue.load(message.model_name)
+        await self._catalogue.control.load(message.model_name)
         return pb.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(  # noqa: N802
         self, message: pb.RepositoryModelUnloadRequest, context: Context
     ) -> pb.RepositoryModelUnloadResponse:
-        await self._catalogue.unload(message.model_name)
+        await self._catalogue.control.unload(message.model_name)
         return pb.RepositoryModelUnloadResponse()
 
 

@@ -80,7 +80,7 @@ class RestCalls:
         return block
 
     def _models(self, task: str) -> list[str]:
-        return sorted({block.model for block in self._catalogue.blocks() if block.settings.task == task})
+        return sorted({block.model for block in self._catalogue.resolver.blocks() if block.settings.task == task})
 
 
 def validate(model: type[Body], message: dict[str, Any]) -> Body:

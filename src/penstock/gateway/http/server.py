@@ -19,28 +19,23 @@ from penstock.gateway.streams.websocket_protocol import StreamProtocol
 
 def check_port(host: str, port: int, flag: str) -> None:
     """SO_REUSEPORT would let a second server share the port in silence, so look before it is opened so."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {flag}") from error
+    _bind(host, port, "listen", flag).close()
 
 
 def open_http_socket(host: str, port: int) -> socket.socket:
     """Shared by the gateways of one machine through SO_REUSEPORT."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    opened = socket.socket(family, socket.SOCK_STREAM)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    return _bind(host, port, "listen for HTTP", "--http-port", socket.SO_REUSEPORT)
+
+
+def _bind(host: str, port: int, what: str, flag: str, *options: int) -> socket.socket:
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    for option in (socket.SO_REUSEADDR, *options):
+        opened.setsockopt(socket.SOL_SOCKET, option, 1)
     try:
         opened.bind((host, port))
     except OSError as error:
         opened.close()
-        raise ConfigError(
-            f"cannot listen for HTTP on {host}:{port}: {error.strerror}; choose another --http-port"
-        ) from error
+        raise ConfigError(f"cannot {what} on {host}:{port}: {error.strerror}; choose another {flag}") from error
     return opened
 
 

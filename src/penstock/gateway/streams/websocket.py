@@ -120,7 +120,7 @@ class WebSocketEdge:
         options = read_options(websocket.query_params)
         model, version = websocket.path_params["model"], websocket.path_params.get("version", "")
         try:
-            block = self.catalogue.known(model, version)
+            block = self.catalogue.resolver.resolve(model, version)
             if options.raw is not None and block.is_described:
                 options.raw.check(block)
         except ModelNotReady:
@@ -166,7 +166,7 @@ class _WebSocketConnection:
     def _rank(self, raw: RawForm) -> int:
         """How many dimensions the raw input has; 1 where the model is not loaded yet."""
         try:
-            block = self._edge.catalogue.known(self._model, self._version)
+            block = self._edge.catalogue.resolver.resolve(self._model, self._version)
         except PenstockError:
             return 1  # serving says what is wrong
         return next((len(spec.shape) for spec in block.inputs if spec.name == raw.input), 1)

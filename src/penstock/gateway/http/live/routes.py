@@ -2,18 +2,16 @@
 
 import asyncio
 from importlib.resources import files
-from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.catalogue import SERVER_NAME
 from penstock.gateway.http import schemas
 from penstock.gateway.http.live.streams import LiveStreams, LiveWatch
 from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
 from penstock.gateway.http.openapi import REF, Handler, Route, json_answer, routes_of
-from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.2
@@ -135,19 +133,3 @@ def _interval_s(request: Request) -> float:
             f"interval is '{given[:40]}': it must be seconds from {MIN_INTERVAL_S:g} to {MAX_INTERVAL_S:g}"
         )
     return interval_s
-
-
-def standing(catalogue: Catalogue) -> Standing:
-    """What a gateway knows of the server beside the metrics."""
-    status: Any = catalogue.status()
-    max_rows = {
-        block.block_id: block.settings.batching.max_rows for block in catalogue.blocks() if block.max_batch_size
-    }
-    return Standing(
-        server=status["server"],
-        version=status["version"],
-        ready=status["ready"],
-        draining=status["draining"],
-        blocks=[BlockStanding(**block, max_rows=max_rows.get(block["block_id"])) for block in status["blocks"]],
-        workers=[WorkerStanding(**worker) for worker in status["workers"]],
-    )

@@ -57,7 +57,7 @@ class OipRest:
     async def model_metadata(self, request: Request) -> Response:
         model, version = path_names(request)
         block = await self._catalogue.block(model, version)
-        return json_answer(model_config.as_json(model_config.metadata(block, self._catalogue.versions(model))))
+        return json_answer(model_config.as_json(model_config.metadata(block, self._catalogue.resolver.versions(model))))
 
     @Route("GET", _of_model("/config"), "Model configuration", answer=schemas.ModelConfig)
     async def model_config(self, request: Request) -> Response:
@@ -89,7 +89,9 @@ class OipRest:
         only_ready = (await self._read(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
-        return json_answer(model_config.as_json(model_config.index(self._catalogue.index(), only_ready))["models"])
+        return json_answer(
+            model_config.as_json(model_config.index(self._catalogue.resolver.views(), only_ready))["models"]
+        )
 
     @Route(
         "POST",
@@ -103,7 +105,7 @@ class OipRest:
         parameters = decode_parameters((await self._read(request)).get("parameters"))
         if refused := [name for name in parameters if name == "config" or name.startswith("file:")]:
             raise InvalidRequest(f"parameter '{refused[0][:80]}' is not supported: change the model repository instead")
-        await self._catalogue.load(path_names(request)[0])
+        await self._catalogue.control.load(path_names(request)[0])
         return json_answer({})
 
     @Route(
@@ -111,7 +113,7 @@ class OipRest:
     )
     async def unload(self, request: Request) -> Response:
         decode_parameters((await self._read(request)).get("parameters"))
-        await self._catalogue.unload(path_names(request)[0])
+        await self._catalogue.control.unload(path_names(request)[0])
         return json_answer({})
 
     async def _read(self, request: Request) -> dict[str, object]:

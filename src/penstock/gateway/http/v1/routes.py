@@ -30,12 +30,14 @@ class OpenAiRest:
 
     @Route("GET", "/v1/models", "Models that can be called", answer=schemas.ModelList)
     async def models(self, request: Request) -> Response:
-        names = sorted({block.model for block in self._catalogue.blocks()})
-        return json_answer({"object": "list", "data": [_card(self._catalogue.known(name, "")) for name in names]})
+        names = sorted({block.model for block in self._catalogue.resolver.blocks()})
+        return json_answer(
+            {"object": "list", "data": [_card(self._catalogue.resolver.resolve(name, "")) for name in names]}
+        )
 
     @Route("GET", "/v1/models/{model}", "One model", answer=schemas.Model)
     async def model(self, request: Request) -> Response:
-        return json_answer(_card(self._catalogue.known(request.path_params["model"], "")))
+        return json_answer(_card(self._catalogue.resolver.resolve(request.path_params["model"], "")))
 
     @Route(
         "POST",

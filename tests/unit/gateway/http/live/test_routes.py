@@ -31,7 +31,7 @@ class Watched:
         self.reads = 0
         self.published = 0
         self.error: Exception | None = None
-        self.streams = LiveStreams(self.read, self.publish, lambda: live_rest.standing(catalogue))
+        self.streams = LiveStreams(self.read, self.publish, catalogue.standing)
         self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, self.streams)
 
     def read(self) -> Snapshot:
