@@ -1,6 +1,7 @@
 """The live view: what a server did between two looks at its metrics, and where the time went. Pure."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 from penstock.telemetry.live_view import (
     Batches,
@@ -30,8 +31,8 @@ def compare(before: Snapshot, after: Snapshot, seconds: float, at: float, standi
     counts = _Figures(grown.values())
     totals = _Figures(figures.counts for figures in after.values())
     gauges = _Figures(figures.gauges for figures in after.values())
-    names = {worker.id for worker in standing.workers} | {name for name in after if _is_worker(after[name])}
     known = {worker.id: worker for worker in standing.workers}
+    names = known.keys() | {name for name in after if _is_worker(after[name])}
     nothing = ProcessFigures()
     return LiveView(
         at=round(at, 3),
@@ -180,12 +181,7 @@ def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: fl
     its = (("model", block.model), ("version", block.version))
     counts, gauges = counts.having(*its), gauges.having(*its)
     return LiveBlock(
-        block_id=block.block_id,
-        model=block.model,
-        version=block.version,
-        state=block.state,
-        reason=block.reason,
-        max_rows=block.max_rows,
+        **asdict(block),
         waiting=round(jobs.get("waiting", 0)),
         running=round(jobs.get("running", 0)),
         waiting_on_workers=round(gauges.total("penstock_worker_waiting")),

@@ -80,7 +80,7 @@ class BlockStanding:
     version: str
     state: str
     reason: str
-    max_rows: int | None = None
+    max_rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +105,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class LiveBlock:
-    block_id: str
-    model: str
-    version: str
-    state: str
-    reason: str
-    max_rows: int | None
+class LiveBlock(BlockStanding):
     waiting: int
     running: int
     waiting_on_workers: int

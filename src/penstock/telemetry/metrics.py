@@ -14,7 +14,6 @@ from prometheus_client import (
     multiprocess,
     values,
 )
-from prometheus_client.metrics_core import Metric
 
 SECONDS = (
     0.0001,
@@ -62,14 +61,13 @@ def as_text(registry: CollectorRegistry) -> bytes:
 
 
 def as_json(registry: CollectorRegistry) -> dict[str, Any]:
-    return {metric.name: _metric_json(metric) for metric in registry.collect()}
-
-
-def _metric_json(metric: Metric) -> dict[str, Any]:
     return {
-        "type": metric.type,
-        "help": metric.documentation,
-        "samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples],
+        metric.name: {
+            "type": metric.type,
+            "help": metric.documentation,
+            "samples": [{"name": s.name, "labels": s.labels, "value": s.value} for s in metric.samples],
+        }
+        for metric in registry.collect()
     }
 
 

@@ -20,7 +20,7 @@ STANDING = Standing(
     draining=False,
     blocks=[
         BlockStanding("blk-m", "minilm", "1", "ready", "", 32),
-        BlockStanding("blk-s", "srcnn", "2", "failed", "no file"),
+        BlockStanding("blk-s", "srcnn", "2", "failed", "no file", None),
     ],
     workers=[
         WorkerStanding("worker-0", 7, 3, 2**20, ["blk-m"], [], ""),

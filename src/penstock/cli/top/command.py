@@ -39,17 +39,12 @@ def top(
             return
         with closing(events):
             if as_json:
-                _print_json(islice(events, looks), is_pretty=looks == 1)
+                for event in islice(events, looks):
+                    print(json.dumps(json.loads(event), indent=2 if looks == 1 else None), flush=True)
             else:
                 _print_plain(http, islice(events, looks))
     except KeyboardInterrupt:
         return
-
-
-def _print_json(events: Iterator[bytes], is_pretty: bool) -> None:
-    """One object; or, where there are several, one a line."""
-    for event in events:
-        print(json.dumps(json.loads(event), indent=2 if is_pretty else None), flush=True)
 
 
 def _print_plain(http: str, events: Iterator[bytes]) -> None:
@@ -59,7 +54,7 @@ def _print_plain(http: str, events: Iterator[bytes]) -> None:
 
     console, history = Console(), History()
     for event in events:
-        history.add(_view(http, event))
+        history.append(_view(http, event))
         console.print(screen(http, history, console.width, height=None))
 
 
@@ -85,7 +80,7 @@ def _show_screen(http: str, interval_s: float, events: LiveEvents, looks: int | 
                 trouble = news
             else:
                 trouble, seen = "", seen + 1
-                history.add(_view(http, news))
+                history.append(_view(http, news))
             size = live.console.size
             live.update(screen(http, history, size.width, size.height, trouble), refresh=True)
 

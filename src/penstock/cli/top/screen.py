@@ -19,29 +19,18 @@ SPARKS = "▁▂▃▄▅▆▇█"
 STATE_STYLES = {"ready": "green", "loading": "yellow", "empty": "yellow", "draining": "yellow"}
 
 
-class History:
+class History(deque[LiveView]):
+    """The newest is the last."""
+
     def __init__(self) -> None:
-        self._views: deque[LiveView] = deque(maxlen=120)
-
-    def add(self, view: LiveView) -> None:
-        self._views.append(view)
-
-    @property
-    def newest(self) -> LiveView | None:
-        return self._views[-1] if self._views else None
-
-    def requests_per_s(self, number: int) -> list[float]:
-        return [view.work.requests_per_s for view in self._views][-number:]
-
-    def p99_ms(self, number: int) -> list[float]:
-        return [view.work.latency.p99_ms or 0.0 for view in self._views][-number:]
+        super().__init__(maxlen=BAR_CELLS)
 
 
 def screen(http: str, history: History, width: int, height: int | None, trouble: str = "") -> RenderableType:
     """`height` none: as long as it takes. `trouble` says why no events come."""
-    view = history.newest
-    if view is None:
+    if not history:
         return Text(f"reconnecting: {trouble}" if trouble else f"waiting for the first look at {http}", "yellow")
+    view = history[-1]
     left = None if height is None else max(2, height - FIXED_LINES)
     workers = view.workers if left is None else view.workers[: max(1, left - len(view.blocks), left // 3)]
     blocks = view.blocks if left is None else _busiest(view.blocks, left - len(workers))
@@ -53,7 +42,8 @@ def screen(http: str, history: History, width: int, height: int | None, trouble:
     return Group(
         _head(http, view, trouble), *_summary(view, width >= WIDE), "", phases, "",
         _blocks(blocks, len(view.blocks) - len(blocks), width), "",
-        _workers(workers, len(view.workers) - len(workers), view.blocks, width), _foot(height),
+        _workers(workers, len(view.workers) - len(workers), view.blocks, width),
+        "" if height is None else Text("q quits", "dim"),
     )  # fmt: skip
 
 
@@ -69,10 +59,6 @@ def _head(http: str, view: LiveView, trouble: str) -> RenderableType:
     else:
         line.add_row(f"{shown} [dim]{escape(http)}[/]", f"[dim]last {view.seconds:.1f} s, {at}[/]")
     return line
-
-
-def _foot(height: int | None) -> RenderableType:
-    return "" if height is None else Text("q quits", "dim")
 
 
 def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
@@ -136,8 +122,8 @@ def _closed(view: LiveView) -> Table:
 
 def _sparks(history: History) -> Table:
     table = _table("the last looks", "")
-    table.add_row("requests /s", _spark(history.requests_per_s(BAR_CELLS)))
-    table.add_row("p99", _spark(history.p99_ms(BAR_CELLS)))
+    table.add_row("requests /s", _spark([view.work.requests_per_s for view in history]))
+    table.add_row("p99", _spark([view.work.latency.p99_ms or 0.0 for view in history]))
     return table
 
 
@@ -215,21 +201,14 @@ def _state(state: str) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    digits = 0 if value == int(value) else sum(value < bound for bound in (100, 10))
+    return f"{value:,.{digits}f}"
 
 
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    return (
-        f"{value:,.0f}"
-        if value >= 100
-        else f"{value:.1f}"
-        if value >= 10
-        else f"{value:.2f}"
-        if value >= 0.1
-        else f"{value:.3f}"
-    )
+    return f"{value:,.{sum(value < bound for bound in (100, 10, 0.1))}f}"
 
 
 def _share(share: float | None) -> str:

@@ -28,7 +28,7 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "")
     labels = frozenset({"code": "a_code_of_some_length", "model": last, "version": "12"}.items())
     counts = {"gateway-0": ProcessFigures({Series("penstock_requests_total", labels): 123456.0})}
     history = History()
-    history.add(compare({}, counts, 1.0, 1000.0, standing))
+    history.append(compare({}, counts, 1.0, 1000.0, standing))
     console = Console(width=width, height=height, record=True, force_terminal=False, color_system=None)
     with console.capture() as capture:
         console.print(screen("http://127.0.0.1:8080", history, width, height, trouble))
