@@ -2,12 +2,11 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.terminal.load import BatchSize, LoadProtocol, Shapes, check_protocol, read_shapes
+from penstock.cli.terminal.load import BatchSize, LoadProtocol, MsMarco, Shapes, check_protocol, read_shapes
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
 from penstock.cli.terminal.output import make_console, print_json
 from penstock.core.errors import InvalidRequest
@@ -31,7 +30,7 @@ def bench(
     data: Annotated[
         str, typer.Option(help="mixed, queries, passages, pairs, photos, tensor; auto: what fits the model.")
     ] = "auto",
-    msmarco: Annotated[Path | None, typer.Option(help="Texts from MS MARCO at this path: TSV or Parquet.")] = None,
+    msmarco: MsMarco = None,
     batch_size: BatchSize = 1,
     shape: Shapes = None,
     window: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a window.")] = 2.0,

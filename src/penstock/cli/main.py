@@ -9,9 +9,14 @@ import typer
 from penstock.cli.bench import bench
 from penstock.cli.classify import classify
 from penstock.cli.embed import embed
-from penstock.cli.experiment import command as experiment
+from penstock.cli.experiment.compare import compare
+from penstock.cli.experiment.list import list_experiments
+from penstock.cli.experiment.run import run, run_all
 from penstock.cli.infer import infer
-from penstock.cli.model import command as model
+from penstock.cli.model.check import check
+from penstock.cli.model.importing import import_model
+from penstock.cli.model.list import list_models
+from penstock.cli.model.quantize import quantize
 from penstock.cli.rerank import rerank
 from penstock.cli.serve import gateway, serve, tasks, worker
 from penstock.cli.status import status
@@ -26,8 +31,14 @@ for command in (serve, embed, rerank, classify, upscale, stream, infer, status, 
     app.command()(command)
 for role in (worker, tasks, gateway):
     app.command(hidden=True)(role)
-app.add_typer(model.app, name="model")
-app.add_typer(experiment.app, name="experiment")
+model = typer.Typer(no_args_is_help=True, help="The model repository: list, import, check and quantize its models.")
+for name, of_models in (("import", import_model), ("check", check), ("quantize", quantize), ("list", list_models)):
+    model.command(name)(of_models)
+experiment = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a model and compare them.")
+for name, of_experiments in (("run", run), ("run-all", run_all), ("compare", compare), ("list", list_experiments)):
+    experiment.command(name)(of_experiments)
+app.add_typer(model, name="model")
+app.add_typer(experiment, name="experiment")
 
 
 def _print_version(is_asked: bool) -> None:

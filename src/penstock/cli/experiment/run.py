@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli.experiment.options import EXPERIMENTS, OUT, Folder, Out, find_variants
 from penstock.cli.terminal.interrupts import interruptible
+from penstock.cli.terminal.load import MsMarco
 from penstock.cli.terminal.output import make_console
 from penstock.cli.terminal.repository import ServedModels
 from penstock.cli.terminal.requests import exit_with_problems
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 Only = Annotated[list[str] | None, typer.Option(metavar="CASE", help="This case, or those like '*int8*'; may repeat.")]
 Repeats = Annotated[int | None, typer.Option(min=1, max=100, help="In place of the experiment's own.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Short windows: to try an experiment, not to believe it.")]
-MsMarco = Annotated[Path | None, typer.Option(help="Texts from MS MARCO at this path: TSV or Parquet.")]
 Resume = Annotated[
     bool | None,
     typer.Option(

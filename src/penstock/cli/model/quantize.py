@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,26 +20,17 @@ if TYPE_CHECKING:
 REFUSED = 1
 
 
-class Precision(StrEnum):
-    INT8 = "int8"
-    FP16 = "fp16"
-
-
-class MethodName(StrEnum):
-    AUTO = "auto"
-    DYNAMIC = "dynamic"
-    STATIC = "static"
-    OPENVINO = "openvino"
-
-
 def quantize(
     model: Annotated[str, typer.Argument(help="A model's name in the repository, or the path of its folder.")],
     repository: Repository = MODELS,
     version: Annotated[str, typer.Option(metavar="N", help="Which to convert. [default: the newest served]")] = "",
-    precision: Annotated[Precision, typer.Option(help="INT8 is for CPUs, FP16 for GPUs or for size.")] = Precision.INT8,
+    precision: Annotated[
+        Literal["int8", "fp16"], typer.Option(help="INT8 is for CPUs, FP16 for GPUs or for size.")
+    ] = "int8",
     method: Annotated[
-        MethodName, typer.Option(help="How; auto tries all that fit and takes the fastest above the floor.")
-    ] = MethodName.AUTO,
+        Literal["auto", "dynamic", "static", "openvino"],
+        typer.Option(help="How; auto tries all that fit and takes the fastest above the floor."),
+    ] = "auto",
     calibration: Annotated[
         Path | None,
         typer.Option(help="Your own data: a text file (one a line), .jsonl, a folder of images, or .npz of tensors."),
@@ -59,7 +49,7 @@ def quantize(
     from penstock.models.convert.report import Order
 
     folder = _find(model, repository)
-    order = Order(version, precision.value, method.value, calibration, min_accuracy, force, keep_serving)
+    order = Order(version, precision, method, calibration, min_accuracy, force, keep_serving)
     with show_steps(f"quantizing {folder.name}") as tell:
         outcome = run(folder, order, tell)
     if as_json:

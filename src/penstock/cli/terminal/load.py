@@ -1,5 +1,6 @@
 """The options of commands that put load on a server."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option("--shape", metavar="NAME:SIZES", help="The shape of a tensor that the model leaves open."),
 ]
+MsMarco = Annotated[Path | None, typer.Option(help="Texts from MS MARCO at this path: TSV or Parquet.")]
 
 
 def check_protocol(name: str) -> None:
