@@ -6,7 +6,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -24,12 +23,16 @@ class ExperimentServer(ServerRun):
 
     def _is_ready(self, http: str) -> bool:
         """With all of its workers: the server itself is ready with the first."""
-        status = _status(http)
-        for block in status.get("blocks", ()):
+        try:
+            with urllib.request.urlopen(f"http://{http}/v1/status", timeout=5) as answer:
+                status = json.load(answer)
+        except OSError:
+            return False
+        for block in status["blocks"]:
             if block["state"] == "failed":
                 raise ServerFailed(f"the model cannot be loaded: {block['reason']}")
-        holding = sum(bool(worker["blocks"]) for worker in status.get("workers", ()))
-        return bool(status.get("ready")) and holding >= self._workers
+        holding = sum(bool(worker["blocks"]) for worker in status["workers"])
+        return bool(status["ready"]) and holding >= self._workers
 
 
 @contextmanager
@@ -45,12 +48,3 @@ def serving(case: Case, variants: Variants, folder: Path) -> Iterator[ServerRun]
             flags += [f"--{key.replace('_', '-')}", str(case.server[key])]
     with ExperimentServer(models, folder, case.server["workers"], *flags) as server:
         yield server
-
-
-def _status(http: str) -> dict[str, Any]:
-    try:
-        with urllib.request.urlopen(f"http://{http}/v1/status", timeout=5) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except OSError:
-        return {}

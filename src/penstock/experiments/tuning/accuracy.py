@@ -9,7 +9,7 @@ from penstock.experiments.tuning.record import VariantRecord
 from penstock.experiments.tuning.space import Variant
 from penstock.models.convert.fidelity import Fidelity, Reference, Rule, rule_of
 from penstock.models.convert.publish import read_report
-from penstock.models.convert.samples import Samples, collect
+from penstock.models.convert.samples import collect
 from penstock.models.loading import load_model
 
 SHARE = 2  # every other sample of what quantizing measures: enough to tell, in half the time
@@ -35,7 +35,9 @@ def check_variants(
     try:
         with load_model(model.file(original)) as loaded:
             task = model.folder.settings.task
-            reference = Reference(task, loaded, _some(collect(task, loaded.task, None)))
+            samples = collect(task, loaded.task, None)
+            some = replace(samples, held_out=[group[::SHARE] for group in samples.held_out])
+            reference = Reference(task, loaded, some)
     except PenstockError as error:
         problem = f"its accuracy cannot be measured: {error.message}"
         return {each: VariantRecord(name=str(each), left_out="" if each == shipped else problem) for each in variants}
@@ -72,7 +74,3 @@ def _as_made(model: TuneModel) -> Fidelity | None:
     return Fidelity(
         str(accuracy.get("measure", "")), accuracy["value"], accuracy.get("samples", 0), unit=accuracy.get("unit", "")
     )
-
-
-def _some(samples: Samples) -> Samples:
-    return replace(samples, held_out=[group[::SHARE] for group in samples.held_out])

@@ -70,7 +70,10 @@ def _write(
         check()
     except BaseException:
         for file, text in before.items():
-            _put_back(file, text)
+            if text is None:
+                file.unlink(missing_ok=True)
+            elif _text(file) != text:
+                file.write_text(text, encoding="utf-8")
         raise
     for file, text in before.items():
         name = str(file.relative_to(folder.path.parent))
@@ -98,10 +101,3 @@ def _check(model: TuneModel, version: str, winner: Configuration) -> None:
 
 def _text(file: Path) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
-
-
-def _put_back(file: Path, text: str | None) -> None:
-    if text is None:
-        file.unlink(missing_ok=True)
-    elif _text(file) != text:
-        file.write_text(text, encoding="utf-8")

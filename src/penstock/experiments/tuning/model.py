@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,6 @@ ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
 TEXT_INPUTS = {"text", "query", "passage"}
 # What would hide the model's own speed from requests that repeat.
 AS_MEASURED: dict[str, Any] = {"versions": "latest", "cache": {"enabled": False}, "residence": {"load": "eager"}}
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A variant's file, and what settings say of it."""
-
-    file: Path
-    settings: Mapping[str, Any]  # engine, precision, file
 
 
 class TuneModel:
@@ -92,12 +83,13 @@ class TuneModel:
         return space, refused
 
     def write(self, candidate: Configuration, repository: Path) -> Path:
-        source, made = self.folder.file(self.version), self.source(candidate.variant).file
+        source, (made, _) = self.folder.file(self.version), self.source(candidate.variant)
         return write_repository(repository, self.folder.name, source, made, self.settings(candidate))
 
     def file(self, variant: Variant) -> ModelFile:
         settings = ModelSettings.model_validate(self.settings(self.shipped().with_variant(variant)))
-        return ModelFile(self.source(variant).file, self.folder.path / self.version, settings)
+        file, _ = self.source(variant)
+        return ModelFile(file, self.folder.path / self.version, settings)
 
     def settings(self, candidate: Configuration) -> dict[str, Any]:
         """The model's own with what the candidate changes laid over them."""
@@ -105,19 +97,18 @@ class TuneModel:
         for key, value in candidate.changes(self.shipped()).items():
             section, _, name = key.rpartition(".")
             (found.setdefault(section, {}) if section else found)[name] = value
-        found.update(self.source(candidate.variant).settings)
-        return laid_over(found, AS_MEASURED)
+        _, of_file = self.source(candidate.variant)
+        return laid_over({**found, **of_file}, AS_MEASURED)
 
-    def source(self, variant: Variant) -> Source:
-        """Raises ConfigError where its file cannot be made."""
+    def source(self, variant: Variant) -> tuple[Path, Mapping[str, Any]]:
+        """Its file, and what settings say of it. Raises ConfigError where the file cannot be made."""
         is_shipped = variant == self.shipped().variant
         if variant.is_converted and not is_shipped:
             made = self.variants.in_precision(self.folder.name, variant.engine, variant.precision)
-            return Source(made, method_of(variant.engine, variant.precision).settings(made.name))
+            return made, method_of(variant.engine, variant.precision).settings(made.name)
         own = self.folder.settings
         precision = own.precision if is_shipped else variant.precision
-        settings = {"engine": variant.engine, "precision": precision, "file": own.file}
-        return Source(self.folder.file(self.version), settings)
+        return self.folder.file(self.version), {"engine": variant.engine, "precision": precision, "file": own.file}
 
     def _shipped_precision(self) -> str:
         """What `auto` comes to here, and what a converted file has in it."""

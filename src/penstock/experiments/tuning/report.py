@@ -139,16 +139,13 @@ def _finals(record: TuneRecord) -> str:
     rows = []
     for final in record.finals:
         rate, over, p99 = _figures(final)
-        rows.append((final.configuration, rate, p99, over, _equality(final), _role(record, final)))
+        equality = f"yes, within {final.noise:.1%}" if final.is_equal else f"no, {final.lead_of_best - 1:.1%} behind"
+        rows.append((final.configuration, rate, p99, over, equality, _role(record, final)))
     return _table(("configuration", "items/s", "p99 ms", "over shipped", "equal to the best", ""), rows)
 
 
 def _figures(found: Final | Tried) -> tuple[str, str, str]:
     return f"{found.rate:.1f}", f"{found.over_shipped:.3f}", f"{found.p99_ms:.1f}"
-
-
-def _equality(final: Final) -> str:
-    return f"yes, within {final.noise:.1%}" if final.is_equal else f"no, {final.lead_of_best - 1:.1%} behind"
 
 
 def _role(record: TuneRecord, final: Final) -> str:

@@ -84,9 +84,10 @@ class TuneSearch:
         self.untried: dict[Configuration, str] = {}
 
     def rounds(self) -> Generator[Round, Told, Decision]:
-        yield from self._stage(VARIANTS, self._space.of_variants())
+        shipped = self._space.shipped
+        yield from self._stage(VARIANTS, [shipped.with_variant(each) for each in self._space.variants])
         front = self._front()
-        for axis in self._space.axes(self._space.shipped):
+        for axis in self._space.axes(shipped):
             options = [option for each in front for option in self._space.axes(each)[axis]]
             if options:
                 yield from self._stage(axis, [*front, *options])

@@ -1,6 +1,5 @@
 """What tuning may choose from: the values of each setting, and what a candidate changes in a model's settings."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -91,9 +90,6 @@ class Space:
     max_rows: tuple[int, ...]
     delays_ms: tuple[float, ...]
 
-    def of_variants(self) -> list[Configuration]:
-        return [self.shipped.with_variant(variant) for variant in self.variants]
-
     def axes(self, of: Configuration) -> dict[str, list[Configuration]]:
         """What to try around a candidate, one setting at a time."""
         found = {
@@ -106,10 +102,14 @@ class Space:
 
 
 def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
-    """All cores in combination, and half of them: what is left goes to the gateway."""
+    """All cores in combination, and half of them: what is left goes to the gateway.
+
+    Threads are powers of two up to the cores: most instances and most threads of one come first.
+    """
     if device != "cpu":
         return ((4, 1), (2, 1), (8, 1), (1, 1))
-    found = [(cores // threads, threads) for threads in _halves(cores)]
+    threads = [1, *(2**power for power in range(cores.bit_length() - 1, 0, -1))]
+    found = [(cores // each, each) for each in threads]
     found.insert(2, (max(1, cores // 2), 1))
     return tuple(dict.fromkeys(found))[:MOST_LAYOUTS]
 
@@ -131,11 +131,3 @@ def row_counts(shipped: int, may_lower: bool, concurrency: int) -> tuple[int, ..
 
 def delays(shipped: float) -> tuple[float, ...]:
     return tuple(delay for delay in (0.0, *DELAYS_MS) if delay != shipped)
-
-
-def _halves(cores: int) -> Sequence[int]:
-    """1, 2, 4 … up to the cores: threads of an instance. Most in parallel and most in one come first."""
-    found = [1]
-    while found[-1] * 2 <= cores:
-        found.append(found[-1] * 2)
-    return [found[0], *reversed(found[1:])]

@@ -211,7 +211,9 @@ def _without(space: Space, kept: tuple[str, ...]) -> Space:
 def tune_model(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_dry_run: bool) -> TuneRecord:
     """`folder` gets the record, the report and what the model was before."""
     if not is_dry_run:
-        _check_writable(model.folder.path)
+        path = model.folder.path
+        if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):  # before minutes are spent
+            raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return _tune(model, options, folder, tell, is_dry_run)
@@ -234,12 +236,6 @@ def _tune(model: TuneModel, options: TuneOptions, folder: Path, tell: Tell, is_d
         record.applied = apply_winner(model, decision.winner, folder / "before")
         _write(record, folder)
     return record
-
-
-def _check_writable(path: Path) -> None:
-    """Before minutes are spent."""
-    if not all(os.access(each, os.W_OK) for each in (path, path / "model.yaml")):
-        raise ConfigError(f"{path}: the winner could not be written there; --dry-run reports only")
 
 
 def _write(record: TuneRecord, folder: Path) -> None:
