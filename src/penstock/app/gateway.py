@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.app.places import ServerPlaces
 from penstock.app.process import run_child, spare_collector
-from penstock.core.cluster import BlockView, Control
+from penstock.core.blocks import BlockView, Control
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Routing

@@ -1,7 +1,9 @@
-"""A block: an addressable deployment of one version of a model."""
+"""A block: an addressable deployment of one version of a model; how others see it, and the manager of them all."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
@@ -32,3 +34,30 @@ class BlockDescription:
     device: str = "cpu"  # what `auto` became
     fingerprint: str = ""  # of the model's files: answers of other files are not this block's
     is_described: bool = True  # False: never loaded yet, so its inputs and outputs are not known
+
+
+@dataclass(frozen=True, slots=True)
+class BlockView:
+    """What a gateway knows of a block of its cluster."""
+
+    block_id: str
+    model: str
+    version: str
+    state: BlockState
+    reason: str
+    routing: str = ""  # JSON of core.settings.Routing that stands before the model's own; empty: none
+
+
+Listener = Callable[[Sequence[BlockView]], None]
+
+
+class Control(Protocol):
+    """What a gateway may ask of the manager, in this process or in another."""
+
+    async def load(self, model: str) -> None: ...
+
+    async def unload(self, model: str) -> None: ...
+
+    async def set_routing(self, model: str, routing_json: str) -> None:
+        """Routes the model's requests so, on every gateway and over restarts; empty: as its model.yaml says."""
+        ...

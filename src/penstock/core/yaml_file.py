@@ -26,36 +26,30 @@ class Misfit(ValueError):
         self.reason = reason
 
 
-def read_yaml(path: Path, schema: type[T]) -> T:
-    return _or_raise(*examine_yaml(path, schema))
+def read_yaml(path: Path, schema: type[T], base: Path | None = None, kept: Sequence[str] = ()) -> T:
+    found, faults = examine_yaml(path, schema, base, kept)
+    if faults:
+        raise faults[0]
+    assert found is not None
+    return found
 
 
-def read_yaml_over(path: Path, base: Path, schema: type[T], kept: Sequence[str] = ()) -> T:
-    """`base` with what `path` says laid over it, section by section; the keys in `kept` are the base's alone."""
-    return _or_raise(*examine_yaml_over(path, base, schema, kept))
-
-
-def examine_yaml(path: Path, schema: type[T]) -> tuple[T | None, list[ConfigError]]:
+def examine_yaml(
+    path: Path, schema: type[T], base: Path | None = None, kept: Sequence[str] = ()
+) -> tuple[T | None, list[ConfigError]]:
     """All that is wrong with a file, and what it says beside that; None where that makes no sense by itself.
 
-    An error's reason is unreadable, invalid_yaml, unknown_key, invalid_value, or a Misfit's own.
+    It is laid over `base`, section by section, and the keys in `kept` are the base's alone. An error's reason is
+    unreadable, invalid_yaml, unknown_key, invalid_value, or a Misfit's own.
     """
     try:
-        source = _read(path)
-    except ConfigError as error:
-        return None, [error]
-    return _validate(source.document, schema, [source])
-
-
-def examine_yaml_over(
-    path: Path, base: Path, schema: type[T], kept: Sequence[str] = ()
-) -> tuple[T | None, list[ConfigError]]:
-    try:
-        over, under = _read(path), _read(base)
+        over = _read(path)
+        under = _Source(path, {}, {}) if base is None else _read(base)
     except ConfigError as error:
         return None, [error]
     wrong = [key for key in over.document if key in kept]
-    faults = [over.fault((key,), f"'{key}' is a matter of {base.name}, for all versions alike") for key in wrong]
+    message = f"is a matter of {under.path.name}, for all versions alike"
+    faults = [over.fault((key,), f"'{key}' {message}") for key in wrong]
     for key in wrong:
         del over.document[key]
     found, more = _validate(laid_over(under.document, over.document), schema, [over, under])
@@ -82,13 +76,6 @@ class _Source:
         if location:
             fields["key"] = _dotted(location)
         return _error(self.path, self.lines.get(location, 1), message, reason, **fields)
-
-
-def _or_raise(found: T | None, faults: list[ConfigError]) -> T:
-    if faults:
-        raise faults[0]
-    assert found is not None
-    return found
 
 
 def _validate(

@@ -4,8 +4,7 @@ import asyncio
 from dataclasses import asdict
 from importlib.metadata import version
 
-from penstock.core.blocks import BlockDescription
-from penstock.core.cluster import Control
+from penstock.core.blocks import BlockDescription, Control
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics

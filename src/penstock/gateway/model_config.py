@@ -5,8 +5,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.settings import BlockSettings, QueuePolicy
 from penstock.core.statistics import BlockStatistics, Duration
 from penstock.core.tensors import TensorSpec

@@ -7,8 +7,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.blocks import BlockState
-from penstock.core.cluster import BlockView, Listener
+from penstock.core.blocks import BlockState, BlockView, Listener
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.registry import DeployedBlock, Registry
@@ -19,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Manager:
-    """Used from one event loop. Implements core.cluster.Control."""
+    """Used from one event loop. Implements core.blocks.Control."""
 
     def __init__(self, repository: Path, metadata: Metadata) -> None:
         self._repository = repository

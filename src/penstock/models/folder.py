@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.core.errors import ConfigError, UnknownModel
-from penstock.core.yaml_file import read_yaml, read_yaml_over
+from penstock.core.yaml_file import read_yaml
 from penstock.models.settings import ModelSettings
 
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
@@ -40,7 +40,7 @@ def version_settings(folder: Path, version: str, settings: ModelSettings) -> Mod
     file = folder / version / VERSION_FILE
     if not file.is_file():
         return settings
-    return read_yaml_over(file, folder / "model.yaml", ModelSettings, MODEL_ONLY)
+    return read_yaml(file, ModelSettings, folder / "model.yaml", MODEL_ONLY)
 
 
 def read_model_folder(path: Path) -> ModelFolder:

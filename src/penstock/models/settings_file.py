@@ -16,7 +16,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import read_yaml, read_yaml_over
+from penstock.core.yaml_file import read_yaml
 from penstock.models.folder import MODEL_ONLY, VERSION_FILE
 from penstock.models.settings import ModelSettings
 
@@ -93,11 +93,11 @@ def _check(draft: Path, file: Path, changes: Mapping[str, Any]) -> None:
     """The model, and each version that lays its own over it, must be readable with the draft in the file's place."""
     try:
         if file.name == VERSION_FILE:
-            found = read_yaml_over(draft, file.parent.parent / "model.yaml", ModelSettings, MODEL_ONLY)
+            found = read_yaml(draft, ModelSettings, file.parent.parent / "model.yaml", MODEL_ONLY)
         else:
             found = read_yaml(draft, ModelSettings)
             for version in sorted(file.parent.glob(f"[0-9]*/{VERSION_FILE}")):
-                read_yaml_over(version, draft, ModelSettings, MODEL_ONLY)
+                read_yaml(version, ModelSettings, draft, MODEL_ONLY)
     except ConfigError as error:
         message = error.message.replace(str(draft), str(file)).replace(draft.name, file.name)
         raise ConfigError(f"{message}; {file.name} stays as it was", **{**error.fields, "file": str(file)}) from error

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
 
 SERVABLE = (BlockState.READY, BlockState.DORMANT)  # a dormant block is loaded by the worker that gets its request

@@ -6,8 +6,7 @@ from collections.abc import Awaitable
 import grpc
 import structlog
 
-from penstock.core.blocks import BlockState
-from penstock.core.cluster import BlockView, Listener
+from penstock.core.blocks import BlockState, BlockView, Listener
 from penstock.core.errors import Unavailable
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
@@ -21,7 +20,7 @@ LOAD_TIMEOUT_S = 86_400.0
 
 
 class RemoteControl:
-    """Implements core.cluster.Control, and watches the cluster for as long as it is open."""
+    """Implements core.blocks.Control, and watches the cluster for as long as it is open."""
 
     def __init__(self, address: str, gateway_id: str, endpoint: str, listener: Listener) -> None:
         self._channel = grpc.aio.insecure_channel(address)

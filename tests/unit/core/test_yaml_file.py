@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml, examine_yaml_over, read_yaml, read_yaml_over
+from penstock.core.yaml_file import examine_yaml, read_yaml
 from penstock.models.folder import MODEL_ONLY, read_model_folder
 from penstock.models.settings import ModelSettings
 
@@ -101,14 +101,14 @@ def test_what_follows_from_a_fault_is_no_fault_of_its_own(tmp_path: Path, text: 
 
 def over(folder: Path, base: str, text: str) -> list[str]:
     model, version = write(folder, "model.yaml", base), write(folder, "version.yaml", text)
-    _, found = examine_yaml_over(version, model, ModelSettings, MODEL_ONLY)
+    _, found = examine_yaml(version, ModelSettings, model, MODEL_ONLY)
     return [fault.message.removeprefix(f"{folder}/") for fault in found]
 
 
 def test_a_version_differs_key_by_key(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "engine: openvino\nbatching: {max_rows: 4, max_tokens: 64}\ntags: [a]\n")
     version = write(tmp_path, "version.yaml", "engine: torch\nbatching: {max_rows: 8}\n")
-    found = read_yaml_over(version, base, ModelSettings, MODEL_ONLY)
+    found = read_yaml(version, ModelSettings, base, MODEL_ONLY)
     assert (found.engine, found.file, found.tags) == ("torch", "model.pt", ("a",))
     assert (found.batching.max_rows, found.batching.max_tokens) == (8, 64)
 
@@ -116,7 +116,7 @@ def test_a_version_differs_key_by_key(tmp_path: Path) -> None:
 def test_an_empty_version_changes_nothing(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "engine: openvino\n")
     version = write(tmp_path, "version.yaml", "# nothing yet\n")
-    assert read_yaml_over(version, base, ModelSettings) == read_yaml(base, ModelSettings)
+    assert read_yaml(version, ModelSettings, base) == read_yaml(base, ModelSettings)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +162,6 @@ def test_a_folder_with_a_faulty_version_names_its_file(tmp_path: Path) -> None:
 def test_a_version_file_that_cannot_be_read(tmp_path: Path) -> None:
     base = write(tmp_path, "model.yaml", "task: tensor\n")
     (tmp_path / "version.yaml").write_bytes(b"engine: caf\xe9\n")
-    _, found = examine_yaml_over(tmp_path / "version.yaml", base, ModelSettings)
+    _, found = examine_yaml(tmp_path / "version.yaml", ModelSettings, base)
     assert [fault.reason for fault in found] == ["unreadable"]
     assert "cannot be read" in found[0].message

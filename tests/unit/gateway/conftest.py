@@ -8,8 +8,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.config import Limits
 from penstock.core.errors import PenstockError, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockView
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager

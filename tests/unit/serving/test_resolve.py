@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
 from penstock.core.settings import BlockSettings
 from penstock.serving.resolve import Resolver

@@ -15,8 +15,7 @@ from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.config import CacheSettings, Limits, Telemetry
 from penstock.core.errors import (
     BUG,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml, examine_yaml_over
+from penstock.core.yaml_file import examine_yaml
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
 from penstock.models.check.findings import Finding, command, dangling_link, has_problem, unreadable, warning
 from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE
@@ -163,7 +163,7 @@ def _version_settings(layout: Layout, settings: ModelSettings, number: int) -> M
     is_sound = layout.settings is not None and not any(found.code in _SETTINGS_ADVICE for found in layout.findings)
     if not file.is_file() or not is_sound:
         return settings
-    found, faults = examine_yaml_over(file, layout.path / SETTINGS_FILE, ModelSettings, MODEL_ONLY)
+    found, faults = examine_yaml(file, ModelSettings, layout.path / SETTINGS_FILE, MODEL_ONLY)
     layout.findings += [replace(found, version=str(number)) for found in _explain_faults(faults)]
     return found or settings
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.blocks import BlockDescription, BlockState
-from penstock.core.cluster import BlockView
+from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import QueueFull
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
