@@ -27,12 +27,13 @@ class Method:
 
     def settings(self, file: str) -> dict[str, Any]:
         """For version.yaml. A converted file has its precision in it; OpenVINO chooses for the rest of the network."""
-        return {"engine": self.engine, "precision": runtime_precision(self.engine), "file": file}
+        return {"engine": self.engine, "precision": "auto" if self.engine == "openvino" else "fp32", "file": file}
 
     def file_name(self, source: Path) -> str:
         return openvino_variants.FILE if self.engine == "openvino" else source.name
 
 
+# By precision; the first of an engine stands for it where nobody chooses: it needs no search.
 METHODS: Mapping[str, tuple[Method, ...]] = {
     "int8": (
         Method("dynamic", "onnx", "int8"),
@@ -42,18 +43,11 @@ METHODS: Mapping[str, tuple[Method, ...]] = {
     "fp16": (Method("onnx", "onnx", "fp16"), Method("openvino", "openvino", "fp16")),
 }
 CONVERTED = tuple(METHODS)  # precisions that need a file of their own
-OF_ENGINE = {("onnx", "int8"): "dynamic", ("openvino", "int8"): "openvino", ("onnx", "fp16"): "onnx"}
-
-
-def runtime_precision(engine: str) -> str:
-    return "auto" if engine == "openvino" else "fp32"
 
 
 def method_of(engine: str, precision: str) -> Method:
-    """The one that stands for an engine where nobody chooses: it needs no search."""
-    name = OF_ENGINE.get((engine, precision), "openvino")
     for method in METHODS.get(precision, ()):
-        if (method.name, method.engine) == (name, engine):
+        if method.engine == engine:
             return method
     raise ConfigError(f"there is no {precision} for engine: {engine}; int8 and fp16 are made for onnx and openvino")
 
@@ -132,7 +126,8 @@ class Converter:
         from penstock.engines.onnx.static import METHODS as CALIBRATIONS
         from penstock.engines.onnx.static import StaticQuantizer
 
-        task = self._original.settings.task
+        task, floor = self._original.settings.task, self._floor
+        wanted = floor + (MARGIN_DB if rule_of(task).unit == "dB" else MARGIN * (1 - floor))
         rehearsal = Reference(task, self._loaded, self._samples.rehearsal())
         folder.mkdir(parents=True)
         quantizer = StaticQuantizer(self._original.file, self._learnt_arrays(), folder)
@@ -153,12 +148,8 @@ class Converter:
                     value = rehearsal.compare(found).value
                 if not best or value > best["learnt"]:
                     best = {"calibration": calibration, "in_floats": spared, "learnt": value, "folder": file.parent}
-            if best["learnt"] >= with_margin(self._floor, task):
+            if best["learnt"] >= wanted:
                 break
         for made in best.pop("folder").iterdir():
             made.rename(target.parent / made.name)
         return best
-
-
-def with_margin(floor: float, task: str) -> float:
-    return floor + MARGIN_DB if rule_of(task).unit == "dB" else floor + MARGIN * (1 - floor)

@@ -50,7 +50,9 @@ def fill(folder: Path, model: ModelFolder, version: str, weights: set[str], sett
                 shutil.copytree(beside, folder / beside.name)
             else:
                 shutil.copy2(beside, folder / beside.name)
-        written = yaml.safe_dump({**_own_settings(source), **settings}, sort_keys=False)
+        own = source / VERSION_FILE
+        before = yaml.safe_load(own.read_text(encoding="utf-8")) if own.is_file() else None
+        written = yaml.safe_dump({**(before or {}), **settings}, sort_keys=False)
         (folder / VERSION_FILE).write_text(written, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{folder.parent}: cannot be written: {error}", file=str(folder.parent)) from error
@@ -88,11 +90,6 @@ def original_of(model: Path, version: str) -> str:
     """The version that this one was made of, where it was made of one that is still there; else itself."""
     source = str((read_report(model, version) or {}).get("of_version", ""))
     return source if source.isdecimal() and (model / source).is_dir() else version
-
-
-def _own_settings(version: Path) -> dict[str, Any]:
-    file = version / VERSION_FILE
-    return dict(yaml.safe_load(file.read_text(encoding="utf-8")) or {}) if file.is_file() else {}
 
 
 def _last(model: Path) -> int:

@@ -47,7 +47,8 @@ def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> 
     floor = rule_of(original.settings.task).floor if order.min_accuracy is None else order.min_accuracy
     with staging(folder.path) as staged, ExitStack() as loaded:
         tell(f"loading version {version}")
-        in_fp32 = loaded.enter_context(load_model(_with(original, precision="fp32")))
+        settings = original.settings.model_copy(update={"precision": "fp32"})
+        in_fp32 = loaded.enter_context(load_model(replace(original, settings=settings)))
         _check_file(original.file, in_fp32, order.precision, version)
         samples = collect(original.settings.task, in_fp32.task, order.calibration)
         converter = Converter(original, in_fp32, samples, floor)
@@ -108,10 +109,6 @@ def _check_file(file: Path, loaded: LoadedModel, precision: str, version: str) -
         raise ConfigError(f"version {version} is {found} already; quantize the version that it was made of")
     if precision == "int8" and file.suffix != ".xml" and not weighted_nodes(file):
         raise ConfigError(f"{file}: has nothing to quantize: no MatMul, Gemm or Conv with weights of its own")
-
-
-def _with(model: ModelFile, **changes: Any) -> ModelFile:
-    return replace(model, settings=model.settings.model_copy(update=changes))
 
 
 def _convert(converter: Converter, method: Method, folder: Path, tell: Tell) -> Conversion:

@@ -83,8 +83,8 @@ def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, A
             "engine": run.original.settings.engine,
             "runs_in": run.measured.served_in,
             "size_bytes": original_bytes,
-            "per_s": _rounded(run.measured.speeds[ORIGINAL].per_s),
-            "fp32_per_s": _rounded(run.measured.speeds[FP32].per_s),
+            "per_s": round(run.measured.speeds[ORIGINAL].per_s, 2),
+            "fp32_per_s": round(run.measured.speeds[FP32].per_s, 2),
         },
         "candidates": rows,
         "machine": describe_machine(),
@@ -108,7 +108,7 @@ def _row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[st
         "recipe": each.recipe or {},
         "size": {"bytes": each.size_bytes, "of_original": round(each.size_bytes / original_bytes, 4)},
         "speed": {
-            "per_s": _rounded(each.speed.per_s),
+            "per_s": round(each.speed.per_s, 2),
             "over_original": round(over, 3),
             "over_original_spread": round(noise, 3),
             "over_fp32": round(over_fp32, 3),
@@ -117,7 +117,3 @@ def _row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[st
         },
         "accuracy": {**asdict(each.fidelity), "floor": run.floor, "is_met": each.fidelity.value >= run.floor},
     }
-
-
-def _rounded(value: float) -> float:
-    return round(value, 2)

@@ -98,15 +98,12 @@ def _read_texts(file: Path) -> list[str]:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--calibration {file}: must be a text file, one text a line, or .jsonl: {error}") from error
-    texts = [_text_of(file, number, line) for number, line in enumerate(lines, 1)] if _is_jsonl(file) else lines
-    texts = list(dict.fromkeys(texts))
+    if file.suffix in (".jsonl", ".ndjson"):
+        lines = [_text_of(file, number, line) for number, line in enumerate(lines, 1)]
+    texts = list(dict.fromkeys(lines))
     if len(texts) < FEWEST:
         raise ConfigError(f"--calibration {file}: has {len(texts)} different texts; give at least {FEWEST}, better 300")
     return texts
-
-
-def _is_jsonl(file: Path) -> bool:
-    return file.suffix in (".jsonl", ".ndjson")
 
 
 def _text_of(file: Path, number: int, line: str) -> str:

@@ -1,1 +1,0 @@
-"""Checkpoints become models of a repository."""
