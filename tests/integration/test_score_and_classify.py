@@ -15,7 +15,7 @@ import pytest
 from benchmarks.server import ServerProcess
 from penstock.core.tensors import pack_bytes
 from penstock.engines.onnx.bert_file import find_minilm_weights
-from penstock.models.importing.checkpoint import Wish, import_checkpoint
+from penstock.models.importing import import_checkpoint
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.checkpoints import reference_logits, save_classifier
@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterat
     folder = tmp_path_factory.mktemp("score-and-classify")
     models = folder / "models"
     for name, source in (("cosine", find_minilm_weights()), ("cross", checkpoint)):
-        import_checkpoint(source, models / f"{name}-inline", Wish("score", "onnx"))
+        import_checkpoint(source, models / f"{name}-inline", "score", "onnx")
         (models / f"{name}-pool").mkdir()
         (models / f"{name}-pool" / "1").symlink_to(models / f"{name}-inline" / "1")
         settings = (models / f"{name}-inline" / "model.yaml").read_text() + "instances: {count: 1}\n"

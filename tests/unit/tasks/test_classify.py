@@ -14,7 +14,7 @@ from PIL import Image
 from penstock.core.errors import ConfigError, EngineFailed, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
-from penstock.models.importing.checkpoint import Wish, import_checkpoint
+from penstock.models.importing import import_checkpoint
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.classify import ClassifyTask, RowLimits
@@ -126,7 +126,7 @@ def test_a_text_classifier_gives_transformers_answers(tmp_path: Path) -> None:
     texts = ["a good day", "", "terrible, " * 300, "zażółć"]
     labels = ["bad", "so so", "good\ngreat"]
     source = save_classifier(tmp_path / "source", labels)
-    assert import_checkpoint(source, tmp_path / "mood", Wish(engine="onnx")) == "classify"
+    assert import_checkpoint(source, tmp_path / "mood", engine="onnx") == "classify"
     loaded = load_model(tmp_path / "mood")
     request = TaskRequest([column("text", texts)], [], {"top_k": 3})
     answer = loaded.run(request)

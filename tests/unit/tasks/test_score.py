@@ -11,7 +11,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec
-from penstock.models.importing.checkpoint import Wish, import_checkpoint
+from penstock.models.importing import import_checkpoint
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.tasks.options import ScoreOptions
@@ -44,7 +44,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cross(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     model = tmp_path_factory.mktemp("models") / "cross"
-    assert import_checkpoint(checkpoint, model, Wish(engine="onnx")) == "score"
+    assert import_checkpoint(checkpoint, model, engine="onnx") == "score"
     return load_model(model)
 
 
@@ -135,7 +135,7 @@ def test_a_cross_encoders_scores_are_transformers(cross: Loaded, checkpoint: Pat
 
 def test_a_cross_encoder_of_two_labels_gives_the_seconds_share(tmp_path: Path) -> None:
     source = save_classifier(tmp_path / "source", ["no", "yes"])
-    import_checkpoint(source, tmp_path / "pairs", Wish("score", "onnx"))
+    import_checkpoint(source, tmp_path / "pairs", "score", "onnx")
     logits = reference_logits(source, QUERIES[:3], PASSAGES[:3])
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     scores = load_model(tmp_path / "pairs").run(ask(QUERIES[:3], PASSAGES[:3]))["score"]
@@ -143,7 +143,7 @@ def test_a_cross_encoder_of_two_labels_gives_the_seconds_share(tmp_path: Path) -
 
 
 def test_without_an_activation_the_logits_are_the_scores(cross: Loaded, checkpoint: Path, tmp_path: Path) -> None:
-    import_checkpoint(checkpoint, tmp_path / "raw", Wish(engine="onnx"))
+    import_checkpoint(checkpoint, tmp_path / "raw", engine="onnx")
     settings = ModelSettings(task="score", score=ScoreOptions(activation="none"))
     scores = Loaded(tmp_path / "raw" / "1", settings).run(ask(QUERIES[:3], PASSAGES[:3]))["score"]
     np.testing.assert_allclose(scores, reference_logits(checkpoint, QUERIES[:3], PASSAGES[:3]), atol=1e-4)
@@ -160,7 +160,7 @@ def test_extreme_logits_overflow_nothing_and_keep_their_order(cross: Loaded, log
 
 @pytest.mark.parametrize("length", [5, 8, 16, 33])
 def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, length: int) -> None:
-    import_checkpoint(checkpoint, tmp_path / "short", Wish(engine="onnx"))
+    import_checkpoint(checkpoint, tmp_path / "short", engine="onnx")
     settings = ModelSettings(task="score", score=ScoreOptions(max_length=length))
     pieces = Loaded(tmp_path / "short" / "1", settings).task.prepare(ask(QUERIES, PASSAGES)).pieces
     whole = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -180,7 +180,7 @@ def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, le
 def test_a_tokenizer_with_other_pairs_is_followed(checkpoint: Path, tmp_path: Path) -> None:
     from tokenizers.processors import RobertaProcessing
 
-    import_checkpoint(checkpoint, tmp_path / "other", Wish(engine="onnx"))
+    import_checkpoint(checkpoint, tmp_path / "other", engine="onnx")
     file = tmp_path / "other" / "1" / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.post_processor = RobertaProcessing(("[SEP]", 102), ("[CLS]", 101))

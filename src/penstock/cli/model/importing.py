@@ -29,13 +29,12 @@ def import_model(
     A BERT's ONNX file is built without PyTorch; for the torch engine the folder is copied as it is.
     """
     from penstock.models.folder import read_model_folder
-    from penstock.models.importing.checkpoint import VERSION, Wish, import_checkpoint, place_model
-    from penstock.models.importing.weights import find_weights
+    from penstock.models.importing import VERSION, find_weights, import_checkpoint, place_model
 
     target = place_model(repository, name)
     weights = find_weights(name, source, package)
     with show_steps(f"building {target / VERSION}"):
-        made = import_checkpoint(weights, target, Wish(task, engine))
+        made = import_checkpoint(weights, target, task, engine)
     file = read_model_folder(target).file(VERSION)
     if as_json:
         print_json({"model": name, "task": made, "file": str(file), "bytes": file.stat().st_size}, indent=None)
