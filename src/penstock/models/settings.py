@@ -3,7 +3,7 @@
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.core.plugins import ENGINES, TASKS, check_name
 from penstock.core.settings import BlockSettings, SharedSettings
@@ -51,15 +51,10 @@ class ModelSettings(SharedSettings):
             return {**given, "file": DEFAULT_FILES[given["engine"]]}
         return given
 
-    @field_validator("task")
+    @field_validator("task", "engine")
     @classmethod
-    def _check_task(cls, name: str) -> str:
-        return check_name(TASKS, name)
-
-    @field_validator("engine")
-    @classmethod
-    def _check_engine(cls, name: str) -> str:
-        return check_name(ENGINES, name)
+    def _check_name(cls, name: str, field: ValidationInfo) -> str:
+        return check_name(TASKS if field.field_name == "task" else ENGINES, name)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "ModelSettings":

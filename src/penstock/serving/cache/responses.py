@@ -14,7 +14,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.serving.cache.entry import CachedAnswer, decode, encode
 from penstock.serving.cache.flights import FlightPart, Flights
 from penstock.serving.cache.key import KeyMaker, key_prefix
-from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.store import CacheStore
 from penstock.telemetry.metrics import CacheMetrics
 from penstock.telemetry.tally import Tallies

@@ -11,6 +11,18 @@ SPARE_EXPIRIES = 64
 
 
 @dataclass(slots=True)
+class StoreCounts:
+    """What a store has counted since it started."""
+
+    entries: int = 0
+    size_bytes: int = 0
+    evicted_by_size: int = 0
+    evicted_by_ttl: int = 0
+    errors: int = 0  # calls that failed or were late, or were not tried because the store is away
+    dropped: int = 0  # writes that found the buffer full
+
+
+@dataclass(slots=True)
 class Entry:
     value: bytes | None  # None: it is in the store's file, and not read yet
     size_bytes: int
@@ -84,6 +96,9 @@ class Lru:
         for key in gone:
             self.remove(key)
         return gone
+
+    def counts(self) -> StoreCounts:
+        return StoreCounts(len(self), self.size_bytes, self.evicted_by_size, self.evicted_by_ttl)
 
     def _remember_expiry(self, key: bytes, expires_at: float) -> None:
         heappush(self._expiries, (expires_at, key))

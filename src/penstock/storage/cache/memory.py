@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable
 
-from penstock.storage.cache.counts import StoreCounts
-from penstock.storage.cache.lru import Lru
+from penstock.storage.cache.lru import Lru, StoreCounts
 
 
 class MemoryStore:
@@ -38,12 +37,11 @@ class MemoryStore:
         return self._lru.remove(key)
 
     async def exists(self, key: bytes) -> bool:
-        return self.get_now(key) is not None
+        return self._lru.find(key, self._clock()) is not None
 
     async def clear(self, prefix: bytes = b"") -> int:
         return len(self._lru.clear(prefix))
 
     def counts(self) -> StoreCounts:
-        lru = self._lru
-        lru.expire(self._clock())
-        return StoreCounts(len(lru), lru.size_bytes, lru.evicted_by_size, lru.evicted_by_ttl)
+        self._lru.expire(self._clock())
+        return self._lru.counts()

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.outage import Outage
 
 if TYPE_CHECKING:

@@ -3,15 +3,15 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiosqlite
 import structlog
 
 from penstock.core.errors import ConfigError, Unavailable
-from penstock.storage.cache.counts import StoreCounts
-from penstock.storage.cache.lru import Lru
+from penstock.storage.cache.lru import StoreCounts
+from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.outage import RETRY_S, Outage
 from penstock.storage.cache.sqlite_file import open_file
 
@@ -29,15 +29,10 @@ class _Write:
     expires_at: float
 
 
-class _Missing:
-    pass
-
-
-_MISSING = _Missing()
 _Change = _Write | None  # None: the row goes
 
 
-class SqliteStore:
+class SqliteStore(MemoryStore):
     """One LRU decides for memory and file alike, so that both are bounded by `max_bytes`.
 
     After a restart it knows what the file has, and reads a value when it is asked for. What it cannot write
@@ -47,10 +42,9 @@ class SqliteStore:
     name = "sqlite"
 
     def __init__(self, file: Path, max_bytes: int, timeout_s: float, clock: Callable[[], float] = time.time) -> None:
+        super().__init__(max_bytes, clock)  # of the wall: times to live go on while nobody runs
         self._file = file
         self._timeout_s = timeout_s
-        self._clock = clock  # of the wall: times to live go on while nobody runs
-        self._lru = Lru(max_bytes)
         self._buffer_bytes = max(MIN_BUFFER_BYTES, max_bytes // 16)
         self._pending: dict[bytes, _Change] = {}
         self._pending_bytes = 0
@@ -102,10 +96,6 @@ class SqliteStore:
         connection, self._connection = self._connection, None
         await asyncio.wait_for(connection.close(), CLOSE_S)
 
-    def get_now(self, key: bytes) -> bytes | None:
-        entry = self._lru.find(key, self._clock())
-        return None if entry is None else entry.value
-
     async def get(self, key: bytes) -> bytes | None:
         entry = self._lru.find(key, self._clock())
         if entry is None or entry.value is not None:
@@ -137,9 +127,6 @@ class SqliteStore:
         await self._flush_or_raise()
         return was_there
 
-    async def exists(self, key: bytes) -> bool:
-        return self._lru.find(key, self._clock()) is not None
-
     async def clear(self, prefix: bytes = b"") -> int:
         gone = self._lru.clear(prefix)
         self._forget(gone)
@@ -147,11 +134,8 @@ class SqliteStore:
         return len(gone)
 
     def counts(self) -> StoreCounts:
-        lru = self._lru
-        self._forget(lru.expire(self._clock()))
-        return StoreCounts(
-            len(lru), lru.size_bytes, lru.evicted_by_size, lru.evicted_by_ttl, self._errors, self._dropped
-        )
+        self._forget(self._lru.expire(self._clock()))
+        return replace(self._lru.counts(), errors=self._errors, dropped=self._dropped)
 
     # --- the buffer
 
@@ -209,7 +193,7 @@ class SqliteStore:
             for batch in self._batches(list(self._pending)):
                 await self._commit(batch)
                 for key, change in batch:
-                    if self._pending.get(key, _MISSING) is change:
+                    if self._pending.get(key) is change:
                         self._withdraw(key)
                     if change is None:
                         self._on_disk.discard(key)
@@ -220,9 +204,9 @@ class SqliteStore:
         batch: list[tuple[bytes, _Change]] = []
         size = 0
         for key in keys:
-            change = self._pending.get(key, _MISSING)
-            if isinstance(change, _Missing):
+            if key not in self._pending:
                 continue  # withdrawn meanwhile
+            change = self._pending[key]
             batch.append((key, change))
             size += len(change.value) if change else 0
             if size >= BATCH_BYTES or len(batch) >= BATCH_ROWS:

@@ -68,7 +68,7 @@ async def _connect(file: Path) -> aiosqlite.Connection:
 async def _prepare(connection: aiosqlite.Connection) -> None:
     await connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # a second server finds it locked
     await connection.execute("PRAGMA auto_vacuum=INCREMENTAL")  # of an empty file only: before anything is written
-    version = await _number(connection, "PRAGMA user_version")
+    ((version,),) = await connection.execute_fetchall("PRAGMA user_version")
     if version not in (0, SCHEMA_VERSION):
         raise _Damaged(f"it is of version {version}, and this is version {SCHEMA_VERSION}")
     if version == 0:  # before the write-ahead log: the header must be in the file itself
@@ -82,11 +82,6 @@ async def _prepare(connection: aiosqlite.Connection) -> None:
     for (verdict,) in await connection.execute_fetchall("PRAGMA quick_check(1)"):
         if verdict != "ok":
             raise _Damaged(str(verdict))
-
-
-async def _number(connection: aiosqlite.Connection, query: str) -> int:
-    rows = await connection.execute_fetchall(query)
-    return int(next(iter(rows))[0])
 
 
 def _make_folder(file: Path) -> None:

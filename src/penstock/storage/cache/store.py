@@ -5,7 +5,7 @@ from typing import Protocol
 
 from penstock.core.config import CacheSettings
 from penstock.core.errors import ConfigError
-from penstock.storage.cache.counts import StoreCounts
+from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.redis import RedisStore
 from penstock.storage.cache.sqlite import SqliteStore
