@@ -17,7 +17,7 @@ from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
-from penstock.wire.descriptions import decode_description, encode_description
+from penstock.wire.forms import decode_description, encode_description
 from penstock.wire.sockets import DealerSocket
 
 FROM_WORKERS = frozenset({"hello", "beat", "result", "hand_back", "probe_result", "bye", "statistics"})

@@ -21,7 +21,7 @@ from penstock.experiments.load.drivers import INFER, STREAM
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.v1 import job_pb2
 from penstock.wire import frames
-from penstock.wire.descriptions import encode_description
+from penstock.wire.forms import encode_description
 
 MODELS = Path(__file__).parents[2] / "models"
 pytestmark = pytest.mark.timeout(300)

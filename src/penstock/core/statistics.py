@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+BATCH_DURATIONS = DURATIONS[3:]
+
 
 @dataclass(slots=True)
 class Duration:
@@ -24,9 +27,8 @@ class BatchStatistics:
     compute_output: Duration = field(default_factory=Duration)
 
     def merge(self, other: "BatchStatistics") -> None:
-        self.compute_input.merge(other.compute_input)
-        self.compute_infer.merge(other.compute_infer)
-        self.compute_output.merge(other.compute_output)
+        for name in BATCH_DURATIONS:
+            getattr(self, name).merge(getattr(other, name))
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class BlockStatistics:
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
         self.inference_count += other.inference_count
         self.execution_count += other.execution_count
-        for name in ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"):
+        for name in DURATIONS:
             getattr(self, name).merge(getattr(other, name))
         for rows, batch in other.batches.items():
             self.batches.setdefault(rows, BatchStatistics()).merge(batch)

@@ -7,15 +7,14 @@ from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.settings import BlockSettings, QueuePolicy
-from penstock.core.statistics import BlockStatistics, Duration
+from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BlockStatistics
 from penstock.core.tensors import TensorSpec
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import model_config_pb2 as config_pb
+from penstock.wire.forms import durations
 
 MAX_COUNT = 2**64 - 1
 BACKENDS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}  # else as the platform is called
-
-
 READY = "READY"
 INDEX_STATES = {
     BlockState.READY: READY,
@@ -124,28 +123,16 @@ def statistics(found: BlockStatistics) -> pb.ModelStatistics:
         last_inference=found.last_inference_ms,
         inference_count=_count(found.inference_count),
         execution_count=_count(found.execution_count),
-        inference_stats=pb.InferStatistics(
-            success=_duration(found.success),
-            fail=_duration(found.fail),
-            queue=_duration(found.queue),
-            compute_input=_duration(found.compute_input),
-            compute_infer=_duration(found.compute_infer),
-            compute_output=_duration(found.compute_output),
-        ),
+        inference_stats=pb.InferStatistics(**durations(found, DURATIONS, _duration)),
         batch_stats=[
-            pb.InferBatchStatistics(
-                batch_size=rows,
-                compute_input=_duration(batch.compute_input),
-                compute_infer=_duration(batch.compute_infer),
-                compute_output=_duration(batch.compute_output),
-            )
+            pb.InferBatchStatistics(batch_size=rows, **durations(batch, BATCH_DURATIONS, _duration))
             for rows, batch in sorted(found.batches.items())
         ],
     )
 
 
-def _duration(duration: Duration) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=_count(duration.count), ns=_count(duration.ns))
+def _duration(count: int, ns: int) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=_count(count), ns=_count(ns))
 
 
 def _count(value: int) -> int:
@@ -167,17 +154,13 @@ def as_json(message: Message) -> dict[str, object]:
     found: dict[str, object] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
-        if _is_map(field):
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
             found[field.name] = {str(key): _json_value(field, value[key]) for key in value}
         elif field.is_repeated:
             found[field.name] = [_json_value(field, item) for item in value]
         elif field.message_type is None or message.HasField(field.name):
             found[field.name] = _json_value(field, value)
     return found
-
-
-def _is_map(field: Any) -> bool:
-    return bool(field.message_type is not None and field.message_type.GetOptions().map_entry)
 
 
 def _json_value(field: Any, value: Any) -> object:

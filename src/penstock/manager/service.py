@@ -12,7 +12,7 @@ from penstock.manager.manager import Manager
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
-from penstock.wire.failures import encode_failure
+from penstock.wire.forms import encode_failure
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):

@@ -10,7 +10,7 @@ from penstock.core.blocks import BlockState, BlockView, Listener
 from penstock.core.errors import Unavailable
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.failures import decode_failure
+from penstock.wire.forms import decode_failure
 
 log = structlog.get_logger()
 RETRY_S = 0.5

@@ -10,7 +10,7 @@ from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import PLAIN, Controls, InferRequest, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.wire import failures
+from penstock.wire import forms
 
 PROTOCOL = 1
 Frames = list[Buffer]
@@ -78,7 +78,7 @@ def encode_result(
 
 
 def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
-    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))))
+    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=forms.encode_failure(error))))
 
 
 def encode_refused(error: PenstockError) -> Frames:

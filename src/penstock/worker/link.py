@@ -12,8 +12,8 @@ from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.tasks.base import TaskRequest
 from penstock.wire import frames
+from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import DealerSocket
-from penstock.wire.statistics import encode_statistics
 from penstock.worker.job import Holder, WorkerJob
 
 log = structlog.get_logger()

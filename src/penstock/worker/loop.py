@@ -17,7 +17,7 @@ from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
-from penstock.wire.descriptions import encode_description
+from penstock.wire.forms import encode_description
 from penstock.wire.sockets import host_identity
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner

@@ -17,7 +17,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.zmq import ZmqLane
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
-from penstock.wire.descriptions import encode_description
+from penstock.wire.forms import encode_description
 from penstock.wire.sockets import DealerSocket
 from tests.heard import Heard
 

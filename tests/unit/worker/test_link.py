@@ -13,7 +13,7 @@ from penstock.core.requests import Controls, InferRequest, SessionStep
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
-from penstock.wire.failures import decode_failure
+from penstock.wire.forms import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner

@@ -18,7 +18,7 @@ from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
-from penstock.wire.descriptions import decode_description
+from penstock.wire.forms import decode_description
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.loop import Worker
 from tests.servers import write_identity

@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC: its methods, and the guard around each."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -145,9 +145,8 @@ class _GrpcExchange:
         return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
 
 
-def guarded(name: str, handler: Any) -> Any:
+def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Makes errors statuses, whatever the method: gRPC would say UNKNOWN, and tell the caller what was raised."""
-    answer = handler.unary_unary or handler.stream_stream
 
     async def answer_or_abort(message: Any, context: Context) -> Any:
         try:
@@ -160,8 +159,7 @@ def guarded(name: str, handler: Any) -> Any:
             log.exception("bug", where="grpc", method=name)
             await _abort(context, InternalError(BUG))
 
-    method = "unary_unary" if handler.unary_unary else "stream_stream"
-    return handler._replace(request_deserializer=_forgiving(handler.request_deserializer), **{method: answer_or_abort})
+    return answer_or_abort
 
 
 async def _abort(context: Context, error: PenstockError) -> None:
@@ -170,7 +168,7 @@ async def _abort(context: Context, error: PenstockError) -> None:
     )
 
 
-def _forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
 
     def parse_or_mark(data: bytes) -> Any:

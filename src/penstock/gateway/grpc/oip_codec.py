@@ -27,6 +27,7 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 def decode_request(message: pb.ModelInferRequest, protocol: str, memory: SharedMemory | None = None) -> InferRequest:
@@ -84,14 +85,7 @@ def _put_parameters(
     encoded: "pb.ModelInferResponse | pb.ModelInferResponse.InferOutputTensor", parameters: Mapping[str, Parameter]
 ) -> None:
     for name, value in parameters.items():
-        if isinstance(value, bool):
-            encoded.parameters[name].bool_param = value
-        elif isinstance(value, int):
-            encoded.parameters[name].int64_param = value
-        elif isinstance(value, float):
-            encoded.parameters[name].double_param = value
-        else:
-            encoded.parameters[name].string_param = value
+        setattr(encoded.parameters[name], _PARAMETERS[type(value)], value)
 
 
 def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:

@@ -1,20 +1,22 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError
-from penstock.gateway.grpc.oip import OipGrpc, guarded
+from penstock.gateway.grpc.oip import OipGrpc, forgiving, guarded
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 
-SERVICE: str = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
+_DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+SERVICE: str = _DESCRIPTOR.full_name
 # Room for names, shapes and parameters beside the tensors, whose bytes admission counts exactly.
 ENVELOPE_BYTES = 1024 * 1024
 Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
@@ -55,23 +57,12 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-class _Methods:
-    """Stands in for the server while the generated code registers an edge, to see to its methods first."""
-
-    def __init__(self) -> None:
-        self.handlers: Mapping[str, Any] = {}
-
-    def add_generic_rpc_handlers(self, handlers: object) -> None:
-        """The same methods once more, for servers that do not know the other call."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        self.handlers = handlers
-
-
 def _methods_of(servicer: Servicer) -> Iterator[tuple[str, Any]]:
     """What it has itself; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
-    methods = _Methods()
-    grpc_service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, methods)
-    for name, handler in methods.handlers.items():
+    for method in _DESCRIPTOR.methods:
+        name = method.name
         if getattr(type(servicer), name) is not getattr(Servicer, name):
-            yield name, guarded(name, handler)
+            parse, encode = GetMessageClass(method.input_type).FromString, GetMessageClass(method.output_type)
+            is_stream = method.client_streaming
+            make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
+            yield name, make(guarded(name, getattr(servicer, name)), forgiving(parse), encode.SerializeToString)

@@ -1,6 +1,7 @@
 """What one stream holds: a window over its requests and unsent answers, and the order of the answers. Decides only."""
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 A = TypeVar("A")
@@ -13,19 +14,17 @@ STREAM_BYTES = 32 * 1024 * 1024
 FIRST_ANSWER_BYTES = 1024 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class StreamSlot(Generic[A]):
     """One request of a stream, from when it is read until its last answer is sent."""
 
-    __slots__ = ("answer", "has_answer", "held_bytes", "is_decoupled", "is_last", "is_over", "request_bytes")
-    answer: A  # while has_answer
-
-    def __init__(self, request_bytes: int, held_bytes: int, is_decoupled: bool) -> None:
-        self.request_bytes = request_bytes
-        self.held_bytes = held_bytes
-        self.is_decoupled = is_decoupled
-        self.has_answer = False  # that waits to be sent
-        self.is_last = False
-        self.is_over = False
+    request_bytes: int
+    held_bytes: int
+    is_decoupled: bool
+    answer: A = field(init=False)  # while has_answer
+    has_answer: bool = False  # that waits to be sent
+    is_last: bool = False
+    is_over: bool = False
 
 
 class StreamBuffer(Generic[A]):

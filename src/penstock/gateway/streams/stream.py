@@ -141,12 +141,9 @@ class RequestStream(Generic[M, A]):
                 if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
                     self._put(slot, *exchange.encode(response, is_decoupled=True), response.is_final)
                     if not response.is_final:
-                        await self._until_sent(slot)
+                        sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
+                        await sent
         self._end(slot)
-
-    async def _until_sent(self, slot: StreamSlot[A]) -> None:
-        sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
-        await sent
 
     def _fail(self, slot: StreamSlot[A], exchange: Exchange[A], error: PenstockError) -> None:
         if not slot.is_last:

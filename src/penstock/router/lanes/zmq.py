@@ -16,10 +16,8 @@ from penstock.router.lanes.members import Members, ZmqMember
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
-from penstock.wire.descriptions import decode_description
-from penstock.wire.failures import decode_failure
+from penstock.wire.forms import decode_description, decode_failure, decode_statistics
 from penstock.wire.sockets import RouterSocket
-from penstock.wire.statistics import decode_statistics
 
 log = structlog.get_logger()
 now = time.monotonic

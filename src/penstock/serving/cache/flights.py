@@ -17,7 +17,6 @@ from penstock.core.errors import (
     EngineFailed,
     InvalidRequest,
     ModelNotReady,
-    PenstockError,
     RequestTooLarge,
     from_code,
 )
@@ -88,7 +87,9 @@ class Flights(Generic[T]):
                 return cast(T, flight.answer), part
             if part is FlightPart.LED:
                 raise flight.error
-            _raise_for_all(flight.error)
+            if isinstance(flight.error, FOR_ALL):
+                # One for each: an error that is raised collects where it has been.
+                raise from_code(flight.error.code, flight.error.message, flight.error.fields) from flight.error
             if self._clock() >= deadline:
                 raise _too_late()
 
@@ -156,13 +157,6 @@ class Flights(Generic[T]):
 def _settle(waiter: asyncio.Future[bool], has_landed: bool) -> None:
     if not waiter.done():
         waiter.set_result(has_landed)
-
-
-def _raise_for_all(error: BaseException) -> None:
-    if isinstance(error, FOR_ALL):
-        # One for each: an error that is raised collects where it has been.
-        assert isinstance(error, PenstockError)
-        raise from_code(error.code, error.message, error.fields) from error
 
 
 def _too_late() -> DeadlineExceeded:

@@ -65,7 +65,10 @@ class ResponseCache:
         else:
             key = await asyncio.to_thread(known.keys.key, request)
         if mode == "refresh":
-            return await self._refresh(known, key, request, await run(block, request, deadline))
+            answer = _answer(await run(block, request, deadline))
+            known.counts.add("refresh")
+            await self._keep(known, key, answer)
+            return answer.to(request, block.version)
         return self._hit(known, key, request) or await self._ask(known, key, request, deadline, run)
 
     def _hit(self, known: "_BlockCache", key: bytes, request: InferRequest) -> InferResponse | None:
@@ -150,14 +153,6 @@ class ResponseCache:
         except TimeoutError:
             return None  # the run says it better
         return None if kept is None else self._read(kept)
-
-    async def _refresh(
-        self, known: "_BlockCache", key: bytes, request: InferRequest, response: InferResponse
-    ) -> InferResponse:
-        known.counts.add("refresh")
-        answer = _answer(response)
-        await self._keep(known, key, answer)
-        return answer.to(request, known.block.version)
 
     async def _keep(self, known: "_BlockCache", key: bytes, answer: CachedAnswer) -> None:
         if answer.size_bytes() > self._largest:

@@ -36,7 +36,9 @@ class KeptAnswers:
         self._drop(life, seq_no - most)
         if not most:
             return
-        answer = self._kept[life, seq_no] = KeptAnswer(outcome, position, _size_bytes(outcome))
+        tensors = [] if isinstance(outcome, PenstockError) else outcome.outputs
+        size_bytes = OVERHEAD_BYTES + sum([len(tensor.data) for tensor in tensors])
+        answer = self._kept[life, seq_no] = KeptAnswer(outcome, position, size_bytes)
         self.size_bytes += answer.size_bytes
         while self.size_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
@@ -50,9 +52,3 @@ class KeptAnswers:
         answer = self._kept.pop((life, seq_no), None)
         if answer is not None:
             self.size_bytes -= answer.size_bytes
-
-
-def _size_bytes(outcome: Outcome) -> int:
-    if isinstance(outcome, PenstockError):
-        return OVERHEAD_BYTES
-    return OVERHEAD_BYTES + sum([len(tensor.data) for tensor in outcome.outputs])

@@ -15,8 +15,8 @@ from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
+from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import host_identity
-from penstock.wire.statistics import encode_statistics
 from tests.unit.router.peers import Bed, Peer, block, offer, request
 
 # --- joining

@@ -1,6 +1,6 @@
 """multipart/form-data bodies, already read and within their limit."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from python_multipart.exceptions import FormParserError
@@ -21,14 +21,6 @@ class FormPart:
     name: str
     is_file: bool
     data: bytes
-
-
-@dataclass(slots=True)
-class _Open:
-    headers: dict[bytes, bytes] = field(default_factory=dict)
-    data: list[bytes] = field(default_factory=list)
-    key: bytes = b""
-    value: bytes = b""
 
 
 def parse_multipart(content_type: bytes, body: bytes) -> list[FormPart]:
@@ -52,7 +44,8 @@ class _Collector:
     def __init__(self) -> None:
         self.parts: list[FormPart] = []
         self.is_complete = False
-        self._open = _Open()
+        self._disposition = self._key = self._value = b""  # of the part that is open
+        self._data: list[bytes] = []
 
     def callbacks(self) -> "MultipartCallbacks":
         return {
@@ -68,34 +61,34 @@ class _Collector:
     def _begin(self) -> None:
         if len(self.parts) >= MAX_PARTS:
             raise InvalidRequest(f"the body has more than {MAX_PARTS} parts")
-        self._open = _Open()
+        self._disposition, self._data = b"", []
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._open.key += data[start:end]
+        self._key += data[start:end]
         self._check_header()
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._open.value += data[start:end]
+        self._value += data[start:end]
         self._check_header()
 
     def _check_header(self) -> None:
-        if len(self._open.key) + len(self._open.value) > MAX_HEADER_BYTES:
+        if len(self._key) + len(self._value) > MAX_HEADER_BYTES:
             raise InvalidRequest("a part's header is too long")
 
     def _header_end(self) -> None:
-        if self._open.key.lower() == NAME:
-            self._open.headers[NAME] = self._open.value
-        self._open.key = self._open.value = b""
+        if self._key.lower() == NAME:
+            self._disposition = self._value
+        self._key = self._value = b""
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
-        self._open.data.append(data[start:end])
+        self._data.append(data[start:end])
 
     def _end(self) -> None:
-        _, options = parse_options_header(self._open.headers.get(NAME, b""))
+        _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode("utf-8", "replace")
         if not name:
             raise InvalidRequest("a part has no name in its Content-Disposition")
-        self.parts.append(FormPart(name, b"filename" in options, b"".join(self._open.data)))
+        self.parts.append(FormPart(name, b"filename" in options, b"".join(self._data)))
 
     def _finish(self) -> None:
         self.is_complete = True

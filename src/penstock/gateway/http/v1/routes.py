@@ -1,8 +1,9 @@
 """The routes of `/v1` for clients: what OpenAI's speak, and plain JSON or files for any block."""
 
 import base64
+from collections.abc import Iterable
+from typing import Any
 
-import numpy as np
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -49,7 +50,11 @@ class OpenAiRest:
     async def embeddings(self, request: Request) -> Response:
         call = await self._calls.read(request)
         message = call.json()
-        _refuse_tokens(message.get("input"))
+        given = message.get("input")
+        if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
+            raise InvalidTensor(
+                "'input' must be a string or a list of strings; token arrays are not taken: send the text"
+            )
         body = validate(schemas.EmbeddingsBody, message)
         block = await self._calls.task_block(body.model, "embed")
         width = block.outputs[0].shape[-1]
@@ -134,26 +139,16 @@ def _card(block: BlockDescription) -> dict[str, object]:
 
 
 def _embeddings(response: InferResponse, encoding_format: str) -> dict[str, object]:
-    vectors = to_array(response.outputs[0])
+    vectors: Iterable[Any] = to_array(response.outputs[0])
     tokens = response.parameters.get("tokens", 0)
-    encode = _base64 if encoding_format == "base64" else np.asarray
+    if encoding_format == "base64":
+        vectors = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
     return {
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": index, "embedding": encode(vector)} for index, vector in enumerate(vectors)
-        ],
+        "data": [{"object": "embedding", "index": index, "embedding": found} for index, found in enumerate(vectors)],
         "model": response.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-
-
-def _base64(vector: np.ndarray) -> str:
-    return base64.b64encode(vector.tobytes()).decode()
-
-
-def _refuse_tokens(given: object) -> None:
-    if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
-        raise InvalidTensor("'input' must be a string or a list of strings; token arrays are not taken: send the text")
 
 
 def _text(part: FormPart) -> str:

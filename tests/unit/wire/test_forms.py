@@ -1,7 +1,7 @@
 """Statistics over the wire: everything that a worker counted arrives."""
 
 from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration, summed
-from penstock.wire.statistics import decode_statistics, encode_statistics
+from penstock.wire.forms import decode_statistics, encode_statistics
 
 COUNTED = BlockStatistics(
     "blk",

@@ -1,0 +1,65 @@
+"""What travels beside tensors, to and from its wire form: errors, block descriptions, statistics."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.errors import PenstockError, WireError, from_code
+from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
+from penstock.pb.v1 import job_pb2 as pb
+
+_DESCRIPTION: TypeAdapter[BlockDescription] = TypeAdapter(BlockDescription)
+_PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
+
+
+def encode_failure(error: PenstockError) -> pb.Failure:
+    return pb.Failure(code=error.code, message=error.message, fields=error.fields)
+
+
+def decode_failure(failure: pb.Failure) -> PenstockError:
+    return from_code(failure.code, failure.message, dict(failure.fields))
+
+
+def encode_description(block: BlockDescription) -> bytes:
+    """JSON inside an offer."""
+    return _DESCRIPTION.dump_json(block)
+
+
+def decode_description(data: bytes) -> BlockDescription:
+    try:
+        return _DESCRIPTION.validate_json(data)
+    except ValidationError as error:
+        raise WireError("an offer has no readable description") from error
+
+
+def encode_statistics(query_id: int, blocks: Iterable[BlockStatistics]) -> pb.Frame:
+    return pb.Frame(statistics=pb.Statistics(query_id=query_id, blocks=[_encode(block) for block in blocks]))
+
+
+def decode_statistics(message: pb.Statistics) -> list[BlockStatistics]:
+    return [_decode(block) for block in message.blocks]
+
+
+def _encode(block: BlockStatistics) -> pb.BlockStatistics:
+    batches = [
+        pb.BatchStatistics(rows=rows, **durations(batch, BATCH_DURATIONS, pb.Duration))
+        for rows, batch in sorted(block.batches.items())
+    ]
+    every = durations(block, DURATIONS, pb.Duration)
+    return pb.BlockStatistics(**_plain(block), closed=block.closed, batches=batches, **every)
+
+
+def _decode(message: pb.BlockStatistics) -> BlockStatistics:
+    batches = {batch.rows: BatchStatistics(**durations(batch, BATCH_DURATIONS, Duration)) for batch in message.batches}
+    every = durations(message, DURATIONS, Duration)
+    return BlockStatistics(**_plain(message), closed=dict(message.closed), batches=batches, **every)
+
+
+def _plain(block: object) -> dict[str, Any]:
+    return {name: getattr(block, name) for name in _PLAIN}
+
+
+def durations(told: object, names: Iterable[str], make: Callable[..., Any]) -> dict[str, Any]:
+    return {name: make(count=getattr(told, name).count, ns=getattr(told, name).ns) for name in names}
