@@ -16,7 +16,7 @@ from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 
 if TYPE_CHECKING:
     from penstock.client import Client
-    from penstock.client.labels import Items, Labels
+    from penstock.client.tasks import Items, Labels
 
 AT_ONCE = 2
 FILES_HELP = "JPEG or PNG files; .npy files for a model that takes an array, one row an item."

@@ -26,7 +26,7 @@ def rerank(
 ) -> None:
     """Sort documents by their relevance to a query."""
     from penstock.client import Client
-    from penstock.client.ranking import rank
+    from penstock.client.tasks import rank
 
     if not query.strip():
         raise InvalidRequest("the query is empty: say what is looked for")

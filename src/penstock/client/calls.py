@@ -7,10 +7,10 @@ from typing import Any, Unpack
 import grpc
 import numpy as np
 
-from penstock.client import faults, labels, messages, ranking
-from penstock.client.labels import Items, Labels, is_tensor
+from penstock.client import faults, messages, tasks
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
-from penstock.core.errors import DeadlineExceeded, InvalidTensor, Unavailable
+from penstock.client.tasks import Items, Labels, is_tensor
+from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -25,12 +25,14 @@ class Calls:
 
     async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
         """One row of numbers for each text."""
-        outputs = await self.infer(model, messages.text_inputs(texts), timeout_s=timeout_s)
+        if isinstance(texts, str):
+            raise InvalidRequest("embed takes a list of texts: embed([text])")
+        outputs = await self.infer(model, {"text": messages.objects(list(texts))}, timeout_s=timeout_s)
         return np.array(messages.pick_output(outputs, "embedding", model))
 
     async def upscale(self, image: bytes, model: str = "srcnn", timeout_s: float | None = None) -> bytes:
         """A JPEG or PNG file in, a PNG file out."""
-        outputs = await self.infer(model, messages.image_inputs(image), timeout_s=timeout_s)
+        outputs = await self.infer(model, {"image": messages.objects([image])}, timeout_s=timeout_s)
         return bytes(messages.pick_output(outputs, "image", model).flat[0])
 
     async def score(
@@ -44,15 +46,15 @@ class Calls:
 
         The model does `score`, or `embed`: then the numbers are the cosines.
         """
-        pairs = ranking.read_pairs(query, passages)
+        pairs = tasks.read_pairs(query, passages)
         task = self._tasks.get(model)
         if task is None:
             answer = await self._call("ModelConfig", pb.ModelConfigRequest(name=model), timeout_s)
             task = self._tasks[model] = messages.decode_task(answer)
-        inputs = ranking.score_inputs(pairs, task, model)
+        inputs = tasks.score_inputs(pairs, task, model)
         with self._relying_on(model):
             outputs = await self.infer(model, inputs, timeout_s=timeout_s)
-        return ranking.read_scores(outputs, pairs, task, model)
+        return tasks.read_scores(outputs, pairs, task, model)
 
     async def rerank(
         self,
@@ -63,7 +65,7 @@ class Calls:
         timeout_s: float | None = None,
     ) -> list[tuple[int, float]]:
         """Index and score of each document, the best first; `top_n` of them, or all. Models as for `score`."""
-        return ranking.rank(await self.score(query, documents, model, timeout_s), top_n)
+        return tasks.rank(await self.score(query, documents, model, timeout_s), top_n)
 
     async def classify(
         self, items: Items, model: str, top_k: int | None = None, timeout_s: float | None = None
@@ -75,13 +77,13 @@ class Calls:
         if is_tensor(items):
             if model not in self._signatures:
                 self._signatures[model] = await self.signature(model)
-            inputs = labels.tensor_inputs(items, self._signatures[model])
+            inputs = tasks.tensor_inputs(items, self._signatures[model])
         else:
-            inputs = labels.item_inputs(items)
+            inputs = tasks.item_inputs(items)
         with self._relying_on(model):
-            parameters = labels.label_parameters(top_k)
+            parameters = tasks.label_parameters(top_k)
             outputs = await self.infer(model, inputs, timeout_s=timeout_s, parameters=parameters)
-        return labels.read_labels(outputs, model)
+        return tasks.read_labels(outputs, model)
 
     async def infer(
         self,
@@ -94,8 +96,7 @@ class Calls:
         **controls: Unpack[CallControls],
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
-        parameters = messages.add_controls(parameters, controls)
-        message = messages.encode_call(model, inputs, outputs, version, parameters)
+        message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
         return messages.decode_outputs(await self._infer(message, self._timeout_s if timeout_s is None else timeout_s))
 
     async def infer_stream(
@@ -112,8 +113,7 @@ class Calls:
 
         `timeout_s` is for all of them. Leaving early cancels the rest, at once where the generator is closed.
         """
-        parameters = messages.add_controls(parameters, controls)
-        message = messages.encode_call(model, inputs, outputs, version, parameters)
+        message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
         call, answers = self._stream(message, self._timeout_s if timeout_s is None else timeout_s)
         try:
             async for answer in answers:
@@ -133,7 +133,8 @@ class Calls:
             return False
 
     async def models(self) -> list[ModelEntry]:
-        return messages.decode_index(await self._call("RepositoryIndex", pb.RepositoryIndexRequest()))
+        answer = await self._call("RepositoryIndex", pb.RepositoryIndexRequest())
+        return [ModelEntry(entry.name, entry.version, entry.state, entry.reason) for entry in answer.models]
 
     async def signature(self, model: str, version: str = "") -> ModelSignature:
         request = pb.ModelMetadataRequest(name=model, version=version)

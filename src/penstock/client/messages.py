@@ -1,6 +1,6 @@
 """The protocol's messages to and from NumPy arrays: what both clients share."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -62,19 +62,8 @@ _CONTROLS: Mapping[str, str] = {
     "start": "sequence_start",
     "end": "sequence_end",
 }
-
-
-def add_controls(parameters: Mapping[str, Parameter] | None, controls: CallControls) -> Mapping[str, Parameter]:
-    if not controls:
-        return parameters or {}
-    every = dict(parameters or {})
-    given: Mapping[str, Any] = controls
-    for name, value in given.items():
-        if name not in _CONTROLS:
-            raise TypeError(f"got an unexpected keyword argument '{name}'")
-        if value is not None:
-            every[_CONTROLS[name]] = value
-    return every
+# Which field carries a value; a bool is an int, too.
+_PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
 def encode_call(
@@ -82,7 +71,8 @@ def encode_call(
     inputs: Mapping[str, Array],
     outputs: Sequence[str],
     version: str,
-    parameters: Mapping[str, Parameter],
+    parameters: Mapping[str, Parameter] | None,
+    controls: CallControls,
 ) -> pb.ModelInferRequest:
     tensors = [_tensor(name, value) for name, value in inputs.items()]
     message = pb.ModelInferRequest(
@@ -94,8 +84,14 @@ def encode_call(
         outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in outputs],
         raw_input_contents=[bytes(tensor.data) for tensor in tensors],
     )
-    for name, value in parameters.items():
-        _put_parameter(message.parameters[name], name, value)
+    for name, value in (parameters or {}).items():
+        _put_parameter(message, name, value)
+    given: Mapping[str, Any] = controls
+    for name, value in given.items():
+        if name not in _CONTROLS:
+            raise TypeError(f"got an unexpected keyword argument '{name}'")
+        if value is not None:
+            _put_parameter(message, _CONTROLS[name], value)
     return message
 
 
@@ -125,23 +121,9 @@ def pick_output(outputs: Mapping[str, Array], name: str, model: str) -> Array:
     return outputs[name]
 
 
-def text_inputs(texts: Iterable[str]) -> dict[str, Array]:
-    if isinstance(texts, str):
-        raise InvalidRequest("embed takes a list of texts: embed([text])")
-    return {"text": _objects(list(texts))}
-
-
-def image_inputs(image: bytes) -> dict[str, Array]:
-    return {"image": _objects([image])}
-
-
 def column(elements: Sequence[bytes | str]) -> Array:
     """BYTES [n, 1], as the tasks have them."""
-    return _objects(elements).reshape(-1, 1)
-
-
-def decode_index(message: pb.RepositoryIndexResponse) -> list[ModelEntry]:
-    return [ModelEntry(entry.name, entry.version, entry.state, entry.reason) for entry in message.models]
+    return objects(elements).reshape(-1, 1)
 
 
 def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
@@ -157,7 +139,7 @@ def decode_task(message: pb.ModelConfigResponse) -> str:
     return message.config.parameters["task"].string_value if "task" in message.config.parameters else ""
 
 
-def _objects(values: Sequence[object]) -> Array:
+def objects(values: Sequence[object]) -> Array:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
@@ -172,14 +154,9 @@ def _tensor(name: str, value: Array) -> Tensor:
     return from_array(name, array)
 
 
-def _put_parameter(target: pb.InferParameter, name: str, value: Parameter) -> None:
-    if isinstance(value, bool):
-        target.bool_param = value
-    elif isinstance(value, int):
-        target.int64_param = value
-    elif isinstance(value, float):
-        target.double_param = value
-    elif isinstance(value, str):
-        target.string_param = value
-    else:
-        raise InvalidRequest(f"parameter '{name}' is a {type(value).__name__}: give bool, int, float or str")
+def _put_parameter(message: pb.ModelInferRequest, name: str, value: Parameter) -> None:
+    for kind, field in _PARAMETERS.items():
+        if isinstance(value, kind):
+            setattr(message.parameters[name], field, value)
+            return
+    raise InvalidRequest(f"parameter '{name}' is a {type(value).__name__}: give bool, int, float or str")

@@ -189,3 +189,9 @@ async def test_classify_images_texts_and_arrays(server: Server, ask: Ask) -> Non
     assert server.asked == ["metadata of labeller"]
     assert await ask("classify", ["good"], "labeller") == [[]]
     assert "top_k" not in server.requests[-1].parameters
+
+
+async def test_one_text_alone_is_not_a_list_of_letters(server: Server, ask: Ask) -> None:
+    with pytest.raises(InvalidRequest, match="list"):
+        await ask("embed", "abc", "embedder")
+    assert server.requests == []
