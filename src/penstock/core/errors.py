@@ -152,3 +152,7 @@ BY_CODE: Mapping[str, type[PenstockError]] = {
 def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:
     """The error that travelled as a code; an unknown code comes from a newer peer."""
     return BY_CODE.get(code, InternalError)(message, **fields)
+
+
+def message_of(error: Exception) -> str:
+    return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

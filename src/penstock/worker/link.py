@@ -42,17 +42,6 @@ class GatewayLink:
         self._unanswered_hellos = 0
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_closed = False
-        self._handlers = {
-            "welcome": self._on_welcome,
-            "job": self._on_job,
-            "cancel": self._on_cancel,
-            "more": self._on_more,
-            "probe": self._on_probe,
-            "wake": self._on_wake,
-            "statistics_query": self._on_query,
-            "refused": self._on_refused,
-            "bye": self._on_bye,
-        }
         self._socket = DealerSocket(self._on_message, identity)
         self._socket.connect(endpoint)
         self.say_hello()
@@ -97,20 +86,42 @@ class GatewayLink:
         self._last_heard = now()
         try:
             kind, frame = frames.decode(message)
-            handler = self._handlers.get(kind)
-            if handler is not None:
-                handler(frame, message)
+            if kind == "job":
+                self._on_job(frame.job, message)
+            else:
+                self._on_frame(kind, frame)
         except WireError as error:
             log.warning("wire_error", gateway=self.endpoint, error=error.message)
             self._socket.send(frames.encode_refused(error))
 
-    def _on_welcome(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._unanswered_hellos = max(0, self._unanswered_hellos - 1)
+    def _on_frame(self, kind: str, frame: pb.Frame) -> None:
+        match kind:
+            case "welcome":
+                self._unanswered_hellos = max(0, self._unanswered_hellos - 1)
+            case "cancel":
+                for job_id in frame.cancel.job_ids:
+                    if (linked := self._jobs.pop(job_id, None)) is not None:
+                        job, holder = linked
+                        holder.cancel(job)
+            case "more":
+                linked = self._jobs.get(frame.more.job_id)
+                if linked is not None and frame.more.credits:
+                    job, holder = linked
+                    holder.allow(job, frame.more.credits)
+            case "probe":
+                self._on_probe(frame.probe.probe_id, frame.probe.block_id)
+            case "wake":
+                self._owner.wake(frame.wake.block_id)
+            case "statistics_query":
+                self._send(encode_statistics(frame.statistics_query.query_id, self._owner.statistics()))
+            case "refused":
+                self._on_refused(frame.refused.message)
+            case "bye":
+                self._abandon()
 
     # --- jobs
 
-    def _on_job(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        sent = frame.job
+    def _on_job(self, sent: pb.Job, message: list[Buffer]) -> None:
         holder = self._owner.holder(sent.block_id)
         if holder is None or sent.job_id in self._jobs:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
@@ -158,18 +169,6 @@ class GatewayLink:
             message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
         self._socket.send(message)
 
-    def _on_cancel(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        for job_id in frame.cancel.job_ids:
-            if (linked := self._jobs.pop(job_id, None)) is not None:
-                job, holder = linked
-                holder.cancel(job)
-
-    def _on_more(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        linked = self._jobs.get(frame.more.job_id)
-        if linked is not None and frame.more.credits:
-            job, holder = linked
-            holder.allow(job, frame.more.credits)
-
     def _abandon(self) -> None:
         """Nobody waits for these any more."""
         abandoned = list(self._jobs.values())
@@ -177,11 +176,9 @@ class GatewayLink:
         for job, holder in abandoned:
             holder.cancel(job)
 
-    # --- blocks
+    # --- what else the gateway says
 
-    def _on_probe(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        probe_id, block_id = frame.probe.probe_id, frame.probe.block_id
-
+    def _on_probe(self, probe_id: int, block_id: str) -> None:
         def done(problem: str) -> None:
             if not self._is_closed:
                 result = pb.ProbeResult(probe_id=probe_id, block_id=block_id, problem=problem)
@@ -189,21 +186,12 @@ class GatewayLink:
 
         self._owner.probe(block_id, done)
 
-    def _on_wake(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._owner.wake(frame.wake.block_id)
-
-    def _on_query(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._send(encode_statistics(frame.statistics_query.query_id, self._owner.statistics()))
-
-    def _on_refused(self, frame: pb.Frame, message: list[Buffer]) -> None:
+    def _on_refused(self, reason: str) -> None:
         # The gateway is new, or took us for dead: it knows none of our jobs.
         self._abandon()
         if now() - self._last_hello > HELLO_AGAIN_S:
-            log.info("hello_again", gateway=self.endpoint, because=frame.refused.message)
+            log.info("hello_again", gateway=self.endpoint, because=reason)
             self.say_hello()
-
-    def _on_bye(self, frame: pb.Frame, message: list[Buffer]) -> None:
-        self._abandon()
 
     def _send(self, frame: pb.Frame) -> None:
         self._socket.send(frames.encode(frame))

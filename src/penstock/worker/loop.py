@@ -5,6 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -102,10 +103,8 @@ class Worker:
                     for block_id, held in self._blocks.held()
                 ],
             )
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._report.wait(), self._config.data_plane.beat_s)
-            except TimeoutError:
-                pass
 
     def _assigned(self, assignment: manager_pb2.Assignment) -> None:
         if self._is_draining:

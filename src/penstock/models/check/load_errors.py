@@ -2,7 +2,7 @@
 
 import re
 
-from penstock.core.errors import EngineFailed, InvalidRequest, InvalidTensor, PenstockError, RequestTooLarge
+from penstock.core.errors import EngineFailed, InvalidRequest, InvalidTensor, PenstockError, RequestTooLarge, message_of
 from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
 
@@ -48,7 +48,7 @@ _CODE_FAULTS = re.compile(
 
 
 def explain_load_error(error: Exception) -> Finding:
-    message = _message(error)
+    message = message_of(error)
     # An engine's own message is cut; what it was made from may say more.
     whole = f"{message}\n{error.__cause__ or ''}"
     if found := _NEWER.search(whole):
@@ -70,7 +70,7 @@ def explain_load_error(error: Exception) -> Finding:
 
 def explain_trial_error(error: Exception, settings: ModelSettings) -> Finding:
     """What fails on a sample may be the sample's fault, except where the model answers wrongly, or dies."""
-    message = _message(error)
+    message = message_of(error)
     reason = error.reason if isinstance(error, PenstockError) else ""
     if isinstance(error, InvalidRequest | RequestTooLarge):
         what = f"the model loads, and refuses the sample request: {message}"
@@ -97,7 +97,3 @@ def _code(error: Exception, whole: str) -> str:
         said = (code for pattern, code in _SAID_BY_OTHERS if re.search(pattern, whole))
         return next(said, reason if reason in LOADING_ADVICE else "")
     return reason
-
-
-def _message(error: Exception) -> str:
-    return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"

@@ -13,6 +13,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
+from penstock.core.errors import message_of
 from penstock.core.statistics import BlockStatistics
 from penstock.models.loading import LoadedBlock, load_block
 from penstock.models.memory import trim
@@ -25,7 +26,7 @@ from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import Action, Assigned, Why
-from penstock.worker.residency.survey import Surveyed, reason, survey, undescribed
+from penstock.worker.residency.survey import survey
 from penstock.worker.running.runner import WorkerTools
 
 log = structlog.get_logger()
@@ -62,8 +63,9 @@ class Blocks:
         self._ending: list[Resident] = []  # let go of, but still running
         self._dormant: dict[str, Dormant] = {}
         self._holders: dict[str, Holder] = {}  # of both: where a block's jobs go
-        self._surveys: dict[str, Surveyed] = {}
-        self._described: dict[str, BlockDescription] = {}  # what blocks out of memory were when they were in it
+        self._described: dict[
+            str, BlockDescription
+        ] = {}  # blocks out of memory: as they were in it, or as their folders say
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
         self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
         self._tools = WorkerTools(self._pool, metrics, traces)
@@ -126,7 +128,7 @@ class Blocks:
         """Brings the shared metrics up to date."""
         for resident in self._resident.values():
             runner = resident.runner
-            runner.flush_metrics()
+            runner.counts.flush()
             self._show(runner.description, runner.waiting, runner.idle, runner.description.instances - runner.idle)
 
     def leave(self) -> None:
@@ -192,9 +194,8 @@ class Blocks:
                 continue
             held = self._residency.held.get(block.block_id)
             if held is not None and held.block == block:
-                self._surveys[block.block_id] = found
-                self._described.pop(block.block_id, None)  # it may be another model now
-            self._perform(self._residency.surveyed(block, found.outlook(), at))
+                self._described[block.block_id] = found.description  # it may be another model now
+            self._perform(self._residency.surveyed(block, found.outlook, at))
 
     async def _load(self, action: steps.LoadBlock) -> None:
         block, started = action.block, now()
@@ -203,7 +204,7 @@ class Blocks:
         try:
             loaded, tasks = await self._load_there(block)
         except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
-            self._perform(self._residency.failed(block, reason(error), self._look()))
+            self._perform(self._residency.failed(block, message_of(error), self._look()))
             return
         is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
         if is_wanted and not self._is_leaving:
@@ -241,8 +242,7 @@ class Blocks:
             self._retire(old)
 
     def _rest(self, block_id: str) -> None:
-        block = self._residency.held[block_id].block
-        described = self._described.get(block_id) or undescribed(block, self._surveys[block_id].settings)
+        described = self._described[block_id]
         dormant = self._dormant.get(block_id)
         if dormant is not None:
             dormant.description = described
@@ -263,7 +263,6 @@ class Blocks:
             self._forget(block_id)
 
     def _forget(self, block_id: str) -> None:
-        self._surveys.pop(block_id, None)
         self._described.pop(block_id, None)
         dormant = self._dormant.pop(block_id, None)
         if dormant is not None:
@@ -307,8 +306,9 @@ class Blocks:
         await self._release(loaded.size_bytes)
 
     async def _release(self, size_bytes: int) -> None:
-        """Nothing refers to the model any more."""
-        await asyncio.to_thread(_reclaim)
+        """Nothing refers to the model any more: what it held goes back to the system, in some milliseconds."""
+        await asyncio.to_thread(gc.collect)
+        await asyncio.to_thread(trim)
         self._perform(self._residency.released(size_bytes, self._look()))
 
     def _show(self, block: BlockDescription, waiting: int, idle: int, busy: int) -> None:
@@ -324,9 +324,3 @@ class Blocks:
 def _part(total: dict[str, BlockStatistics], of: BlockStatistics | BlockDescription) -> BlockStatistics:
     """What the block has in the total."""
     return total.setdefault(of.block_id, BlockStatistics(of.block_id, of.model, of.version))
-
-
-def _reclaim() -> None:
-    """What a model held goes back to the system. Takes some milliseconds."""
-    gc.collect()
-    trim()

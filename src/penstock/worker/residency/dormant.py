@@ -29,6 +29,7 @@ class Dormant:
         self._wake = wake
         self._statistics = statistics
         self._metrics = metrics
+        self._labels = (description.model, description.version)
         self._waiting: dict[WorkerJob, None] = {}
         self._runner: Holder | None = None
 
@@ -49,7 +50,7 @@ class Dormant:
         if job in self._waiting:
             del self._waiting[job]
             job.is_gone = True
-            self._metrics.cancelled.labels(*self._labels()).inc()
+            self._metrics.cancelled.labels(*self._labels).inc()
         elif self._runner is not None:
             self._runner.cancel(job)
 
@@ -94,8 +95,5 @@ class Dormant:
         self._waiting.pop(job, None)
         job.is_gone = True
         self._statistics.fail.add(int((now() - job.arrived) * 1e9))
-        self._metrics.failures.labels(*self._labels(), error.code).inc()
+        self._metrics.failures.labels(*self._labels, error.code).inc()
         job.reply(job, error)
-
-    def _labels(self) -> tuple[str, str]:
-        return self.description.model, self.description.version

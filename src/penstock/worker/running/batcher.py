@@ -12,9 +12,10 @@ deadline is taken out; or it is delayed, where its level says so, and served whe
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Generator, Hashable, Iterable, Iterator
+from collections.abc import Collection, Generator, Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -69,9 +70,6 @@ class _Level:
         self.line: dict[int, QueuedPiece] = {}
         self.by_key: dict[Hashable, list[QueuedPiece]] = {}
 
-    def tokens(self) -> int:
-        return sum(entry.rows * entry.length for entry in self.line.values())
-
 
 _position = attrgetter("length", "sequence")
 
@@ -90,23 +88,19 @@ class Batcher:
         self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
         self._order: list[_Level] = []  # the same, the first to be served first
         self._sequence = 0
-        self._tokens = 0  # of all pieces in line
-        self._due = inf
+        self.tokens = 0  # of all pieces in line
+        self.due = inf  # the earliest time at which `expire` may have something to do: what was due may have left
 
     def __len__(self) -> int:
         return sum(len(level.line) for level in self._order)
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens
 
     def append(self, entries: Iterable[QueuedPiece], now: float) -> None:
         for entry in entries:
             entry.arrived = now
             self._put(entry, entry.priority)
             due = entry.deadline if entry.deadline < entry.queue_deadline else entry.queue_deadline
-            if due < self._due:
-                self._due = due
+            if due < self.due:
+                self.due = due
 
     def remove(self, entries: Iterable[QueuedPiece]) -> None:
         """Their owner left: those that still wait leave the line."""
@@ -119,20 +113,16 @@ class Batcher:
         for entry in entries:
             entry.queue_deadline = inf
 
-    def next_due(self) -> float:
-        """The earliest time at which `expire` may have something to do: what was due then may have left."""
-        return self._due
-
     def expire(self, now: float) -> list[QueuedPiece]:
         """Takes out what is past its deadline, or past its queue deadline; delays the latter where its level does."""
         expired: list[QueuedPiece] = []
         delayed: list[QueuedPiece] = []
-        self._due = inf
-        for entry in self._waiting():
+        self.due = inf
+        for entry in chain.from_iterable(level.line.values() for level in self._order):
             if entry.deadline <= now:
                 expired.append(entry)
             elif entry.queue_deadline > now:
-                self._due = min(self._due, entry.deadline, entry.queue_deadline)
+                self.due = min(self.due, entry.deadline, entry.queue_deadline)
             elif entry.priority in self._delaying:
                 delayed.append(entry)
             else:
@@ -143,7 +133,7 @@ class Batcher:
             self._take(entry)
             entry.queue_deadline = inf
             self._put(entry, entry.priority + DELAYED)
-            self._due = min(self._due, entry.deadline)
+            self.due = min(self.due, entry.deadline)
         return expired
 
     def next_batch(self, now: float) -> Batch | None:
@@ -155,24 +145,19 @@ class Batcher:
             return None
         batch = self._fill(next(iter(level.line.values())))
         if batch.closed is Closed.EMPTY and self._budget.max_delay_s > 0:
-            wake_at = self.wake_at()
-            if wake_at is not None and now < wake_at:
+            if now < self.wake_at():
                 return None
             batch.closed = Closed.DELAY
         for entry in batch.entries:
             self._take(entry)
         return batch
 
-    def wake_at(self) -> float | None:
-        """When to ask for a batch again although nothing has arrived; None: no need."""
+    def wake_at(self) -> float:
+        """When to ask for a batch again although nothing has arrived; inf: no need."""
         if self._budget.max_delay_s <= 0:
-            return None
-        arrivals = [next(iter(level.line.values())).arrived for level in self._order if level.line]
-        return min(arrivals) + self._budget.max_delay_s if arrivals else None
-
-    def _waiting(self) -> Iterator[QueuedPiece]:
-        for level in self._order:
-            yield from level.line.values()
+            return inf
+        arrivals = (next(iter(level.line.values())).arrived for level in self._order if level.line)
+        return min(arrivals, default=inf) + self._budget.max_delay_s
 
     def _put(self, entry: QueuedPiece, rank: int) -> None:
         level = self._levels.get(rank)
@@ -182,7 +167,7 @@ class Batcher:
         self._sequence += 1
         entry.sequence, entry.level = self._sequence, level
         level.line[entry.sequence] = entry
-        self._tokens += entry.rows * entry.length
+        self.tokens += entry.rows * entry.length
         alike = level.by_key.get(entry.key)
         if alike is None:
             level.by_key[entry.key] = [entry]
@@ -193,7 +178,7 @@ class Batcher:
         level: _Level = entry.level
         entry.level = None
         del level.line[entry.sequence]
-        self._tokens -= entry.rows * entry.length
+        self.tokens -= entry.rows * entry.length
         alike = level.by_key[entry.key]
         del alike[bisect_left(alike, _position(entry), key=_position)]
         if not alike:
@@ -202,9 +187,9 @@ class Batcher:
     def _fill(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
         batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, anchor.rows * anchor.length)
-        max_tokens = budget.tokens_now(self._tokens)
+        max_tokens = budget.tokens_now(self.tokens)
         reach = budget.reach_tokens
-        if reach is not None and reach >= self._tokens:
+        if reach is not None and reach >= self.tokens:
             reach = None
         for level in self._order:
             if batch.rows >= budget.max_rows or (reach is not None and reach <= 0):
@@ -213,7 +198,7 @@ class Batcher:
                 line = _nearest(level, anchor, reach) if budget.by_length else _arrivals(level, anchor)
                 self._join(batch, line, max_tokens)
                 if reach is not None and level is not self._order[-1]:
-                    reach -= level.tokens()
+                    reach -= sum(entry.rows * entry.length for entry in level.line.values())
         if batch.rows >= budget.max_rows:
             batch.closed = Closed.ROWS
         return batch

@@ -45,9 +45,8 @@ class BatchRunner(BlockRunner):
     def _pump(self) -> None:
         super()._pump()
         self._company.cancel()
-        wake_at = self._batcher.wake_at() if self.idle else None
-        if wake_at is not None:
-            self._company.set(wake_at)
+        if self.idle:
+            self._company.set(self._batcher.wake_at())
 
     def _may_hand_out(self) -> bool:
         instances = self.description.instances

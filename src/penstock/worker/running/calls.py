@@ -49,7 +49,7 @@ class CallRunner(BlockRunner):
         if self._is_decoupled:
             if job.response_credits == 0:
                 why = "this model gives any number of answers to one request: ask it through a stream "
-                self._fail(job, InvalidRequest(why + "(ModelStreamInfer, or a WebSocket)"))
+                self._end(job, InvalidRequest(why + "(ModelStreamInfer, or a WebSocket)"))
                 return
             expiry = self._loop.call_later(max(0.0, job.deadline - now()), self._expire_late, job)
             job.answers = AnswerCredits(job.response_credits, expiry)
@@ -69,7 +69,7 @@ class CallRunner(BlockRunner):
 
     def close(self) -> asyncio.Event:
         for job in [job for job in self._jobs if job.answers is not None]:
-            self._fail(job, Draining("the model was unloaded before it had given all its answers; ask again"))
+            self._end(job, Draining("the model was unloaded before it had given all its answers; ask again"))
         self._idle.cancel()
         if over := self._sessions.clear():
             self._tell(over, LEAVES, lambda problem: None)
@@ -87,11 +87,8 @@ class CallRunner(BlockRunner):
         if step is None:
             job.context = CallContext(job.request_id, parameters)
             return
-        start = self._sessions.start(step)
-        job.is_anew = start.is_anew
-        job.context = CallContext(
-            job.request_id, parameters, step.session_id, step.seq_no or 0, start.is_new, step.is_end
-        )
+        is_new, job.is_anew = self._sessions.start(step)
+        job.context = CallContext(job.request_id, parameters, step.session_id, step.seq_no or 0, is_new, step.is_end)
 
     def _ran(self, outcome: BatchOutcome) -> None:
         if outcome.ended:
@@ -110,11 +107,11 @@ class CallRunner(BlockRunner):
         if job.answers is None:
             super()._complete(job)
         else:
-            self._finished(job, [])  # its answers have gone already; this only ends them
+            self._end(job, [])  # its answers have gone already; this only ends them
 
     def _expire_late(self, job: WorkerJob) -> None:
         """A decoupled model's deadline counts while it answers, too."""
-        self._fail(job, DeadlineExceeded("the deadline passed before the model had given all its answers"))
+        self._end(job, DeadlineExceeded("the deadline passed before the model had given all its answers"))
 
     def _forget(self, job: WorkerJob) -> None:
         super()._forget(job)

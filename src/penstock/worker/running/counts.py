@@ -21,7 +21,7 @@ class BlockCounts:
         self._all, self._labels = metrics, labels
         self._tallies = tallies = Tallies()
         self._queue_seconds = tallies.histogram(metrics.queue_seconds.labels(*labels))
-        self._cancelled = tallies.counter(metrics.cancelled.labels(*labels))
+        self.cancelled = tallies.counter(metrics.cancelled.labels(*labels))
         self._batch_seconds = tallies.histogram(metrics.batch_seconds.labels(*labels))
         self._compute_seconds = tallies.histogram(metrics.compute_seconds.labels(*labels))
         self._rows = tallies.histogram(metrics.batch_rows.labels(*labels))
@@ -31,9 +31,6 @@ class BlockCounts:
 
     def flush(self) -> None:
         self._tallies.flush()
-
-    def cancelled(self) -> None:
-        self._cancelled.inc()
 
     def failed(self, job: WorkerJob, error: PenstockError, now: float) -> None:
         self.statistics.fail.add(int((now - job.arrived) * 1e9))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.errors import EngineFailed, PenstockError, message_of
 from penstock.core.tensors import Array
 from penstock.worker.running.batcher import Batch
 
@@ -42,10 +42,7 @@ class Execution(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Errand:
-    run: Callable[[int], str]
-    done: Callable[[str], None]
+Errand = Callable[[int], str]  # with the instance's number; gives what is wrong, or nothing
 
 
 class InstanceThreads:
@@ -58,7 +55,7 @@ class InstanceThreads:
         self._ran = ran
         # One for all instances, so that what is handed out ahead goes to whichever is idle first. The runner puts in
         # at most one batch more than there are instances.
-        self._inbox: queue.SimpleQueue[Batch | _Errand | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Batch | tuple[Errand, Callable[[str], None]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"{name}-{number}", daemon=True)
             for number in range(count)
@@ -69,9 +66,9 @@ class InstanceThreads:
     def run(self, batch: Batch) -> None:
         self._inbox.put(batch)
 
-    def ask(self, errand: Callable[[int], str], done: Callable[[str], None]) -> None:
+    def ask(self, errand: Errand, done: Callable[[str], None]) -> None:
         """Has an instance run the errand after what it was given before; `done` hears, on the loop, what went wrong."""
-        self._inbox.put(_Errand(errand, done))
+        self._inbox.put((errand, done))
 
     def close(self, then: Callable[[], None], patience_s: float | None = None) -> asyncio.Event:
         """Threads leave when they have done what they were given; `then` is called, in a thread, after the last.
@@ -98,7 +95,8 @@ class InstanceThreads:
             if isinstance(work, Batch):
                 is_heard = self._tell(self._ran, self._execute(instance, work))
             else:
-                is_heard = self._tell(work.done, _problem(work, instance))
+                errand, done = work
+                is_heard = self._tell(done, _problem(errand, instance))
             if not is_heard:
                 return
 
@@ -110,13 +108,11 @@ class InstanceThreads:
         return True
 
 
-def _problem(errand: _Errand, instance: int) -> str:
+def _problem(errand: Errand, instance: int) -> str:
     try:
-        return errand.run(instance)
-    except PenstockError as error:
-        return error.message
+        return errand(instance)
     except Exception as error:  # noqa: BLE001 - it is what the errand was to find out
-        return f"{type(error).__name__}: {error}"
+        return message_of(error)
 
 
 def as_engine_failure(error: Exception) -> PenstockError:

@@ -57,11 +57,11 @@ class BlockRunner:
         self._execution = execution
         self._batcher = batcher
         self._traces = tools.traces
-        self._counts = BlockCounts(tools.metrics, description)
-        self.statistics = self._counts.statistics
+        self.counts = BlockCounts(tools.metrics, description)
+        self.statistics = self.counts.statistics
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
-        self._preparation = Preparation(loaded.task, tools.pool, tasks, self._prepared, self._finished)
+        self._preparation = Preparation(loaded.task, tools.pool, tasks, self._prepared, self._end)
         self._instances = InstanceThreads(description.model, description.instances, execution.run, self._ran)
         self._jobs: dict[WorkerJob, None] = {}
         self._running = 0  # batches handed out
@@ -91,7 +91,7 @@ class BlockRunner:
     def cancel(self, job: WorkerJob) -> None:
         """Nobody wants the answer any more: the job leaves the queue, or its result is dropped when it comes."""
         if not job.is_gone:
-            self._counts.cancelled()
+            self.counts.cancelled.inc()
             self._forget(job)
 
     def allow(self, job: WorkerJob, credits: int) -> None:
@@ -115,16 +115,13 @@ class BlockRunner:
         for done in waiting:
             done(problem)
 
-    def flush_metrics(self) -> None:
-        self._counts.flush()
-
     async def drain(self) -> None:
         """Returns when nothing is left to run."""
         await self._drained.wait()
 
     def close(self) -> asyncio.Event:
         """Call it after `drain`, or to abandon what runs. The event: threads have left, the engine is closed."""
-        self.flush_metrics()
+        self.counts.flush()
         self._expiry.cancel()
         if self._tasks is not None:
             self._tasks.close()
@@ -136,7 +133,7 @@ class BlockRunner:
         if job.is_gone:
             return
         if isinstance(outcome, PenstockError):
-            self._fail(job, outcome)
+            self._end(job, outcome)
             return
         job.prepared = outcome
         job.missing = len(outcome.pieces)
@@ -149,15 +146,11 @@ class BlockRunner:
             for i, p in enumerate(outcome.pieces)
         ]
         self._batcher.append(job.queued, now())
-        if self._batcher.next_due() < self._expiry.at:
-            self._expiry.set(self._batcher.next_due())
-        self._pump_soon()
-
-    def _pump_soon(self) -> None:
-        """Pumps when all that has arrived together is in line."""
+        if self._batcher.due < self._expiry.at:
+            self._expiry.set(self._batcher.due)
         if not self._is_pump_due:
             self._is_pump_due = True
-            self._loop.call_soon(self._pump)
+            self._loop.call_soon(self._pump)  # when all that has arrived together is in line
 
     def _pump(self) -> None:
         """Gives every idle instance what it should run now."""
@@ -190,7 +183,7 @@ class BlockRunner:
 
     def expire(self, at: float) -> None:
         """Fails what waits past its deadline, or longer than its queue policy allows."""
-        if self._batcher.next_due() > at:
+        if self._batcher.due > at:
             return
         for entry in self._batcher.expire(at):
             error: PenstockError
@@ -199,11 +192,11 @@ class BlockRunner:
             else:
                 level = entry.priority
                 error = QueueTimeout(f"it waited longer than the queue policy of level {level} allows; try again later")
-            self._fail(entry.owner, error)
+            self._end(entry.owner, error)
 
     def _expire_due(self) -> None:
         self.expire(now())
-        self._expiry.set(self._batcher.next_due())
+        self._expiry.set(self._batcher.due)
 
     # --- from the instances to the answers
 
@@ -214,7 +207,7 @@ class BlockRunner:
 
     def _settle(self, outcome: BatchOutcome) -> None:
         """Counts the batch and answers the jobs that it completes."""
-        self._counts.ran(outcome)
+        self.counts.ran(outcome)
         rows = outcome.batch.rows
         for entry, result in zip(outcome.batch.entries, outcome.results, strict=True):
             job: WorkerJob = entry.owner
@@ -226,7 +219,7 @@ class BlockRunner:
             timing.compute_ns += outcome.infer_ns
             timing.batch_rows = max(timing.batch_rows, rows)
             if isinstance(result, PenstockError):
-                self._fail(job, result)
+                self._end(job, result)
                 continue
             job.results[entry.index] = result
             job.missing -= 1
@@ -236,26 +229,18 @@ class BlockRunner:
     def _complete(self, job: WorkerJob) -> None:
         self._preparation.finish(job)
 
-    def _finished(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+    def _end(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        """Answers the job, for the last time, if it is still here."""
         if job.is_gone:
             return
         if isinstance(outcome, PenstockError):
-            self._fail(job, outcome)
-            return
-        self._counts.succeeded(job, now())
+            self.counts.failed(job, outcome, now())
+        else:
+            self.counts.succeeded(job, now())
         self._forget(job)
         if self._traces.is_on:
-            self._trace(job)  # before the reply: a span ends within its parent
+            self._trace(job, outcome)  # before the reply: a span ends within its parent
         job.reply(job, outcome)
-
-    def _fail(self, job: WorkerJob, error: PenstockError) -> None:
-        if job.is_gone:
-            return
-        self._counts.failed(job, error, now())
-        self._forget(job)
-        if self._traces.is_on:
-            self._trace(job, error)
-        job.reply(job, error)
 
     def _enter(self, job: WorkerJob) -> None:
         job.arrived = now()
@@ -271,7 +256,7 @@ class BlockRunner:
         if not self._jobs:
             self._drained.set()
 
-    def _trace(self, job: WorkerJob, error: PenstockError | None = None) -> None:
+    def _trace(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
         start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
         timing = job.timing
         span = self._traces.start(
@@ -284,4 +269,4 @@ class BlockRunner:
             compute_ns=timing.compute_ns,
             batch_rows=timing.batch_rows,
         )
-        span.end(error)
+        span.end(outcome if isinstance(outcome, PenstockError) else None)

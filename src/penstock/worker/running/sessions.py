@@ -4,18 +4,12 @@ A session is begun when the first of its jobs is handed to the model, and over w
 it begins anew, when it had no job for `idle_s`, or when the block is let go. It is not idle while a job of it is here.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import takewhile
 from math import inf
 
 from penstock.core.requests import SessionStep
-
-
-@dataclass(slots=True)
-class SessionStart:
-    """How a job finds its session."""
-
-    is_new: bool  # to the model
-    is_anew: bool  # what the model knows of it is over
 
 
 @dataclass(slots=True)
@@ -27,7 +21,7 @@ class _KnownSession:
 class ModelSessions:
     def __init__(self, idle_s: float) -> None:
         self._idle_s = idle_s
-        self._sessions: dict[str, _KnownSession] = {}
+        self._sessions: defaultdict[str, _KnownSession] = defaultdict(_KnownSession)
         self._idle: dict[str, float] = {}  # since when; the one that has been idle for longest is first
 
     def __len__(self) -> int:
@@ -35,17 +29,14 @@ class ModelSessions:
 
     def enter(self, session_id: str) -> None:
         """A job of the session has come."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            session = self._sessions[session_id] = _KnownSession()
-        session.jobs += 1
+        self._sessions[session_id].jobs += 1
         self._idle.pop(session_id, None)
 
-    def start(self, step: SessionStep) -> SessionStart:
-        """A job of the session goes to the model."""
+    def start(self, step: SessionStep) -> tuple[bool, bool]:
+        """A job goes to the model: is the session new to it, and is what it knows of an earlier one over?"""
         session = self._sessions[step.session_id]
         was_begun, session.is_begun = session.is_begun, True
-        return SessionStart(is_new=step.is_start or not was_begun, is_anew=step.is_start and was_begun)
+        return step.is_start or not was_begun, step.is_start and was_begun
 
     def end(self, session_id: str) -> None:
         """The job that ends the session has run, and the model was told."""
@@ -75,11 +66,7 @@ class ModelSessions:
 
     def expire(self, now: float) -> list[str]:
         """Forgets the sessions that were idle for too long; the model must be told of each."""
-        over: list[str] = []
-        for session_id, since in self._idle.items():
-            if since + self._idle_s > now:
-                break
-            over.append(session_id)
+        over = list(takewhile(lambda idle: self._idle[idle] + self._idle_s <= now, self._idle))
         for session_id in over:
             self._forget(session_id)
         return over

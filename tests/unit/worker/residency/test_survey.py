@@ -7,7 +7,7 @@ import pytest
 from penstock.core.settings import Instances, Sessions
 from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned
-from penstock.worker.residency.survey import Surveyed, survey, undescribed
+from penstock.worker.residency.survey import Surveyed, outlook_of, survey, undescribed
 from tests.small_models import write_folder
 
 
@@ -24,8 +24,8 @@ def test_settings_and_size_are_told(model: Path) -> None:
     ((block, found),) = survey([assigned(model)])
     assert block == assigned(model)
     assert isinstance(found, Surveyed)
-    assert found.files_bytes == 105 + (model / "model.yaml").stat().st_size
-    outlook = found.outlook()
+    outlook = found.outlook
+    assert outlook.files_bytes == 105 + (model / "model.yaml").stat().st_size
     assert (outlook.is_lazy, outlook.idle_unload_s, outlook.max_waiting_s, outlook.keep_s) == (True, 7.0, 8.0, 0.0)
 
 
@@ -50,4 +50,4 @@ def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
 
 def test_a_model_with_state_is_kept_for_its_sessions() -> None:
     settings = ModelSettings(sessions=Sessions(is_stateful=True, idle_s=40.0))
-    assert Surveyed(settings, 0).outlook().keep_s == 40.0
+    assert outlook_of(settings, 0).keep_s == 40.0

@@ -282,10 +282,10 @@ def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
 def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
     batcher = Batcher(Budget(8))
     batcher.append([entry("patient", queue_deadline=5.0), entry("hasty", queue_deadline=1.0), entry("any")], 0.0)
-    assert batcher.next_due() == 1.0
+    assert batcher.due == 1.0
     assert batcher.expire(0.9) == []
     assert [found.owner for found in batcher.expire(1.0)] == ["hasty"]
-    assert batcher.next_due() == 5.0
+    assert batcher.due == 5.0
     assert owners(batcher.next_batch(2.0)) == ["patient", "any"]
 
 
@@ -302,7 +302,7 @@ def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> No
     batcher = Batcher(Budget(2), delaying=[1])
     batcher.append([entry("slow", queue_deadline=1.0, deadline=3.0), entry("late", queue_deadline=1.0)], 0.0)
     batcher.expire(1.0)
-    assert batcher.next_due() == 3.0
+    assert batcher.due == 3.0
     batcher.append([entry("young")], 1.0)
     assert batcher.expire(2.0) == []
     assert [found.owner for found in batcher.expire(3.0)] == ["slow"]
@@ -324,16 +324,16 @@ def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
 
 def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
     batcher = Batcher(Budget(1))
-    assert batcher.next_due() == inf
+    assert batcher.due == inf
     batcher.append([entry("soon", deadline=1.0), entry("later", deadline=2.0)], 0.0)
     batcher.next_batch(0.0)
-    assert batcher.next_due() == 1.0
+    assert batcher.due == 1.0
     assert batcher.expire(1.0) == []
-    assert batcher.next_due() == 2.0
+    assert batcher.due == 2.0
     batcher.append([entry("sooner", deadline=1.5)], 1.0)
-    assert batcher.next_due() == 1.5
+    assert batcher.due == 1.5
     batcher.expire(2.0)
-    assert batcher.next_due() == inf
+    assert batcher.due == inf
 
 
 def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_company_again() -> None:

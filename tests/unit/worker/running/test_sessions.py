@@ -3,11 +3,11 @@
 from math import inf
 
 from penstock.core.requests import SessionStep
-from penstock.worker.running.sessions import ModelSessions, SessionStart
+from penstock.worker.running.sessions import ModelSessions
 
 
-def run(sessions: ModelSessions, step: SessionStep, now: float) -> SessionStart:
-    """One job of the session, from its arrival to its answer."""
+def run(sessions: ModelSessions, step: SessionStep, now: float) -> tuple[bool, bool]:
+    """One job of the session, from its arrival to its answer: whether it is new, and begins anew."""
     sessions.enter(step.session_id)
     start = sessions.start(step)
     if step.is_end:
@@ -18,15 +18,15 @@ def run(sessions: ModelSessions, step: SessionStep, now: float) -> SessionStart:
 
 def test_a_session_is_new_once() -> None:
     sessions = ModelSessions(10.0)
-    assert run(sessions, SessionStep("s"), 0.0) == SessionStart(is_new=True, is_anew=False)
-    assert run(sessions, SessionStep("s"), 1.0) == SessionStart(is_new=False, is_anew=False)
-    assert run(sessions, SessionStep("t"), 1.0) == SessionStart(is_new=True, is_anew=False)
+    assert run(sessions, SessionStep("s"), 0.0) == (True, False)
+    assert run(sessions, SessionStep("s"), 1.0) == (False, False)
+    assert run(sessions, SessionStep("t"), 1.0) == (True, False)
 
 
 def test_a_session_that_starts_again_is_new_and_the_old_one_over() -> None:
     sessions = ModelSessions(10.0)
-    assert run(sessions, SessionStep("s", is_start=True), 0.0) == SessionStart(is_new=True, is_anew=False)
-    assert run(sessions, SessionStep("s", is_start=True), 1.0) == SessionStart(is_new=True, is_anew=True)
+    assert run(sessions, SessionStep("s", is_start=True), 0.0) == (True, False)
+    assert run(sessions, SessionStep("s", is_start=True), 1.0) == (True, True)
 
 
 def test_an_ended_session_is_forgotten_and_may_begin_again() -> None:
@@ -35,7 +35,7 @@ def test_an_ended_session_is_forgotten_and_may_begin_again() -> None:
     run(sessions, SessionStep("s", is_end=True), 1.0)
     assert len(sessions) == 0
     assert sessions.next_due() == inf
-    assert run(sessions, SessionStep("s", is_start=True), 2.0) == SessionStart(is_new=True, is_anew=False)
+    assert run(sessions, SessionStep("s", is_start=True), 2.0) == (True, False)
 
 
 def test_sessions_are_over_when_they_were_idle_for_long_enough() -> None:
@@ -56,7 +56,7 @@ def test_a_session_is_not_idle_while_a_job_of_it_waits_or_runs() -> None:
     run(sessions, SessionStep("s"), 0.0)
     sessions.enter("s")
     assert sessions.expire(99.0) == []
-    assert not sessions.start(SessionStep("s")).is_new
+    assert sessions.start(SessionStep("s")) == (False, False)
     sessions.enter("s")
     sessions.leave("s", 99.0)
     assert sessions.next_due() == inf
@@ -88,7 +88,7 @@ def test_the_next_life_of_a_session_may_wait_while_the_first_ends() -> None:
     sessions.start(SessionStep("s", is_end=True))
     sessions.end("s")
     sessions.leave("s", 1.0)
-    assert sessions.start(SessionStep("s", is_start=True)) == SessionStart(is_new=True, is_anew=False)
+    assert sessions.start(SessionStep("s", is_start=True)) == (True, False)
 
 
 def test_all_that_the_model_knows_is_over_when_the_block_is_let_go() -> None:
@@ -100,4 +100,4 @@ def test_all_that_the_model_knows_is_over_when_the_block_is_let_go() -> None:
     assert sessions.clear() == ["idle", "running"]
     assert sessions.clear() == []
     sessions.leave("running", 1.0)
-    assert sessions.start(SessionStep("waiting")).is_new
+    assert sessions.start(SessionStep("waiting")) == (True, False)
