@@ -152,7 +152,12 @@ class Queue:
         """The line in which the job has to wait, and the slot that can take it instead. Raises InvalidRequest."""
         key = self._key_of(job)
         if not key:
-            self._check_key()
+            routing = self.rules.routing
+            if self.is_hashed and routing.without_key == "refuse":
+                parameter = routing.key or "session_id"
+                raise InvalidRequest(
+                    f"requests to this model are placed by a key: send parameter '{parameter}'", parameter=parameter
+                )
             return self.line, None if self.line.length else self.policy.choose(now)
         slot = self._home_of(job, key)
         if slot is None:
@@ -250,14 +255,6 @@ class Queue:
             return self.line
         slot = self._home_of(job, key)
         return self.homeless if slot is None else slot.line
-
-    def _check_key(self) -> None:
-        routing = self.rules.routing
-        if self.is_hashed and routing.without_key == "refuse":
-            parameter = routing.key or "session_id"
-            raise InvalidRequest(
-                f"requests to this model are placed by a key: send parameter '{parameter}'", parameter=parameter
-            )
 
 
 def homes(jobs: Iterable[Job]) -> list[Slot]:

@@ -87,7 +87,12 @@ class TaskHost:
         described, tensors = describe_prepared(prepared)
         has_to_stay = prepared.context is not None or not task.is_finish_cheap
         if has_to_stay:
-            self._keep(fields["call"], _Unfinished(task, _without_data(request), _without_arrays(prepared)))
+            inputs = [Tensor(given.name, given.datatype, given.shape, b"") for given in request.inputs]
+            pieces = [replace(piece, arrays={}) for piece in prepared.pieces]
+            kept = _Unfinished(task, replace(request, inputs=inputs), replace(prepared, pieces=pieces))
+            self._unfinished[fields["call"]] = kept
+            if len(self._unfinished) > MAX_UNFINISHED:
+                del self._unfinished[next(iter(self._unfinished))]
         return Message("prepared", {"prepared": described, "is_held": has_to_stay}, tensors)
 
     def _finish(self, message: Message) -> Message:
@@ -96,19 +101,6 @@ class TaskHost:
             return Message("gone")
         results = read_results(message.fields["counts"], message.tensors)
         return Message("finished", tensors=kept.task.finish(kept.request, kept.prepared, results))
-
-    def _keep(self, number: int, unfinished: _Unfinished) -> None:
-        self._unfinished[number] = unfinished
-        if len(self._unfinished) > MAX_UNFINISHED:
-            del self._unfinished[next(iter(self._unfinished))]
-
-
-def _without_data(request: TaskRequest) -> TaskRequest:
-    return replace(request, inputs=[Tensor(given.name, given.datatype, given.shape, b"") for given in request.inputs])
-
-
-def _without_arrays(prepared: Prepared) -> Prepared:
-    return replace(prepared, pieces=[replace(piece, arrays={}) for piece in prepared.pieces])
 
 
 def serve(connection: socket.socket, arenas: Sequence[Arena], answer: Callable[[Message], Message | None]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,11 +15,13 @@ from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
 from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Prepared, TaskRequest
+from penstock.wire.ipc.arena import Arena
+from penstock.worker.offload.peer import TaskPeer, connect_worker, start_process
 from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteContext, TaskProcess
 
 log = structlog.get_logger()
 T = TypeVar("T")
-Opener = Callable[[], Awaitable[TaskProcess]]  # starts a process, or connects to a task worker
+Reach = Callable[[Sequence[Arena]], TaskPeer]  # starts a process, or connects to a task worker
 ATTEMPTS = 3  # a request over which so many processes died may be why they did
 START_S = 60.0  # what calls wait for a process to be there
 STEADY_S = 10.0  # one that lived so long is started again at once
@@ -27,10 +29,10 @@ BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 
 
 class TaskProcesses:
-    """Has one of each opener at all times, from the first block that needs them to `close`."""
+    """Has one of each peer at all times, from the first block that needs them to `close`."""
 
-    def __init__(self, openers: Sequence[Opener]) -> None:
-        self._openers = openers
+    def __init__(self, peers: Sequence[Reach]) -> None:
+        self._peers = peers
         self._specs: dict[int, TaskSpec] = {}  # of the blocks that use them
         self._numbers = itertools.count(1)
         self._alive: list[TaskProcess] = []
@@ -44,7 +46,7 @@ class TaskProcesses:
         number = next(self._numbers)
         self._specs[number] = spec
         if not self._keepers:
-            self._keepers = [asyncio.create_task(self._keep(opener)) for opener in self._openers]
+            self._keepers = [asyncio.create_task(self._keep(reach)) for reach in self._peers]
         try:
             await asyncio.gather(*(self._equip(process) for process in self._alive), return_exceptions=True)
             process = await self._pick(number)
@@ -121,13 +123,13 @@ class TaskProcesses:
             raise Draining("the worker is leaving; send the request again")
         return [process for process in self._alive if number in process.built and not process.ended.is_set()]
 
-    async def _keep(self, opener: Opener) -> None:
+    async def _keep(self, reach: Reach) -> None:
         """Opens a process again whenever the one before has ended."""
         backoff_s = BACKOFF_S
         while True:
             started = time.monotonic()
             try:
-                await self._live(opener)
+                await self._live(reach)
             except (ProcessLost, OSError) as error:
                 log.error("task_process_failed", error=repr(error))
             if time.monotonic() - started >= STEADY_S:
@@ -136,9 +138,9 @@ class TaskProcesses:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
 
-    async def _live(self, opener: Opener) -> None:
+    async def _live(self, reach: Reach) -> None:
         """Opens a process and returns when it has ended."""
-        process = await opener()
+        process = await TaskProcess.open(reach)
         try:
             await self._equip(process)
             self._alive.append(process)
@@ -172,14 +174,11 @@ class TaskPool:
     async def prepare(self, request: TaskRequest) -> Prepared:
         return await self._run(self._processes.prepare(self._number, request))
 
-    def holds(self, prepared: Prepared) -> bool:
-        """Whether the request is for `finish`; else the worker's own task finishes it."""
-        return isinstance(prepared.context, RemoteContext)
-
     async def finish(
-        self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]
+        self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
-        return await self._run(self._processes.finish(self._number, request, prepared.context, results))
+        """Only for a request whose context was left in a process; the worker's own task finishes any other."""
+        return await self._run(self._processes.finish(self._number, request, held, results))
 
     def close(self) -> None:
         """Call it after the block's last request."""
@@ -202,9 +201,9 @@ class TaskPlacement:
 
     def __init__(self, processes: int, task_workers: Sequence[Path]) -> None:
         """`processes` of the worker's own; `task_workers` are sockets."""
-        self._processes = TaskProcesses([TaskProcess.start] * processes)
+        self._processes = TaskProcesses([start_process] * processes)
         self._has_workers = bool(task_workers)
-        self._workers = TaskProcesses([partial(TaskProcess.connect, path) for path in task_workers])
+        self._workers = TaskProcesses([partial(connect_worker, path) for path in task_workers])
 
     async def open(self, loaded: LoadedBlock) -> TaskPool | None:
         """None: the worker prepares and finishes the block's requests itself."""

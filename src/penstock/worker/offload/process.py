@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -20,7 +18,7 @@ from penstock.tasks.base import Prepared, TaskRequest
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.messages import Envelope, Inbox, Message
 from penstock.worker.offload.contents import describe_results, read_prepared
-from penstock.worker.offload.peer import TaskPeer, connect_worker, start_process
+from penstock.worker.offload.peer import TaskPeer
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -78,17 +76,8 @@ class TaskProcess(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
 
     @classmethod
-    async def start(cls) -> "TaskProcess":
-        """A process of this worker alone."""
-        return await cls._open(start_process)
-
-    @classmethod
-    async def connect(cls, path: Path) -> "TaskProcess":
-        """A task worker, at its socket. Raises OSError where it is away."""
-        return await cls._open(partial(connect_worker, path))
-
-    @classmethod
-    async def _open(cls, reach: Callable[[Sequence[Arena]], TaskPeer]) -> "TaskProcess":
+    async def open(cls, reach: Callable[[Sequence[Arena]], TaskPeer]) -> "TaskProcess":
+        """`reach` starts a process, or connects to a task worker: it raises OSError where that is away."""
         slots = [_CallSlot(number, Arena.create(), Arena.create()) for number in range(SLOTS)]
         peer = reach([arena for slot in slots for arena in (slot.outgoing, slot.incoming)])
         try:

@@ -93,16 +93,13 @@ class TaskWorker:
                 log.error("accept_failed", error=str(error))
                 await asyncio.sleep(RETRY_S)
                 continue
-            self._take(connection)
-
-    def _take(self, connection: socket.socket) -> None:
-        if len(self._living()) >= MAX_CONNECTIONS:
-            log.error("too_many_connections", limit=MAX_CONNECTIONS)
-            connection.close()
-            return
-        serving = _WorkerConnection(connection)
-        self._connections.append(serving)
-        serving.start()
+            if len(self._living()) >= MAX_CONNECTIONS:
+                log.error("too_many_connections", limit=MAX_CONNECTIONS)
+                connection.close()
+                continue
+            serving = _WorkerConnection(connection)
+            self._connections.append(serving)
+            serving.start()
 
     def _living(self) -> list[_WorkerConnection]:
         self._connections = [connection for connection in self._connections if connection.is_alive()]

@@ -119,11 +119,9 @@ class Batcher:
         delayed: list[QueuedPiece] = []
         self.due = inf
         for entry in chain.from_iterable(level.line.values() for level in self._order):
-            if entry.deadline <= now:
-                expired.append(entry)
-            elif entry.queue_deadline > now:
+            if entry.deadline > now and entry.queue_deadline > now:
                 self.due = min(self.due, entry.deadline, entry.queue_deadline)
-            elif entry.priority in self._delaying:
+            elif entry.deadline > now and entry.priority in self._delaying:
                 delayed.append(entry)
             else:
                 expired.append(entry)

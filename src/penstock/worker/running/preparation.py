@@ -14,6 +14,7 @@ from penstock.core.tensors import Array, Tensor
 from penstock.tasks.base import Prepared, Task
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.pool import TaskPool
+from penstock.worker.offload.process import RemoteContext
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -52,8 +53,8 @@ class Preparation:
             self._arrivals.append(job)
 
     def finish(self, job: WorkerJob) -> None:
-        if self._tasks is not None and job.prepared is not None and self._tasks.holds(job.prepared):
-            self._spawn(self._finish_there(job, job.prepared, self._tasks))
+        if self._tasks is not None and job.prepared is not None and isinstance(job.prepared.context, RemoteContext):
+            self._spawn(self._finish_there(job, job.prepared.context, self._tasks))
         elif self._task.is_finish_cheap:
             self._finished(job, self._finish(job))
         else:
@@ -65,8 +66,7 @@ class Preparation:
         jobs, self._arrivals = self._arrivals, []
         shares = min(len(jobs), self._cores)
         for share in range(shares):
-            group = jobs[share::shares]
-            future = self._loop.run_in_executor(self._pool, self._prepare_group, group)
+            future = self._loop.run_in_executor(self._pool, self._prepare_group, jobs[share::shares])
             future.add_done_callback(self._group_prepared)
 
     def _group_prepared(self, future: "asyncio.Future[list[tuple[WorkerJob, Prepared | PenstockError]]]") -> None:
@@ -76,9 +76,9 @@ class Preparation:
     async def _prepare_there(self, job: WorkerJob, tasks: TaskPool) -> None:
         self._prepared(job, await _outcome(tasks.prepare(job.request)))
 
-    async def _finish_there(self, job: WorkerJob, prepared: Prepared, tasks: TaskPool) -> None:
+    async def _finish_there(self, job: WorkerJob, held: RemoteContext, tasks: TaskPool) -> None:
         start = time.perf_counter_ns()
-        outcome = await _outcome(tasks.finish(job.request, prepared, _results(job)))
+        outcome = await _outcome(tasks.finish(job.request, held, _results(job)))
         job.timing.finish_ns = time.perf_counter_ns() - start
         self._finished(job, outcome)
 

@@ -25,8 +25,9 @@ from penstock.models.building import TaskSpec
 from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
+from penstock.worker.offload.peer import start_process
 from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.offload.process import TaskProcess
+from penstock.worker.offload.process import RemoteContext
 from tests.unit.worker.offload.task_calls import (
     NOWHERE,
     UPSCALE,
@@ -45,7 +46,7 @@ GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4
 
 @pytest.fixture
 async def processes() -> AsyncIterator[TaskProcesses]:
-    made = TaskProcesses([TaskProcess.start] * 2)
+    made = TaskProcesses([start_process] * 2)
     yield made
     await made.close()
 
@@ -64,9 +65,9 @@ async def test_images_as_the_worker_would(processes):
 
     async def serve(request: TaskRequest) -> list[Tensor]:
         prepared = await pool.prepare(request)
-        assert pool.holds(prepared)
+        assert isinstance(prepared.context, RemoteContext)
         check_pieces(prepared, task.prepare(request))
-        return await pool.finish(request, prepared, run(task, prepared))
+        return await pool.finish(request, prepared.context, run(task, prepared))
 
     for request, found in zip(requests, await asyncio.gather(*map(serve, requests)), strict=True):
         assert same(found, locally(task, request))
@@ -82,7 +83,7 @@ async def test_texts_are_finished_by_the_worker_itself(processes, tmp_path):
     request = TaskRequest([Tensor("text", "BYTES", (len(texts),), pack_bytes(texts))], [])
     prepared = await pool.prepare(request)
     check_pieces(prepared, task.prepare(request))
-    assert not pool.holds(prepared)
+    assert not isinstance(prepared.context, RemoteContext)
     results = [[np.full((1, 4), number, np.float32)] for number in range(len(texts))]
     assert same(task.finish(request, prepared, results), task.finish(request, task.prepare(request), results))
 
@@ -104,7 +105,7 @@ async def test_tensors_of_every_kind_and_size(processes):
         assert piece.arrays["texts"].tolist() == texts.tolist()
         assert hash(piece.key)
         keys.add(piece.key)
-        assert not pool.holds(prepared)
+        assert not isinstance(prepared.context, RemoteContext)
         assert same(task.finish(request, prepared, run(task, prepared)), locally(task, request))
     assert len(keys) == 3  # requests that must not be joined still are not
 
@@ -138,11 +139,11 @@ async def test_blocks_share_the_processes(processes):
     request = images(photos()[1])
     for pool in (first, second):
         prepared = await pool.prepare(request)
-        assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+        assert same(await pool.finish(request, prepared.context, run(task, prepared)), locally(task, request))
     first.close()
     first.close()
     prepared = await second.prepare(request)
-    assert same(await second.finish(request, prepared, run(task, prepared)), locally(task, request))
+    assert same(await second.finish(request, prepared.context, run(task, prepared)), locally(task, request))
     assert pids <= set(processes.pids())
 
 
@@ -153,7 +154,7 @@ async def test_what_a_dead_process_kept_is_prepared_anew(processes):
     results = run(task, prepared)
     before = set(processes.pids())
     await kill_all(processes)
-    assert same(await pool.finish(request, prepared, results), locally(task, request))
+    assert same(await pool.finish(request, prepared.context, results), locally(task, request))
     assert not before & set(processes.pids())
 
 
@@ -168,7 +169,7 @@ async def test_requests_in_a_process_that_dies_are_prepared_elsewhere(processes)
 
 
 async def test_a_request_over_which_processes_die_is_given_up():
-    processes = TaskProcesses([TaskProcess.start])
+    processes = TaskProcesses([start_process])
     try:
         pool, _ = await opened(processes, UPSCALE)
         file = BytesIO()
@@ -199,11 +200,11 @@ async def test_a_caller_that_leaves_harms_no_other(processes):
 
 async def test_nothing_stays_behind():
     before = files(os.getpid())
-    processes = TaskProcesses([TaskProcess.start] * 2)
+    processes = TaskProcesses([start_process] * 2)
     pool, task = await opened(processes, UPSCALE)
     request = images(photos()[0])
     prepared = await pool.prepare(request)
-    await pool.finish(request, prepared, run(task, prepared))
+    await pool.finish(request, prepared.context, run(task, prepared))
     pids = processes.pids()
     await processes.close()
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -19,8 +19,8 @@ from penstock.core.tensors import Tensor
 from penstock.models.building import build_task
 from penstock.models.samples.photos import photos
 from penstock.tasks.base import TaskRequest
+from penstock.worker.offload.peer import connect_worker
 from penstock.worker.offload.pool import TaskPool, TaskProcesses
-from penstock.worker.offload.process import TaskProcess
 from tests.unit.worker.offload.task_calls import UPSCALE, check_pieces, files, images, locally, opened, run, same
 
 NAMES = ("tasks-0", "tasks-1")
@@ -49,7 +49,7 @@ class Running:
             self.end(name)
 
     def connections(self) -> TaskProcesses:
-        return TaskProcesses([partial(TaskProcess.connect, self.places.task_worker(name)) for name in NAMES])
+        return TaskProcesses([partial(connect_worker, self.places.task_worker(name)) for name in NAMES])
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def processes(running: Running) -> AsyncIterator[TaskProcesses]:
 
 async def serve(pool: TaskPool, request: TaskRequest) -> list[Tensor]:
     prepared = await pool.prepare(request)
-    return await pool.finish(request, prepared, run(build_task(UPSCALE), prepared))
+    return await pool.finish(request, prepared.context, run(build_task(UPSCALE), prepared))
 
 
 async def test_images_as_the_worker_would(running, processes):
@@ -92,8 +92,8 @@ async def test_workers_share_them_and_know_nothing_of_each_other(running, proces
         first, second = images(photos()[0]), images(photos()[1])
         prepared, theirs = await pool.prepare(first), await other.prepare(second)
         assert prepared.context.number == theirs.context.number, "numbers are those of a connection"
-        assert same(await pool.finish(first, prepared, run(task, prepared)), locally(task, first))
-        assert same(await other.finish(second, theirs, run(task, theirs)), locally(task, second))
+        assert same(await pool.finish(first, prepared.context, run(task, prepared)), locally(task, first))
+        assert same(await other.finish(second, theirs.context, run(task, theirs)), locally(task, second))
     finally:
         await others.close()
     assert same(await serve(pool, first), locally(task, first)), "one that leaves takes nothing with it"
@@ -112,7 +112,7 @@ async def test_requests_go_on_at_another_when_one_dies(running, processes):
     for request, answer in zip(requests, await asyncio.gather(*serving), strict=True):
         assert same(answer, locally(task, request))
     for request, prepared in held:  # some by the one that died
-        assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+        assert same(await pool.finish(request, prepared.context, run(task, prepared)), locally(task, request))
 
 
 async def test_requests_wait_until_one_is_back(running, processes):
@@ -138,7 +138,7 @@ async def test_one_that_is_told_to_leave_waits_for_its_workers(running, processe
     prepared = await pool.prepare(request)
     ending = asyncio.create_task(asyncio.to_thread(running.end, NAMES[0], signal.SIGTERM))
     await asyncio.sleep(0.1)
-    assert same(await pool.finish(request, prepared, run(task, prepared)), locally(task, request))
+    assert same(await pool.finish(request, prepared.context, run(task, prepared)), locally(task, request))
     await processes.close()
     assert await ending == 0
 

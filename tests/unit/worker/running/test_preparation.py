@@ -14,8 +14,8 @@ from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.job import WorkerJob
+from penstock.worker.offload.peer import start_process
 from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.offload.process import TaskProcess
 from penstock.worker.running.preparation import Preparation
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
@@ -27,7 +27,7 @@ class Bed:
     def __init__(self) -> None:
         self.prepared: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
         self.finished: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
-        self.processes = TaskProcesses([TaskProcess.start])
+        self.processes = TaskProcesses([start_process])
         self.threads = ThreadPoolExecutor(1)
 
     async def open(self, spec: TaskSpec) -> Preparation:
