@@ -66,7 +66,8 @@ def read_inputs(signature: "ModelSignature", given: Sequence[str]) -> dict[str, 
 
 def _read_value(spec: "TensorSpec", value: str) -> "Array":
     if value.startswith("@"):
-        return _read_file(spec, Path(value[1:]))
+        file = Path(value[1:])
+        return _fit(spec, read_array(file)) if file.suffix == ".npy" else _convert(spec, read_bytes(file))
     if value.startswith("["):
         try:
             return _convert(spec, json.loads(value))
@@ -81,12 +82,6 @@ def _read_value(spec: "TensorSpec", value: str) -> "Array":
         raise InvalidRequest(
             f"input '{spec.name}' takes {spec.datatype}: give [1, 2, 3] or @file.npy, not {value!r:.60}"
         ) from error
-
-
-def _read_file(spec: "TensorSpec", file: Path) -> "Array":
-    if file.suffix != ".npy":
-        return _convert(spec, read_bytes(file))
-    return _fit(spec, read_array(file))
 
 
 def _convert(spec: "TensorSpec", value: object) -> "Array":

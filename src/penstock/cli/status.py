@@ -23,13 +23,8 @@ def status(
     if as_json:
         print_json(found)
         return
-    from rich.console import Console
-
-    console = Console()
     try:
-        _print_server(console, http, found)
-        _print_workers(console, found["workers"])
-        _print_blocks(console, found["blocks"], found["queues"])
+        _print(http, found)
     except (KeyError, TypeError, AttributeError) as error:
         raise InternalError(f"{http} answered with another status than this command knows: try --json") from error
 
@@ -47,31 +42,25 @@ def _fetch(http: str, timeout_s: float) -> Any:
         raise Unavailable(f"{url} is no server's status: is that the HTTP address of `penstock serve`?") from error
 
 
-def _print_server(console: Any, http: str, found: dict[str, Any]) -> None:
+def _print(http: str, found: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
     state = "draining" if found["draining"] else "ready" if found["ready"] else "not ready"
     console.print(
         f"{found['server']} {found['version']} at {http}: {state}, {found['inflight_requests']} requests "
         f"({found['inflight_bytes']} bytes) in flight",
         highlight=False,
     )
-
-
-def _print_workers(console: Any, workers: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table("worker", "pid", "jobs", "memory", "blocks")
-    for worker in workers:
+    workers = Table("worker", "pid", "jobs", "memory", "blocks")
+    for worker in found["workers"]:
         memory = f"{worker['memory_bytes'] / 2**20:.0f} MiB"
-        table.add_row(worker["id"], str(worker["pid"]), str(worker["jobs"]), memory, str(len(worker["blocks"])))
-    console.print(table if workers else "no worker is connected")
-
-
-def _print_blocks(console: Any, blocks: list[dict[str, Any]], queues: dict[str, dict[str, int]]) -> None:
-    from rich.table import Table
-
-    table = Table("model", "version", "block", "state", "waiting", "running", "reason")
-    for block in blocks:
-        queue = queues.get(block["block_id"], {"waiting": 0, "running": 0})
+        workers.add_row(worker["id"], str(worker["pid"]), str(worker["jobs"]), memory, str(len(worker["blocks"])))
+    console.print(workers if workers.rows else "no worker is connected")
+    blocks = Table("model", "version", "block", "state", "waiting", "running", "reason")
+    for block in found["blocks"]:
+        queue = found["queues"].get(block["block_id"], {"waiting": 0, "running": 0})
         cells = (block["model"], block["version"], block["block_id"], block["state"])
-        table.add_row(*cells, str(queue["waiting"]), str(queue["running"]), block["reason"])
-    console.print(table if blocks else "no model is deployed")
+        blocks.add_row(*cells, str(queue["waiting"]), str(queue["running"]), block["reason"])
+    console.print(blocks if blocks.rows else "no model is deployed")

@@ -21,12 +21,6 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Enlargement:
-    source: Path
-    target: Path
-
-
-@dataclass(frozen=True, slots=True)
 class Enlarged:
     input: str
     output: str
@@ -48,7 +42,7 @@ def upscale(
 
     plan = _plan(files, to)
     with Client(grpc, timeout) as client:
-        found = ask_all("upscaling", lambda each: _upscale_one(client, each, model), plan, AT_ONCE)
+        found = ask_all("upscaling", lambda paths: _upscale_one(client, *paths, model), plan, AT_ONCE)
     if as_json:
         print_json([asdict(item) for item in found])
     else:
@@ -58,32 +52,32 @@ def upscale(
     exit_with_problems(item.problem for item in found if item.problem)
 
 
-def _plan(files: Sequence[Path], to: Path | None) -> list[Enlargement]:
+def _plan(files: Sequence[Path], to: Path | None) -> list[tuple[Path, Path]]:
+    """What is read, and where the larger one goes."""
     if to is None:
         if len(files) != 2:
             raise InvalidRequest("say where to write: `upscale IN OUT`, or `upscale IN... --to DIR`")
         source, target = files
-        return [Enlargement(source, target / f"{source.stem}.png" if target.is_dir() else target)]
-    plan = [Enlargement(source, to / f"{source.stem}.png") for source in files]
+        return [(source, target / f"{source.stem}.png" if target.is_dir() else target)]
+    plan = [(source, to / f"{source.stem}.png") for source in files]
     seen: dict[Path, Path] = {}
-    for each in plan:
-        if each.target in seen:
-            raise InvalidRequest(f"{seen[each.target]} and {each.source} would both become {each.target}: rename one")
-        seen[each.target] = each.source
+    for source, target in plan:
+        if target in seen:
+            raise InvalidRequest(f"{seen[target]} and {source} would both become {target}: rename one")
+        seen[target] = source
     return plan
 
 
-def _upscale_one(client: "Client", each: Enlargement, model: str) -> Enlarged:
+def _upscale_one(client: "Client", source: Path, target: Path, model: str) -> Enlarged:
     """One that fails does not stop the others, but a server that is away does."""
     started = time.monotonic()
-    source, target = str(each.source), str(each.target)
     try:
-        image = client.upscale(read_bytes(each.source), model)
-        write_bytes(each.target, image)
+        image = client.upscale(read_bytes(source), model)
+        write_bytes(target, image)
     except Unavailable:
         raise
     except PenstockError as error:
         message = error.message.removeprefix("input 'image' element 0: ")
-        mark = "" if message.startswith((source, target)) else f"{source}: "
-        return Enlarged(source, target, problem=mark + message)
-    return Enlarged(source, target, len(image), round(time.monotonic() - started, 3))
+        mark = "" if message.startswith((str(source), str(target))) else f"{source}: "
+        return Enlarged(str(source), str(target), problem=mark + message)
+    return Enlarged(str(source), str(target), len(image), round(time.monotonic() - started, 3))

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.upscale import Enlargement, _plan
+from penstock.cli.upscale import _plan
 from penstock.core.errors import InvalidRequest
 
 A, B = Path("a.jpg"), Path("b.png")
 
 
 def test_one_file_goes_where_it_is_told() -> None:
-    assert _plan([A, B], None) == [Enlargement(A, B)]
+    assert _plan([A, B], None) == [(A, B)]
 
 
 def test_one_file_may_go_into_a_folder(tmp_path: Path) -> None:
-    assert _plan([A, tmp_path], None) == [Enlargement(A, tmp_path / "a.png")]
+    assert _plan([A, tmp_path], None) == [(A, tmp_path / "a.png")]
 
 
 def test_several_files_go_into_a_folder(tmp_path: Path) -> None:
-    assert _plan([A, B], tmp_path) == [Enlargement(A, tmp_path / "a.png"), Enlargement(B, tmp_path / "b.png")]
+    assert _plan([A, B], tmp_path) == [(A, tmp_path / "a.png"), (B, tmp_path / "b.png")]
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:
