@@ -42,7 +42,8 @@ class CaseRun:
         with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
             window, enough = self._window(case)
             outcomes = generator.run_until(window, enough)
-        found = self._measured(outcomes)
+        is_counted = self.part.benchmark_requests is not None  # then all windows count, else the last three
+        found = Measured(outcomes, thirds_agree(outcomes)) if is_counted else measured(outcomes)
         if not sum(outcome.answered for outcome in found.windows):
             raise NothingAnswered(found.rejected)
         first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
@@ -74,12 +75,6 @@ class CaseRun:
         seconds = min(part.window_s, COUNTED_WINDOW_S)
         window = Window(seconds, case.concurrency, 0.0, part.warm_up_s, int(MOST_COUNTED_S / seconds))
         return window, lambda outcomes: has_answers(outcomes, wanted)
-
-    def _measured(self, outcomes: Sequence[WindowOutcome]) -> Measured:
-        """The last three windows; all of them where answers are counted."""
-        return (
-            measured(outcomes) if self.part.benchmark_requests is None else Measured(outcomes, thirds_agree(outcomes))
-        )
 
     def _messages(self, case: Case) -> Path:
         file = self.folder / f"{case.model}-{case.protocol}-{case.data}-{case.batch_size}.requests"

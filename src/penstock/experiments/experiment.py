@@ -242,7 +242,7 @@ def _case(
     own = settings["engine"] or engine_of(model)
     engine = settings["engine"] or ("onnx" if is_converted and own == "openvino" else own)
     data = parts["experiment"]["data"]
-    named = [f"{key}={_shown(combination[key])}" for key in combination if key not in _PLAIN]
+    named = [f"{key}={'none' if value is None else value}" for key, value in combination.items() if key not in _PLAIN]
     variant = " ".join([model, engine, precision, settings["device"], *named])
     batch_size, concurrency = combination["batch_size"], combination["concurrency"]
     return Case(
@@ -276,7 +276,3 @@ def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, 
             section, name = _PLACES[key]
             parts[section][name] = value
     return parts
-
-
-def _shown(value: object) -> str:
-    return "none" if value is None else str(value)

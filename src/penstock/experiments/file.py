@@ -20,10 +20,9 @@ def read_experiment(file: Path) -> Experiment:
     if not NAME.match(name):
         raise ConfigError(f"{file}: name: letters, digits, '.', '_' and '-', at most 128, got {name!r}", file=str(file))
     try:
-        found = Experiment.model_validate({**merged, "name": name, "description": own.description, "extends": None})
+        return Experiment.model_validate({**merged, "name": name, "description": own.description, "extends": None})
     except ValidationError as error:
         raise ConfigError(f"{file}: with what it inherits, {first_problem(error)}", file=str(file)) from error
-    return found
 
 
 def find_experiments(folder: Path) -> list[Path]:

@@ -37,17 +37,14 @@ def to_html(results: Results) -> str:
         _not_run(results),
         _settings(results),
     ]
-    style, script = (_asset(name) for name in ("report.css", "report.js"))
+    data = resources.files("penstock.experiments") / "data"
+    style, script = ((data / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(results.experiment)} – Penstock experiment</title><style>{style}</style></head>\n"
         f"<body><main>{''.join(body)}</main><script>{script}</script></body></html>\n"
     )
-
-
-def _asset(name: str) -> str:
-    return resources.files("penstock.experiments").joinpath("data", name).read_text(encoding="utf-8")
 
 
 def _head(results: Results) -> str:
@@ -73,17 +70,13 @@ def _summary(results: Results, found: Sequence[CaseResult]) -> str:
         return '<p class="lead">Nothing has been measured yet.</p>'
     fastest = max(found, key=lambda result: result.items_per_s.mean)
     quickest = min(found, key=lambda result: result.latency("p99").mean)
+    p99 = quickest.latency("p99")
     noises = [result.rps.spread for result in found if result.rps.spread is not None]
     steady = sum(result.is_steady for result in found)
     repeats = max(len(result.repeats) for result in found)
     tiles = [
         (f"Most {fastest.unit} a second", number(fastest.items_per_s.mean), share(fastest.rps), _load_of(fastest)),
-        (
-            "Lowest p99",
-            f"{number(quickest.latency('p99').mean)} ms",
-            share(quickest.latency("p99")),
-            _load_of(quickest),
-        ),
+        ("Lowest p99", f"{number(p99.mean)} ms", share(p99), _load_of(quickest)),
         ("Measured", f"{len(found)} of {len(results.cases)}", "cases", f"{repeats} repeats, taken in turns"),
         ("Steady", f"{steady} of {len(found)}", "cases", "three windows within 10%"),
         ("Noise", f"±{max(noises):.0%}" if noises else "–", "at most", "throughput between repeats"),
@@ -121,8 +114,9 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     charts = []
     for size in sorted({result.case.batch_size for result in found}):
         group = [result for result in found if result.case.batch_size == size]
+        by_callers = sorted(group, key=lambda result: result.case.concurrency)
         series = [
-            Curve(name, [_trade_off_point(result) for result in _by_callers(group, name)], colour)
+            Curve(name, [_trade_off_point(each) for each in by_callers if each.case.variant == name], colour)
             for name, colour in colours.items()
         ]
         unit = "/".join(dict.fromkeys(result.unit for result in group))
@@ -135,10 +129,6 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
             ).draw()
         )
     return f'<div class="grid2">{"".join(charts)}</div>'
-
-
-def _by_callers(results: Iterable[CaseResult], variant: str) -> list[CaseResult]:
-    return sorted((each for each in results if each.case.variant == variant), key=lambda each: each.case.concurrency)
 
 
 def _trade_off_point(result: CaseResult) -> Point:
@@ -158,10 +148,7 @@ def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     charts = {}
     for load in dict.fromkeys((each.case.batch_size, each.case.concurrency) for each in found):
         group = [each for each in found if (each.case.batch_size, each.case.concurrency) == load]
-        series = [
-            Curve(each.case.variant, _curve(each.latencies), colours[each.case.variant], has_marks=True)
-            for each in group
-        ]
+        series = [Curve(each.case.variant, _curve(each.latencies), colours[each.case.variant]) for each in group]
         last = max((point.x for each in series for point in each.points), default=0.0)
         ticks = [(_depth(percent), f"{percent:g}%") for percent in TICKS if _depth(percent) <= last + 1e-9]
         x = Axis("share of requests that were at most this slow", starts_at_zero=False, ticks=ticks)
@@ -184,16 +171,14 @@ def _depth(percent: float) -> float:
 def _resources(found: Sequence[CaseResult]) -> str:
     charts = {}
     for result in found:
-        cpu, memory = [], []
+        cpu: list[Curve] = []
+        memory: list[Curve] = []
         for repeat in result.repeats:
             is_faint = repeat is not result.repeats[-1]
             for colour, role in enumerate(("gateway", "worker")):
-                at = [
-                    (sample.at_s, getattr(sample, f"{role}_cpu"), getattr(sample, f"{role}_mib"))
-                    for sample in repeat.samples
-                ]
-                cpu.append(Curve(role, [Point(t, value) for t, value, _ in at], colour, False, is_faint))
-                memory.append(Curve(role, [Point(t, value) for t, _, value in at], colour, False, is_faint))
+                for curves, figure in ((cpu, f"{role}_cpu"), (memory, f"{role}_mib")):
+                    points = [Point(sample.at_s, getattr(sample, figure)) for sample in repeat.samples]
+                    curves.append(Curve(role, points, colour, False, is_faint))
         seconds = Axis("seconds")
         charts[result.case.id] = (
             Chart(f"CPU: {_load_of(result)}", seconds, Axis("% of one core"), cpu).draw()

@@ -83,8 +83,11 @@ class Variants:
         reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
         if reason:
             return reason
-        if _is_converted(case.engine, case.precision) and (reason := self._why_not_converted(case)):
-            return reason
+        if _is_converted(case.engine, case.precision):
+            method = method_of(case.engine, case.precision)
+            settings = self.folder(case.model).settings_of(self.version_of(case.model))
+            if reason := why_not_converted(method, self.file(case.model), settings):
+                return reason
         try:
             ModelSettings.model_validate(self.settings(case))
         except ValidationError as error:
@@ -121,11 +124,6 @@ class Variants:
                 samples = collect(original.settings.task, loaded.task, None)
                 Converter(original, loaded, samples, 0.0).convert(method, folder, lambda _: None)
         return target
-
-    def _why_not_converted(self, case: Case) -> str | None:
-        method = method_of(case.engine, case.precision)
-        settings = self.folder(case.model).settings_of(self.version_of(case.model))
-        return why_not_converted(method, self.file(case.model), settings)
 
 
 def _is_converted(engine: str, precision: str) -> bool:

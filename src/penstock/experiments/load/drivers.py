@@ -77,7 +77,7 @@ class StreamDriver:
         # Field 3 appended to the built message: the request's id.
         tail = b"\x1a" + bytes([len(identity)]) + identity.encode()
         self._outboxes[slot % len(self._outboxes)].put_nowait(self._messages[number % len(self._messages)] + tail)
-        timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._fail, identity, "timeout")
+        timer = asyncio.get_running_loop().call_later(TIMEOUT_S, self._settle, identity, "timeout")
         try:
             await future
         finally:
@@ -96,24 +96,21 @@ class StreamDriver:
     async def _read(self, call: Any) -> None:
         try:
             async for answer in call:
-                self._settle(answer)
+                found = answer.infer_response
+                self._settle(found.id, found.parameters["penstock-code"].string_param if answer.error_message else None)
         except grpc.aio.AioRpcError as error:
             # What else was on this stream is not known apart: all that waits ends with it.
             for identity in list(self._pending):
-                self._fail(identity, error.code().name)
+                self._settle(identity, error.code().name)
 
-    def _settle(self, answer: Any) -> None:
-        if answer.error_message:
-            self._fail(answer.infer_response.id, answer.infer_response.parameters["penstock-code"].string_param)
-            return
-        future = self._pending.pop(answer.infer_response.id, None)
-        if future is not None and not future.done():
-            future.set_result(None)
-
-    def _fail(self, identity: str, reason: str) -> None:
+    def _settle(self, identity: str, refusal: str | None) -> None:
         future = self._pending.pop(identity, None)
-        if future is not None and not future.done():
-            future.set_exception(Rejected(reason))
+        if future is None or future.done():
+            return
+        if refusal is None:
+            future.set_result(None)
+        else:
+            future.set_exception(Rejected(refusal))
 
 
 class RestDriver:

@@ -54,9 +54,10 @@ class Generator:
     ) -> tuple[list[WindowOutcome], tuple[int, float]]:
         start_at = time.monotonic() + HEAD_START_S
         active = self._processes if window.rate else self._processes[: window.concurrency]
-        shares = [replace(_share(window, index, len(active)), start_at=start_at) for index in range(len(active))]
-        for process, share in zip(active, shares, strict=True):
-            process.send(asdict(share))
+        callers, rest = divmod(window.concurrency, len(active))
+        share = replace(window, rate=window.rate / len(active), start_at=start_at)
+        for index, process in enumerate(active):
+            process.send(asdict(replace(share, concurrency=callers + (index < rest))))
         outcomes: list[WindowOutcome] = []
         while len(outcomes) < window.most:
             outcomes.append(merge_outcomes([WindowOutcome.from_json(process.answer()) for process in active]))
@@ -66,11 +67,6 @@ class Generator:
             process.send({"stop": True})
         ends = [process.last() for process in active]
         return outcomes, (sum(end["sent"] for end in ends), sum(end["cpu_s"] for end in ends))
-
-
-def _share(window: Window, index: int, count: int) -> Window:
-    callers = window.concurrency // count + (index < window.concurrency % count)
-    return replace(window, concurrency=callers, rate=window.rate / count)
 
 
 class _Process(Running):

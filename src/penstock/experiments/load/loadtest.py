@@ -63,12 +63,6 @@ def run_steps(test: LoadTest) -> Iterator[LoadStep]:
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
         file = write_messages(Path(folder) / "requests", test.messages)
         with Generator(LoadSpec(test.protocol, test.target, str(file), most), test.processes) as generator:
-            for concurrency in test.concurrency if not test.rates else ():
-                yield _step(test, generator, concurrency, 0.0)
-            for rate in test.rates:
-                yield _step(test, generator, 0, rate)
-
-
-def _step(test: LoadTest, generator: Generator, concurrency: int, rate: float) -> LoadStep:
-    window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
-    return LoadStep(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))
+            for concurrency, rate in [(0, rate) for rate in test.rates] or [(each, 0.0) for each in test.concurrency]:
+                window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
+                yield LoadStep(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))

@@ -69,8 +69,8 @@ def _joined_pairs(folder: Path, most: int) -> Iterator[Pair]:
 
 
 def _find(folder: Path, kind: str) -> Path | None:
-    files = sorted(file for file in folder.iterdir() if file.name.startswith(kind) and ".tsv" in file.suffixes)
-    return files[0] if files else None
+    files = (file for file in folder.iterdir() if file.name.startswith(kind) and ".tsv" in file.suffixes)
+    return min(files, default=None)
 
 
 def _texts(file: Path) -> Iterator[tuple[str, str]]:

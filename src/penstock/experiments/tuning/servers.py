@@ -68,11 +68,10 @@ class _Served:
 class TuneServers:
     """Use it as a context: what it started ends with it. `folder` gets repositories, logs and requests."""
 
-    def __init__(self, model: TuneModel, folder: Path, load: TuneLoad, flags: Collection[str] = ()) -> None:
+    def __init__(self, model: TuneModel, folder: Path, load: TuneLoad) -> None:
         self._model = model
         self._folder = folder
         self.load = load
-        self._flags = flags
         self._served: dict[Configuration, _Served] = {}
         self._messages: Path | None = None
         self.starts_s: list[float] = []
@@ -94,7 +93,7 @@ class TuneServers:
             folder = self._folder / f"{len(self.starts_s) + 1:02}-{digest(str(candidate))[:8]}"
             with ExitStack() as stack:
                 repository = self._model.write(candidate, folder / "models")
-                server = stack.enter_context(ExperimentServer(repository, folder, 1, *self._flags))
+                server = stack.enter_context(ExperimentServer(repository, folder, 1))
                 self._served[candidate] = _Served(server, stack.pop_all())
             self.starts_s.append(time.monotonic() - began)
         return self._served[candidate].server
@@ -103,10 +102,13 @@ class TuneServers:
         self._messages = write_messages(self._folder / "requests", encode(payloads, self.load.protocol))
 
     def window(self, candidate: Configuration) -> Measure:
-        served = self._served[candidate]
+        served, load = self._served[candidate], self.load
         if served.generator is None:
-            served.generator = self._generator(served)
-        load = self.load
+            assert self._messages is not None
+            target = served.server.http if load.protocol == "rest" else served.server.grpc
+            spec = LoadSpec(load.protocol, target, str(self._messages), load.concurrency)
+            # Ended before its server: it would only see connections break.
+            served.generator = served.stack.enter_context(Generator(spec))
         warm_up_s = load.warm_up_s if served.windows else max(FIRST_WARM_UP_S, load.warm_up_s)
         served.windows += 1
         outcome = served.generator.run(Window(load.window_s, load.concurrency, 0.0, warm_up_s))
@@ -131,12 +133,3 @@ class TuneServers:
         taken = sum(size for _, size in usage(main).values())
         free = psutil.virtual_memory().available
         return max(FEWEST, min(MOST, 1 + int(free * MEMORY_SHARE / taken)))
-
-    def _generator(self, served: _Served) -> Generator:
-        assert self._messages is not None
-        load = self.load
-        target = served.server.http if load.protocol == "rest" else served.server.grpc
-        # Ended before its server: it would only see connections break.
-        return served.stack.enter_context(
-            Generator(LoadSpec(load.protocol, target, str(self._messages), load.concurrency))
-        )
