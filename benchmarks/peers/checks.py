@@ -1,11 +1,12 @@
 """Answers before figures: what a server answers over its real protocol must be what the model says."""
 
-import contextlib
 import http.client
 import io
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,7 +22,6 @@ PIXEL = {SAME: 3, BEST: 6}  # of 255
 AT_ONCE = 16
 TIMEOUT_S = 60.0
 _MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-Call = Callable[[bytes], bytes]
 
 
 class References:
@@ -52,11 +52,11 @@ def check(
     """`call` is a protocol and its target. One after another, then many at once: batches must not mix answers up."""
     protocol, target = call
     requests = [peer.request(workload, protocol, item) for item in items]
-    with contextlib.closing(PeerCaller(protocol, target, peer.grpc_method)) as caller:
-        alone = [caller.call(request) for request in requests]
+    with _caller(protocol, target, peer.grpc_method) as send:
+        alone = [send(request) for request in requests]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             count = -(-AT_ONCE // len(requests))
-            together = list(pool.map(caller.call, requests * count))
+            together = list(pool.map(send, requests * count))
     for bodies, how in ((alone, "alone"), (together, f"{AT_ONCE} at once")):
         for number, body in enumerate(bodies):
             answer = peer.answer(workload, protocol, body)
@@ -87,37 +87,28 @@ def _pixel_fault(answer: bytes, right: bytes, most: int) -> str:
     return "" if furthest <= most else f"a pixel is {furthest}/255 from the reference, more than {most}/255"
 
 
-class PeerCaller:
+@contextmanager
+def _caller(protocol: str, target: str, grpc_method: str) -> Iterator[Callable[[bytes], bytes]]:
     """Sends the very bytes that the load generator sends, and gives the body of the answer."""
-
-    def __init__(self, protocol: str, target: str, grpc_method: str) -> None:
-        self._target = target
-        self._channel = None
-        if protocol == "rest":
-            self._call: Call = self._call_http
-            return
-        self._channel = grpc.insecure_channel(target, options=_MESSAGE_OPTIONS)
+    if protocol == "rest":
+        yield partial(_call_http, target)
+        return
+    with grpc.insecure_channel(target, options=_MESSAGE_OPTIONS) as channel:
         if protocol == "grpc":
-            unary = self._channel.unary_unary(grpc_method)
-            self._call = lambda message: bytes(unary(message, timeout=TIMEOUT_S))
+            unary = channel.unary_unary(grpc_method)
+            yield lambda message: bytes(unary(message, timeout=TIMEOUT_S))
         else:
-            stream = self._channel.stream_stream(STREAM)
-            self._call = lambda message: bytes(next(stream(iter([message]), timeout=TIMEOUT_S)))
+            stream = channel.stream_stream(STREAM)
+            yield lambda message: bytes(next(stream(iter([message]), timeout=TIMEOUT_S)))
 
-    def call(self, message: bytes) -> bytes:
-        return self._call(message)
 
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-
-    def _call_http(self, message: bytes) -> bytes:
-        host, _, port = self._target.rpartition(":")
-        with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
-            connection.sendall(message)
-            answer = http.client.HTTPResponse(connection, method="POST")
-            answer.begin()
-            body = answer.read()
-        if answer.status != 200:
-            raise WrongAnswer(f"HTTP status {answer.status}: {body[:200].decode(errors='replace')}")
-        return body
+def _call_http(target: str, message: bytes) -> bytes:
+    host, _, port = target.rpartition(":")
+    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+        connection.sendall(message)
+        answer = http.client.HTTPResponse(connection, method="POST")
+        answer.begin()
+        body = answer.read()
+    if answer.status != 200:
+        raise WrongAnswer(f"HTTP status {answer.status}: {body[:200].decode(errors='replace')}")
+    return body

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 HOST = "127.0.0.1"
 SHARED = Path(__file__).parent / "shared"  # what the peers' own processes import
 # What is served. An item of each: a text, a JPEG file, a float32 array [1, 256].
@@ -62,7 +64,8 @@ class Peer(Protocol):
         """The candidates of the search; empty where the server cannot take part, which `refusal` then explains."""
         ...
 
-    def refusal(self, workload: str, comparison: str) -> str: ...
+    def refusal(self, workload: str, comparison: str) -> str:
+        return ""
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         """`folder` is empty and the server's own; `python` is that of the peer's venv."""
@@ -75,6 +78,11 @@ class Peer(Protocol):
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
         """From the body of an answer: a float32 array [384], the bytes of a PNG, a float32 array [1, 256]."""
         ...
+
+
+def numbers_of(workload: str, raw: bytes) -> Any:
+    """The array that `answer` gives."""
+    return np.frombuffer(raw, np.float32).reshape((1, 256) if workload == NOOP else -1)
 
 
 def http_post(path: str, content_type: str, body: bytes) -> bytes:

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from google.protobuf.wrappers_pb2 import BytesValue
 
-from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Setting, http_post
-
-ANSWER_SHAPES = {NOOP: (1, 256)}  # else as many as there are
+from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, http_post, numbers_of
 
 
 def body_of(item: Item) -> bytes:
@@ -16,23 +15,15 @@ def body_of(item: Item) -> bytes:
     return item if isinstance(item, bytes) else np.ascontiguousarray(item, np.float32).tobytes()
 
 
-def answer_of(workload: str, body: bytes) -> Any:
-    if workload == SRCNN:
-        return body
-    return np.frombuffer(body, np.float32).reshape(ANSWER_SHAPES.get(workload, -1))
-
-
 def handler_of(workload: str, assets: Assets, values: Any) -> dict[str, Any]:
     """The arguments of shared/handler.py's Handler, for a setting's values."""
     given = {key: values[key] for key in ("engine", "threads", "alike") if key in values}
     return {"workload": workload, "folder": str(assets.folder(workload)), **given}
 
 
-class RawPeer:
+class RawPeer(Peer):
     """A server whose handler takes one route's bytes; for BEST, a handler that calls OpenVINO by hand."""
 
-    name: str
-    title: str
     grpc_method = ""
     route = "/predict"
     candidates: Mapping[str, Sequence[Setting]]
@@ -46,11 +37,11 @@ class RawPeer:
             return found
         return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in found]
 
-    def refusal(self, workload: str, comparison: str) -> str:
-        return ""
-
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
+        if protocol == "grpc":
+            return BytesValue(value=body_of(item)).SerializeToString()
         return http_post(self.route, "application/octet-stream", body_of(item))
 
     def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return answer_of(workload, body)
+        raw = BytesValue.FromString(body).value if protocol == "grpc" else body
+        return raw if workload == SRCNN else numbers_of(workload, raw)

@@ -55,10 +55,9 @@ def candidates(group: Group, entrant: Entrant) -> list[Contender]:
     if not settings:
         return [Contender(entrant.name, entrant.title, refusal=entrant.peer.refusal(group.workload, group.comparison))]
     protocols = tuple(entrant.peer.protocols(group.workload)[:1])
-    kinds = [kind_of(entrant.name, group.comparison, setting) for setting in settings]
     return [
-        Contender(entrant.name, entrant.title, protocols, setting, kind)
-        for setting, kind in zip(settings, kinds, strict=True)
+        Contender(entrant.name, entrant.title, protocols, setting, kind_of(entrant.name, group.comparison, setting))
+        for setting in settings
     ]
 
 
@@ -75,7 +74,9 @@ def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
     # measured once more: the group of the same file shows them.
     if "" not in by_kind and group.workload != SRCNN:
         by_kind.setdefault(OFFERED, []).extend(entrant.peer.settings(same.workload, same.comparison))
-    protocols = _protocols(entrant.peer, group)
+    # All of them where protocols are what is compared, and for Penstock; else the one that the peer names first.
+    is_every = entrant.name == PENSTOCK or group.workload == NOOP
+    protocols = tuple(entrant.peer.protocols(group.workload)) if is_every else found[0].protocols
     return [
         Contender(
             entrant.name,
@@ -87,9 +88,3 @@ def _of(entrant: Entrant, group: Group, choice: Choice) -> list[Contender]:
         for kind, settings in by_kind.items()
         if settings
     ]
-
-
-def _protocols(peer: Peer, group: Group) -> tuple[str, ...]:
-    """All of them where protocols are what is compared, and for Penstock; else the one that the peer names first."""
-    found = tuple(peer.protocols(group.workload))
-    return found if peer.name == PENSTOCK or group.workload == NOOP else found[:1]

@@ -74,7 +74,7 @@ class Server:
             with contextlib.suppress(psutil.Error, OSError):
                 times = process.cpu_times()
                 cpu_s += times.user + times.system
-                memory_bytes += _memory_bytes(process)
+                memory_bytes += process.memory_full_info().pss
         return ServerUsage(cpu_s, memory_bytes)
 
     def _wait_ready(self) -> None:
@@ -138,11 +138,3 @@ def is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, http.client.HTTPException):  # refused, not yet 200, or half an answer
         return False
-
-
-def _memory_bytes(process: psutil.Process) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return int(process.memory_info().rss)

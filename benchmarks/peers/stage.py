@@ -17,7 +17,7 @@ from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
 from penstock.experiments.load.generator import Generator
 from penstock.experiments.load.messages import write_messages
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
+from penstock.experiments.load.process import LoadSpec, Window
 
 MIB = 1024 * 1024
 
@@ -75,9 +75,9 @@ class Stage:
             outcome = generator.run(Window(level.seconds, level.concurrency, warm_up_s=level.warm_up_s))
             after = server.usage()
         if not outcome.answered:
-            raise LoadFailed(
-                f"answered nothing at concurrency {level.concurrency} over {protocol}: {_statuses(outcome)}"
-            )
+            statuses = ", ".join(f"{count} × {status}" for status, count in outcome.rejected.items())
+            told = statuses or "no answer in the window"
+            raise LoadFailed(f"answered nothing at concurrency {level.concurrency} over {protocol}: {told}")
         return WindowRow(
             load=level.load,
             protocol=protocol,
@@ -97,10 +97,6 @@ class Stage:
         if not file.exists():
             write_messages(file, [peer.request(workload, protocol, item) for item in items(load)])
         return file
-
-
-def _statuses(outcome: WindowOutcome) -> str:
-    return ", ".join(f"{count} × {status}" for status, count in outcome.rejected.items()) or "no answer in the window"
 
 
 def _explain(error: Exception) -> str:

@@ -18,11 +18,10 @@ binary. It is chunked: KServe drops the Content-Length of a binary answer.
 
 import base64
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
 QUIET = {
@@ -36,26 +35,29 @@ QUIET = {
         "uvicorn.access": {"handlers": [], "level": "WARNING", "propagate": False},
     },
 }
+ENGINES = {
+    "1 worker, 2 pool threads of 1 thread": {"pool": 2},
+    "1 worker, in the event loop, 2 threads": {"threads": 2},
+    "1 worker, 1 pool thread of 2 threads": {"pool": 1, "threads": 2},
+    "2 workers, in the event loop, 1 thread": {"workers": 2},
+}
+DEFAULTS = {"workers": 1, "pool": 0, "threads": 1}
+SETTINGS = {
+    MINILM: ENGINES,
+    SRCNN: ENGINES,
+    NOOP: {
+        "1 worker, in the event loop": {},
+        "1 worker, 1 pool thread": {"pool": 1},
+        "2 workers, in the event loop": {"workers": 2},
+    },
+}
 
 
 class KServe(oip.OipPeer):
     name = "kserve"
     title = "KServe 0.21.0"
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if workload == NOOP:
-            return (
-                setting("1 worker, in the event loop"),
-                setting("1 worker, 1 pool thread", pool=1),
-                setting("2 workers, in the event loop", workers=2),
-            )
-        engine = "onnx" if comparison == SAME else "openvino"
-        return (
-            setting("1 worker, 2 pool threads of 1 thread", engine, pool=2),
-            setting("1 worker, in the event loop, 2 threads", engine, threads=2),
-            setting("1 worker, 1 pool thread of 2 threads", engine, pool=1, threads=2),
-            setting("2 workers, in the event loop, 1 thread", engine, workers=2),
-        )
+    defaults = DEFAULTS
+    candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         rest, grpc = free_ports(2)
@@ -78,10 +80,6 @@ class KServe(oip.OipPeer):
         if protocol == "rest" and workload == SRCNN:
             return oip.json_request(workload, [base64.b64encode(item).decode()], binary_data_output=True)
         return super().request(workload, protocol, item)
-
-
-def setting(name: str, engine: str = "onnx", **values: int) -> Setting:
-    return oip.engine_setting(name, {"workers": 1, "pool": 0, "threads": 1}, engine, **values)
 
 
 PEER = KServe()

@@ -17,33 +17,44 @@ are base64 there and back.
 
 import base64
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
+DEFAULTS = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False}
+SETTINGS = {
+    MINILM: {
+        "2 workers, 1 thread, no batching": {"workers": 2},
+        "2 workers, 1 thread, batches of 8 in 5 ms": {"workers": 2, "batch": 8, "batch_ms": 5},
+        "2 workers, 1 thread, batches of 32 in 5 ms, alike": {"workers": 2, "batch": 32, "batch_ms": 5, "alike": True},
+        "no workers, 2 threads, no batching": {"threads": 2},
+    },
+    # Batches do nothing for photographs: the runtime takes one at a time.
+    SRCNN: {
+        "2 workers, 1 thread, no batching": {"workers": 2},
+        "1 worker, 2 threads, no batching": {"workers": 1, "threads": 2},
+        "no workers, 2 threads, no batching": {"threads": 2},
+    },
+    NOOP: {
+        "no workers, no batching": {},
+        "no workers, batches of 32 in 1 ms": {"batch": 32, "batch_ms": 1},
+        "1 worker, no batching": {"workers": 1},
+        "1 worker, batches of 32 in 1 ms": {"workers": 1, "batch": 32, "batch_ms": 1},
+        "2 workers, no batching": {"workers": 2},
+    },
+}
 
 
 class MLServer(oip.OipPeer):
     name = "mlserver"
     title = "MLServer 1.7.1"
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if workload == NOOP:
-            return (
-                setting("no workers, no batching"),
-                setting("no workers, batches of 32 in 1 ms", batch=32, batch_ms=1),
-                setting("1 worker, no batching", workers=1),
-                setting("1 worker, batches of 32 in 1 ms", workers=1, batch=32, batch_ms=1),
-                setting("2 workers, no batching", workers=2),
-            )
-        engine = "onnx" if comparison == SAME else "openvino"
-        return text_settings(engine) if workload == MINILM else photo_settings(engine)
+    defaults = DEFAULTS
+    candidates = SETTINGS
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         rest, grpc = free_ports(2)
@@ -85,31 +96,6 @@ class MLServer(oip.OipPeer):
             return base64.b64decode(data[0])
         array = np.array(data, np.float32)
         return array.reshape(1, 256) if workload == NOOP else array
-
-
-def text_settings(engine: str) -> Sequence[Setting]:
-    return (
-        setting("2 workers, 1 thread, no batching", engine, workers=2),
-        setting("2 workers, 1 thread, batches of 8 in 5 ms", engine, workers=2, batch=8, batch_ms=5),
-        setting(
-            "2 workers, 1 thread, batches of 32 in 5 ms, alike", engine, workers=2, batch=32, batch_ms=5, alike=True
-        ),
-        setting("no workers, 2 threads, no batching", engine, threads=2),
-    )
-
-
-def photo_settings(engine: str) -> Sequence[Setting]:
-    """Batches do nothing for photographs: the runtime takes one at a time."""
-    return (
-        setting("2 workers, 1 thread, no batching", engine, workers=2),
-        setting("1 worker, 2 threads, no batching", engine, workers=1, threads=2),
-        setting("no workers, 2 threads, no batching", engine, threads=2),
-    )
-
-
-def setting(name: str, engine: str = "onnx", **values: Any) -> Setting:
-    defaults = {"workers": 0, "threads": 1, "batch": 0, "batch_ms": 0, "alike": False}
-    return oip.engine_setting(name, defaults, engine, **values)
 
 
 PEER = MLServer()

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # A setting's values: `model` is laid over model.yaml, section by section; `flags` go to `penstock serve`.
@@ -28,11 +28,7 @@ class PenstockPeer(oip.OipPeer):
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
         if workload == NOOP:
             return (Setting("as shipped"), Setting("2 gateways", {"flags": ["--gateways", "2"]}))
-        if comparison == BEST:
-            engine, first = {}, "as shipped"
-        else:
-            assert comparison == SAME
-            engine, first = ONNX_FP32, "as shipped, but ONNX Runtime FP32"
+        first, engine = ("as shipped", {}) if comparison == BEST else ("as shipped, but ONNX Runtime FP32", ONNX_FP32)
         found = [_setting(first, engine), _setting("1 instance of 2 threads", {**engine, **ONE_INSTANCE})]
         if workload == MINILM:
             sizes = {count: {**engine, "batching": {"max_tokens": count}} for count in (128, 512)}

@@ -19,12 +19,9 @@ import json
 import secrets
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from google.protobuf.wrappers_pb2 import BytesValue
-
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Item, Launch, Setting, free_ports
-from benchmarks.peers.raw import RawPeer, body_of, handler_of
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
+from benchmarks.peers.raw import RawPeer, handler_of
 
 TWO = {"replicas": 2, "threads": 1}
 ONE = {"replicas": 1, "threads": 2}
@@ -89,14 +86,6 @@ class RayServe(RawPeer):
             ready_url=f"http://{targets['rest']}/",
             stop_command=(str(python), str(SHARED / "leftovers.py"), scratch, scratch),
         )
-
-    def request(self, workload: str, protocol: str, item: Item) -> bytes:
-        if protocol == "rest":
-            return super().request(workload, protocol, item)
-        return BytesValue(value=body_of(item)).SerializeToString()
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        return super().answer(workload, protocol, body if protocol == "rest" else BytesValue.FromString(body).value)
 
 
 def common_environment(scratch: str) -> dict[str, str]:

@@ -31,8 +31,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf.wrappers_pb2 import BytesValue
-
 from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, SHARED, SRCNN, Assets, Item, Launch, Setting, free_ports
 from benchmarks.peers.raw import RawPeer, body_of
 
@@ -61,16 +59,6 @@ SHAPES = {
 }
 
 
-def candidates(workload: str, comparison: str) -> Sequence[Setting]:
-    """Those of "best" have one of ONNX Runtime among them."""
-    if workload == NOOP:
-        return [candidate("onnx", *shape) for shape in SHAPES[NOOP]]
-    if comparison == SAME:
-        return [*(candidate("onnx", *shape) for shape in SHAPES[workload]), candidate("onnx", 2, 1, 1, is_pinned=True)]
-    batch = 8 if workload == MINILM else 1
-    return [*(candidate("openvino", *shape) for shape in SHAPES[workload]), candidate("onnx", 2, 1, batch)]
-
-
 class TorchServe(RawPeer):
     name = "torchserve"
     title = "TorchServe 0.12.0"
@@ -78,7 +66,14 @@ class TorchServe(RawPeer):
     route = f"/predictions/{MODEL}"
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        return candidates(workload, comparison)
+        """Those of "best" have one of ONNX Runtime among them."""
+        if workload == NOOP:
+            return [candidate("onnx", *shape) for shape in SHAPES[NOOP]]
+        if comparison == SAME:
+            engine, last = "onnx", candidate("onnx", 2, 1, 1, is_pinned=True)
+        else:
+            engine, last = "openvino", candidate("onnx", 2, 1, 8 if workload == MINILM else 1)
+        return [*(candidate(engine, *shape) for shape in SHAPES[workload]), last]
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
@@ -100,14 +95,11 @@ class TorchServe(RawPeer):
             ready_url=f"http://{HOST}:{ports['inference']}/predictions/{MODEL}",
         )
 
+    # PredictionResponse has its bytes where BytesValue has them, which RawPeer reads: in field 1.
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":
             return field(1, MODEL.encode()) + field(3, field(1, b"data") + field(2, body_of(item)))
         return super().request(workload, protocol, item)
-
-    def answer(self, workload: str, protocol: str, body: bytes) -> Any:
-        # PredictionResponse has its bytes where BytesValue has them: in field 1.
-        return super().answer(workload, protocol, BytesValue.FromString(body).value if protocol == "grpc" else body)
 
 
 def properties(values: Mapping[str, Any], ports: Mapping[str, int]) -> str:

@@ -17,32 +17,46 @@ server no more processor time a request than gRPC, mostly less.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.peers import oip
-from benchmarks.peers.peer import HOST, MINILM, NOOP, SAME, Assets, Launch, Setting, free_ports
+from benchmarks.peers.peer import HOST, MINILM, NOOP, SRCNN, Assets, Launch, Setting, free_ports
 
 HERE = Path(__file__).parent
+DEFAULTS = {"way": "python", "instances": 1, "threads": 1, "batch": 1, "delay_us": 0, "alike": False}
+TWO = {"instances": 2}
+PYTRITON = {"way": "pytriton", **TWO}
+SETTINGS: dict[str, dict[str, oip.Values]] = {
+    MINILM: {
+        "2 instances, 1 thread, no batching": TWO,
+        "2 instances, 1 thread, batches of 8, alike": {**TWO, "batch": 8, "alike": True},
+        "2 instances, 1 thread, batches of 32 in 2 ms, alike": {**TWO, "batch": 32, "delay_us": 2000, "alike": True},
+        "1 instance, 2 threads, batches of 8": {"threads": 2, "batch": 8},
+        "PyTriton, 2 instances, 1 thread, batches of 8, alike": {**PYTRITON, "batch": 8, "alike": True},
+    },
+    # Batches do nothing for photographs: the model takes one at a time.
+    SRCNN: {
+        "2 instances, 1 thread, no batching": TWO,
+        "1 instance, 2 threads, no batching": {"threads": 2},
+        "PyTriton, 2 instances, 1 thread, no batching": PYTRITON,
+    },
+    NOOP: {
+        "1 instance, no batching": {},
+        "2 instances, no batching": TWO,
+        "1 instance, batches of 32": {"batch": 32},
+        "2 instances, batches of 8": {**TWO, "batch": 8},
+        "PyTriton, 1 instance, batches of 32": {"way": "pytriton", "batch": 32},
+    },
+}
 
 
 class Triton(oip.OipPeer):
     name = "triton"
     title = "Triton 2.51 (PyTriton 0.7.0)"
+    defaults = DEFAULTS
+    candidates = SETTINGS
 
     def protocols(self, workload: str) -> Sequence[str]:
         return ("rest", "grpc")
-
-    def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        if workload == NOOP:
-            return (
-                setting("1 instance, no batching"),
-                setting("2 instances, no batching", instances=2),
-                setting("1 instance, batches of 32", batch=32),
-                setting("2 instances, batches of 8", instances=2, batch=8),
-                setting("PyTriton, 1 instance, batches of 32", way="pytriton", batch=32),
-            )
-        engine = "onnx" if comparison == SAME else "openvino"
-        return text_settings(engine) if workload == MINILM else photo_settings(engine)
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         rest, grpc = free_ports(2)
@@ -57,44 +71,6 @@ class Triton(oip.OipPeer):
         }
         command = [python, HERE / "server.py", *(f"--{name}={value}" for name, value in options.items())]
         return oip.launch(command, workload, rest, grpc)
-
-
-def text_settings(engine: str) -> Sequence[Setting]:
-    return (
-        setting("2 instances, 1 thread, no batching", engine, instances=2),
-        setting("2 instances, 1 thread, batches of 8, alike", engine, instances=2, batch=8, alike=True),
-        setting(
-            "2 instances, 1 thread, batches of 32 in 2 ms, alike",
-            engine,
-            instances=2,
-            batch=32,
-            delay_us=2000,
-            alike=True,
-        ),
-        setting("1 instance, 2 threads, batches of 8", engine, threads=2, batch=8),
-        setting(
-            "PyTriton, 2 instances, 1 thread, batches of 8, alike",
-            engine,
-            way="pytriton",
-            instances=2,
-            batch=8,
-            alike=True,
-        ),
-    )
-
-
-def photo_settings(engine: str) -> Sequence[Setting]:
-    """Batches do nothing for photographs: the model takes one at a time."""
-    return (
-        setting("2 instances, 1 thread, no batching", engine, instances=2),
-        setting("1 instance, 2 threads, no batching", engine, threads=2),
-        setting("PyTriton, 2 instances, 1 thread, no batching", engine, way="pytriton", instances=2),
-    )
-
-
-def setting(name: str, engine: str = "onnx", **values: Any) -> Setting:
-    defaults = {"way": "python", "instances": 1, "threads": 1, "batch": 1, "delay_us": 0, "alike": False}
-    return oip.engine_setting(name, defaults, engine, **values)
 
 
 PEER = Triton()

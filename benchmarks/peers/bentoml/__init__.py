@@ -1,1 +1,0 @@
-"""BentoML as a peer."""

@@ -1,1 +1,0 @@
-"""infinity-emb as a peer."""

@@ -1,1 +1,0 @@
-"""LitServe as a peer."""

@@ -1,1 +1,0 @@
-"""MLServer as a peer."""

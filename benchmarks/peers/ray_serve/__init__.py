@@ -1,1 +1,0 @@
-"""Ray Serve as a peer."""

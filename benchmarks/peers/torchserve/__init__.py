@@ -1,1 +1,0 @@
-"""TorchServe as a peer."""

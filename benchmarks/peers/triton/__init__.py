@@ -1,1 +1,0 @@
-"""Triton as a peer."""
