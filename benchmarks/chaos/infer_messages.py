@@ -3,11 +3,13 @@
 import io
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import numpy as np
 from google.protobuf.field_mask_pb2 import FieldMask
+from google.protobuf.message import Message
 from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
+from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
 from benchmarks.chaos.mutation import mutate
@@ -74,27 +76,28 @@ def bend(seeds: Sequence[Request], rng: Random) -> Request:
     return bent
 
 
-def _wrong_model(draw: DrawFn, request: Request) -> None:
-    request.model_name = draw(NAMES)
+def _put(message: Message, field: str, value: object) -> None:
+    message.ClearField(field)
+    message.MergeFrom(type(message)(**{field: value}))
 
 
-def _wrong_version(draw: DrawFn, request: Request) -> None:
-    request.model_version = draw(st.sampled_from(["0", "2", "-1", "1.0", "latest", "١", "9" * 40]) | TEXT)
+def _request_field(field: str, values: SearchStrategy[Any]) -> Fault:
+    return lambda draw, request: _put(request, field, draw(values))
 
 
-def _wrong_name(draw: DrawFn, request: Request) -> None:
-    for tensor in request.inputs:
-        tensor.name = draw(TENSOR_NAMES)
+def _input_field(field: str, values: SearchStrategy[Any]) -> Fault:
+    def fault(draw: DrawFn, request: Request) -> None:
+        for tensor in request.inputs:
+            _put(tensor, field, draw(values))
+
+    return fault
 
 
-def _wrong_datatype(draw: DrawFn, request: Request) -> None:
-    for tensor in request.inputs:
-        tensor.datatype = draw(DATATYPES)
+def _each_raw(change: Callable[[DrawFn, bytes], bytes]) -> Fault:
+    def fault(draw: DrawFn, request: Request) -> None:
+        request.raw_input_contents[:] = [change(draw, raw) for raw in request.raw_input_contents]
 
-
-def _wrong_shape(draw: DrawFn, request: Request) -> None:
-    for tensor in request.inputs:
-        tensor.shape[:] = draw(SHAPES)
+    return fault
 
 
 def _empty_and_huge(draw: DrawFn, request: Request) -> None:
@@ -105,16 +108,6 @@ def _empty_and_huge(draw: DrawFn, request: Request) -> None:
             request.raw_input_contents[index] = b""
 
 
-def _wrong_size(draw: DrawFn, request: Request) -> None:
-    for index, raw in enumerate(request.raw_input_contents):
-        request.raw_input_contents[index] = (raw * 2)[: draw(st.integers(0, 2 * len(raw)))]
-
-
-def _wrong_framing(draw: DrawFn, request: Request) -> None:
-    for index in range(len(request.raw_input_contents)):
-        request.raw_input_contents[index] = draw(FRAMINGS | st.binary(max_size=64))
-
-
 def _wrong_element(draw: DrawFn, request: Request) -> None:
     """Well framed, but no text and no image."""
     element = draw(
@@ -122,10 +115,6 @@ def _wrong_element(draw: DrawFn, request: Request) -> None:
     )
     for index in range(len(request.raw_input_contents)):
         request.raw_input_contents[index] = pack_bytes([element])
-
-
-def _wrong_count(draw: DrawFn, request: Request) -> None:
-    request.raw_input_contents[:] = draw(st.lists(st.binary(max_size=8), max_size=4))
 
 
 def _twice(draw: DrawFn, request: Request) -> None:
@@ -171,27 +160,23 @@ def _odd_parameter(draw: DrawFn, request: Request) -> None:
         parameter.bool_param = draw(st.booleans())
 
 
-def _odd_id(draw: DrawFn, request: Request) -> None:
-    request.id = draw(TEXT | st.just("i" * 10_000))
-
-
 FAULTS: Sequence[Fault] = (
-    _wrong_model,
-    _wrong_version,
-    _wrong_name,
-    _wrong_datatype,
-    _wrong_shape,
+    _request_field("model_name", NAMES),
+    _request_field("model_version", st.sampled_from(["0", "2", "-1", "1.0", "latest", "١", "9" * 40]) | TEXT),
+    _input_field("name", TENSOR_NAMES),
+    _input_field("datatype", DATATYPES),
+    _input_field("shape", SHAPES),
     _empty_and_huge,
-    _wrong_size,
-    _wrong_framing,
+    _each_raw(lambda draw, raw: (raw * 2)[: draw(st.integers(0, 2 * len(raw)))]),
+    _each_raw(lambda draw, _: draw(FRAMINGS | st.binary(max_size=64))),
     _wrong_element,
-    _wrong_count,
+    _request_field("raw_input_contents", st.lists(st.binary(max_size=8), max_size=4)),
     _twice,
     _no_inputs,
     _contents,
     _wrong_output,
     _odd_parameter,
-    _odd_id,
+    _request_field("id", TEXT | st.just("i" * 10_000)),
 )
 
 
