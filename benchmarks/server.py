@@ -59,9 +59,6 @@ class ServerProcess(ServerRun):
     def pid(self) -> int:
         return int(self.process.pid)
 
-    def is_running(self) -> bool:
-        return self.process.poll() is None
-
     def terminate(self) -> int:
         """Ends it gently and returns its exit code; what does not end is killed, and that is an error."""
         self.process.terminate()
@@ -76,24 +73,18 @@ class ServerProcess(ServerRun):
         self.terminate()
 
     def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self._get("/v1/status")
-        return found
+        return self.get("/v1/status")
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels; histograms by `name_count` or `name_sum`."""
         return float(
             sum(
                 sample["value"]
-                for metric in self._get("/metrics.json").values()
+                for metric in self.get("/metrics.json").values()
                 for sample in metric["samples"]
                 if sample["name"] in (name, f"{name}_total") and labels.items() <= sample["labels"].items()
             )
         )
-
-    def log_lines(self) -> list[dict[str, Any]]:
-        """What it logged, without what it printed otherwise."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
 
     def tracebacks(self) -> Counter[str]:
         """Exceptions that nobody expected, in any of the processes, by what they say."""
@@ -122,16 +113,13 @@ class ServerProcess(ServerRun):
         await until_seen(lambda: is_reached(self.ready_workers()), "the workers are as wanted", BACK_S)
         return time.monotonic() - started
 
-    async def wait_successor(self, worker: str, pid: int) -> float:
-        """Returns how long it took until another process was ready in the place of this worker's."""
-        return await self.wait_workers(lambda ready: ready.get(worker, pid) != pid)
-
-    async def replace_worker(self, number: int, by: signal.Signals) -> None:
-        """Sends a worker the signal that ends it, and waits for its successor; workers take turns by `number`."""
+    async def replace_worker(self, number: int, by: signal.Signals) -> float:
+        """Sends a worker the signal that ends it; workers take turns by `number`. Returns how long it took until
+        another process was ready in its place."""
         workers = await self.wait_all_workers()
-        victim = sorted(workers)[number % len(workers)]
-        os.kill(workers[victim], by)
-        await self.wait_successor(victim, workers[victim])
+        victim, pid = sorted(workers.items())[number % len(workers)]
+        os.kill(pid, by)
+        return await self.wait_workers(lambda ready: ready.get(victim, pid) != pid)
 
     async def wait_all_workers(self) -> dict[str, int]:
         await self.wait_workers(lambda ready: len(ready) == self.workers)
@@ -149,9 +137,10 @@ class ServerProcess(ServerRun):
         """Where the first gateway's router socket listens."""
         return f"ipc://{self.run_folder()}/gateway-0.ipc"
 
-    def _get(self, path: str) -> Any:
+    def get(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.http_url}{path}", timeout=30) as answer:
-            return json.load(answer)
+            found: dict[str, Any] = json.load(answer)
+        return found
 
     def _last_words(self) -> str:
         return "\n".join(["", *self.log.read_text(errors="replace").splitlines()[-30:]])

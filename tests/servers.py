@@ -1,5 +1,6 @@
 """Small models for real servers, and requests to them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def floats_json(*numbers: float, rows: int = 1) -> dict[str, Any]:
     """The same over REST."""
     shape = [rows, len(numbers)]
     return {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": [*numbers] * rows}]}
+
+
+def log_lines(log: Path) -> list[dict[str, Any]]:
+    """What a server logged, without what it printed otherwise."""
+    lines = log.read_text(errors="replace").splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def answered(response: pb.ModelInferResponse) -> list[float]:

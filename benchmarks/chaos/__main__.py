@@ -11,13 +11,13 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks.chaos import drain, hand_back, kill, malformed, overload, reload, sessions, slow_reader, stop
+from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, sessions, slow_reader
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, machine, print_table
 
 SCENARIOS: Mapping[str, Scenario] = {
     "kill": kill.run,
-    "stop": stop.run,
-    "hand_back": hand_back.run,
+    "stop": departures.stop,
+    "hand_back": departures.hand_back,
     "drain": drain.run,
     "overload": overload.run,
     "malformed": malformed.run,

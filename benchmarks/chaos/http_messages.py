@@ -146,7 +146,9 @@ def endless_messages(seeds: Sequence[HttpMessage], rng: Random) -> Iterator[Http
 
 
 def _from_case(case: Any, path: str) -> HttpMessage:
-    prepared = requests.Request(**_request_options(case)).prepare()
+    options = case.as_transport_kwargs(base_url="http://localhost")
+    wanted = ("method", "url", "json", "data", "files", "params", "headers")
+    prepared = requests.Request(**{key: options[key] for key in wanted if key in options}).prepare()
     body: Any = prepared.body or b""
     encoded = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
     kept = tuple((name, str(value)) for name, value in prepared.headers.items() if name.lower() == "content-type")
@@ -154,13 +156,6 @@ def _from_case(case: Any, path: str) -> HttpMessage:
     if path.endswith("/infer") and "{model}" in path:
         target = path.replace("{model}", ECHO).replace("{version}", "1")
     return HttpMessage(str(prepared.method), target, kept, encoded)
-
-
-def _request_options(case: Any) -> dict[str, Any]:
-    options = case.as_transport_kwargs(base_url="http://localhost")
-    return {
-        key: options[key] for key in ("method", "url", "json", "data", "files", "params", "headers") if key in options
-    }
 
 
 def _replace_one(draw: DrawFn, value: Any) -> None:

@@ -1,9 +1,7 @@
 """Malformed messages over gRPC, REST and ZeroMQ: each gets a typed error, and nothing crashes, hangs or grows."""
 
 import asyncio
-import json
-import urllib.request
-from typing import Any, Protocol
+from typing import Protocol
 
 from benchmarks.chaos.answers import AttackAnswers
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, EmbedQuestion
@@ -46,13 +44,15 @@ def add_models(plan: ChaosPlan) -> None:
 async def attack(server: ServerProcess, count: int, plan: ChaosPlan) -> Result:
     """Sends `count` malformed messages, while some callers go on asking what is right."""
     examples = min(2_000, count // 5)
-    page: dict[str, Any] = await asyncio.to_thread(_read_page, server.http)
+    page = await asyncio.to_thread(server.get, "/openapi.json")
     grpc = GrpcAttack(server.grpc, examples, SEED)
     zmq = ZmqAttack(server.router_endpoint(), examples, SEED)
     attacks: dict[str, Attack] = {"grpc": grpc, "rest": RestAttack(server.http, page, examples, SEED), "zmq": zmq}
     embed = EmbedQuestion("minilm", mixed(512, SEED))
     await embed.learn(server.grpc)
-    await _warm_up(server, embed, min(3_000, count // 4))
+    # Engines keep something for every shape that they have seen: first they shall have seen most.
+    async with CheckedLoad(server.grpc, [embed]) as load:
+        await load.answered_more(min(3_000, count // 4), timeout_s=300)
     processes = server.process_ids()
     memory: list[int] = []
     async with CheckedLoad(server.grpc, [EchoQuestion(), embed], callers=4, pause_s=0.1) as neighbours:
@@ -70,12 +70,6 @@ async def attack(server: ServerProcess, count: int, plan: ChaosPlan) -> Result:
     result.must("malformed_well_after", await _is_well(server) + await zmq.is_well(), low=2)
     result.details |= {"neighbours": neighbours.tally.details(), "processes_lost": lost}
     return result
-
-
-async def _warm_up(server: ServerProcess, embed: EmbedQuestion, answers: int) -> None:
-    """Engines keep something for every shape that they have seen: first they shall have seen most."""
-    async with CheckedLoad(server.grpc, [embed]) as load:
-        await load.answered_more(answers, timeout_s=300)
 
 
 def _judge(server: ServerProcess, attacks: dict[str, Attack], memory: list[int]) -> Result:
@@ -101,9 +95,3 @@ async def _is_well(server: ServerProcess) -> bool:
     statuses = [(await connection.ask(message.encode()))[0] for message in valid_messages()]
     await connection.close()
     return set(statuses) == {200}
-
-
-def _read_page(address: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"http://{address}/openapi.json", timeout=10) as answer:
-        page: dict[str, Any] = json.loads(answer.read())
-    return page

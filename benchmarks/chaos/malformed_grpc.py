@@ -93,17 +93,14 @@ class GrpcAttack:
         try:
             async for answer in stream(iter(messages), timeout=HANG_S * 2):
                 answered += 1
-                self._judge_streamed(answer)
+                code = answer.infer_response.parameters["penstock-code"].string_param if answer.error_message else "OK"
+                if code in ("", "internal", "wire_error"):
+                    self.answers.crash(f"stream {code}", answer.error_message)
+                else:
+                    self.answers.typed(f"stream {code}")
         except grpc.aio.AioRpcError as error:
             seconds = HANG_S if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else 0.0
             self._judge("stream", error, seconds, messages[min(answered, count - 1)])
             answered += 1
         for _ in range(count - answered):
             self.answers.crash("stream ended without an answer", messages[-1])
-
-    def _judge_streamed(self, answer: pb.ModelStreamInferResponse) -> None:
-        code = answer.infer_response.parameters["penstock-code"].string_param if answer.error_message else "OK"
-        if code in ("", "internal", "wire_error"):
-            self.answers.crash(f"stream {code}", answer.error_message)
-        else:
-            self.answers.typed(f"stream {code}")

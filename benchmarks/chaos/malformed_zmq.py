@@ -57,32 +57,28 @@ def worker_frames(draw: DrawFn) -> pb.Frame:
     return frame
 
 
-class _Expectation:
-    """Which messages of a peer the gateway must refuse; it answers the others only where they are a hello."""
-
-    def __init__(self) -> None:
-        self._is_known = False
-
-    def is_refused(self, message: list[Buffer]) -> bool:
+def _refusals_due(batch: list[list[Buffer]]) -> int:
+    """How many messages of one peer the gateway must refuse; it answers the others only where they are a hello."""
+    due, is_known = 0, False
+    for message in batch:
         try:
             kind, frame = frames.decode(message)
-            if kind not in FROM_WORKERS or (kind != "hello" and not self._is_known):
-                return True
+            if kind not in FROM_WORKERS or (kind != "hello" and not is_known):
+                raise WireError("not from a worker that is known")
             if kind == "hello":
-                self._check(frame.hello)
-                self._is_known = True
+                _check(frame.hello)
+            is_known = kind != "bye"
         except WireError:
-            return True
-        if kind == "bye":
-            self._is_known = False
-        return False
+            due += 1
+    return due
 
-    def _check(self, hello: pb.Hello) -> None:
-        if hello.protocol != frames.PROTOCOL:
-            raise WireError("protocol")
-        for offer in hello.blocks:
-            if decode_description(offer.description).block_id != offer.block_id:
-                raise WireError("an offer of another block")
+
+def _check(hello: pb.Hello) -> None:
+    if hello.protocol != frames.PROTOCOL:
+        raise WireError("protocol")
+    for offer in hello.blocks:
+        if decode_description(offer.description).block_id != offer.block_id:
+            raise WireError("an offer of another block")
 
 
 class ZmqAttack:
@@ -141,13 +137,12 @@ class ZmqAttack:
         """One peer says all of it; as many refusals must come back as are due."""
         refused = 0
         enough = asyncio.Event()
-        expectation = _Expectation()
-        due = [expectation.is_refused(message) for message in batch]
+        due = _refusals_due(batch)
 
         def receive(message: list[Buffer]) -> None:
             nonlocal refused
             refused += frames.decode(message)[0] == "refused"
-            if refused >= sum(due):
+            if refused >= due:
                 enough.set()
 
         peer = DealerSocket(receive, f"chaos-{next(self._names)}".encode())
@@ -155,7 +150,7 @@ class ZmqAttack:
         try:
             for message in batch:
                 peer.send(message)
-            if any(due):
+            if due:
                 await asyncio.wait_for(enough.wait(), HANG_S)
             await asyncio.sleep(0)
         except TimeoutError:
@@ -163,7 +158,7 @@ class ZmqAttack:
         finally:
             peer.send(frames.encode(pb.Frame(bye=pb.Bye())))
             peer.close(linger_ms=500)
-        self._count(batch, sum(due), refused)
+        self._count(batch, due, refused)
 
     def _count(self, batch: list[list[Buffer]], due: int, refused: int) -> None:
         for _ in range(min(due, refused)):

@@ -8,7 +8,6 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable
-from functools import partial
 from math import inf
 
 from benchmarks.chaos.report import ChaosPlan, Result
@@ -53,13 +52,11 @@ async def play(server: ServerProcess, shape: Shape, say: Callable[[str], None]) 
 
 
 async def _kill_meanwhile(server: ServerProcess, shape: Shape, tally: SessionTally, say: Callable[[str], None]) -> None:
-    for number in range(shape.kills):
-        goal = shape.sessions * shape.steps * (number + 1) // (shape.kills + 1)
-        await until(partial(_has_answered, tally, goal), f"{goal:,} are answered", inf)
-        await server.replace_worker(number, signal.SIGKILL)
+    def goal() -> int:
+        return shape.sessions * shape.steps * (tally.kills + 1) // (shape.kills + 1)
+
+    while tally.kills < shape.kills:
+        await until(lambda: tally.answered >= goal(), f"{goal():,} are answered", inf)
+        await server.replace_worker(tally.kills, signal.SIGKILL)
         tally.kills += 1
-        say(f"killed a worker ({number + 1} of {shape.kills}) after {tally.answered:,} answers")
-
-
-def _has_answered(tally: SessionTally, goal: int) -> bool:
-    return tally.answered >= goal
+        say(f"killed a worker ({tally.kills} of {shape.kills}) after {tally.answered:,} answers")

@@ -1,8 +1,8 @@
 """Clients that send all they can and read one answer a second, or none: the server's memory does not grow by it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from benchmarks.chaos.repository import add_echo, add_loose
 from benchmarks.chaos.streams import FRAMES, TICKS, GrpcStream, Seen, WebSocketStream
 from benchmarks.repository import write_model
 from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
 
 SLOW_S = 1.0  # between two answers that are read
 SAMPLE_S = 2.5
@@ -64,16 +65,17 @@ async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, pl
         streams[f"grpc_{name}"] = GrpcStream(server.grpc, model, pause_s)
         streams[f"websocket_{name}"] = WebSocketStream(server.http, model, pause_s)
     memory: list[int] = []
-    async with (
-        _running([stream.run() for stream in streams.values()]),
-        CheckedLoad(server.grpc, [EchoQuestion()], callers=4, pause_s=0.1) as neighbours,
-    ):
-        await asyncio.sleep(settle_s)
-        settled = server.rss_bytes()
-        for _ in range(max(1, round((seconds - settle_s) / SAMPLE_S))):
-            await asyncio.sleep(SAMPLE_S)
-            memory.append(server.rss_bytes())
-            plan.say(f"{memory[-1] / 2**20:.1f} MiB, {settled / 2**20:.1f} MiB at first")
+    async with asyncio.TaskGroup() as group:
+        readers = [group.create_task(stream.run()) for stream in streams.values()]
+        async with CheckedLoad(server.grpc, [EchoQuestion()], callers=4, pause_s=0.1) as neighbours:
+            await asyncio.sleep(settle_s)
+            settled = server.rss_bytes()
+            for _ in range(max(1, round((seconds - settle_s) / SAMPLE_S))):
+                await asyncio.sleep(SAMPLE_S)
+                memory.append(server.rss_bytes())
+                plan.say(f"{memory[-1] / 2**20:.1f} MiB, {settled / 2**20:.1f} MiB at first")
+        for reader in readers:
+            reader.cancel()
     seen = {name: stream.seen for name, stream in streams.items()}
     result = _judge(seen, memory[-1] / settled - 1)
     result.must("slow_reader_neighbours_failed", neighbours.tally.failed, high=0)
@@ -81,20 +83,6 @@ async def read_slowly(server: ServerProcess, settle_s: float, seconds: float, pl
     result.details["rss_mib"] = [round(size / 2**20, 1) for size in (settled, *memory)]
     result.details["neighbours"] = neighbours.tally.details()
     return result
-
-
-@asynccontextmanager
-async def _running(work: list[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    tasks = [asyncio.create_task(each) for each in work]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    for error in ended:
-        if isinstance(error, Exception):
-            raise error
 
 
 def _judge(seen: dict[str, Seen], growth: float) -> Result:
@@ -105,15 +93,12 @@ def _judge(seen: dict[str, Seen], growth: float) -> Result:
     # Who reads slowly gets something: a server that answers nothing would not grow, either.
     slow = [found.received for name, found in seen.items() if name.endswith("slow")]
     result.must("slow_reader_least_received", min(slow), low=1)
-    result.details = {name: found.details() for name, found in seen.items()}
+    result.details = {name: asdict(found) for name, found in seen.items()}
     return result
 
 
 async def _left_inside(server: ServerProcess) -> float:
     """Requests that are still inside when all their clients have left; it takes a moment to notice."""
-    for _ in range(100):
-        status = await asyncio.to_thread(server.status)
-        if not status["inflight_requests"]:
-            return 0.0
-        await asyncio.sleep(0.1)
-    return float(status["inflight_requests"])
+    with suppress(TimeoutError):
+        await until_seen(lambda: not server.status()["inflight_requests"], "all have left", 10)
+    return float(server.status()["inflight_requests"])

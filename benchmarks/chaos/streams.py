@@ -32,9 +32,6 @@ class Seen:
     wrong: int = 0
     failure: str = ""
 
-    def details(self) -> dict[str, object]:
-        return {"sent": self.sent, "received": self.received, "wrong": self.wrong, "failure": self.failure}
-
     def take(self, data: bytes) -> None:
         """Answer `n` is all made of the number n, whichever model gave it."""
         is_right = len(data) == 8 * NUMBERS and bool((np.frombuffer(data, np.int64) == self.received).all())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -62,8 +63,8 @@ class Bench:
 
     def rounds(self, contenders: Sequence[TableLoad], count: int, between: Callable[[], None] = lambda: None) -> None:
         """`between` runs before the first round and after each: the ceiling takes its turns there."""
-        loads = {contender.name: self._load(contender) for contender in contenders}
-        try:
+        with ExitStack() as stack:
+            loads = {contender.name: stack.enter_context(self._load(contender)) for contender in contenders}
             between()
             for number in range(count):
                 # Every other round backwards: nobody always follows the same neighbour.
@@ -71,14 +72,11 @@ class Bench:
                 for contender in order:
                     self._window(contender, loads[contender.name])
                 between()
-        finally:
-            for load in loads.values():
-                load.close()
 
     def rounds_beside(self, pairs: Sequence[tuple[TableLoad, TableLoad]], count: int) -> None:
         """The first of each pair is measured while the second loads the server."""
-        loads = {contender.name: self._load(contender) for pair in pairs for contender in pair}
-        try:
+        with ExitStack() as stack:
+            loads = {each.name: stack.enter_context(self._load(each)) for pair in pairs for each in pair}
             for number in range(count):
                 for measured, other in pairs if number % 2 == 0 else list(reversed(pairs)):
                     longer = Window(self._window_s + self._warm_up_s, other.concurrency, 0.0, self._warm_up_s / 2)
@@ -86,9 +84,6 @@ class Bench:
                         beside = pool.submit(loads[other.name].run, longer)
                         self._window(measured, loads[measured.name])
                         beside.result()
-        finally:
-            for load in loads.values():
-                load.close()
 
     def _load(self, contender: TableLoad) -> Generator:
         is_echo = contender.protocol == "echo"

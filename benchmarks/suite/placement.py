@@ -15,6 +15,8 @@ from penstock.experiments.processes import ServerRun
 from penstock.models.samples.noop import NOOP, write_noop
 
 INLINE = "inline"
+OTHERS = ("pool", "worker")
+PLACEMENTS = (INLINE, *OTHERS)
 SETTINGS = {"worker": {"task_processes": 1, "task_workers": 1}}  # as many for each, so that places are compared
 NEIGHBOUR = "neighbour"
 COPY = "copy"  # upscales by a network that does nothing: all of its time is preparing and finishing
@@ -28,43 +30,34 @@ LOADS = (
 
 
 def placement_ratios(
-    models: Path,
-    placements: Sequence[str] = ("pool", "worker"),
-    rounds: int = 5,
-    window_s: float = 4.0,
-    warm_up_s: float = 1.5,
-    flags: Sequence[str] = (),
+    models: Path, rounds: int, window_s: float, warm_up_s: float
 ) -> tuple[list[SuiteFigure], dict[str, LoadRow]]:
     """Served requests a second of each placement over those of `inline`; `models` is the repository that ships."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        repository = _build_repository(models, folder, (INLINE, *placements))
+        repository = _build_repository(models, folder, PLACEMENTS)
         write_noop(repository / NOOP)
         config = folder / "config.yaml"
         config.write_text(yaml.safe_dump(SETTINGS))
-        with ServerRun(repository, folder, "--config", str(config), *flags) as server, EchoRun() as echo:
+        with ServerRun(repository, folder, "--config", str(config)) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, folder, warm_up_s, window_s)
             for load, model, kind, callers in LOADS:
                 bench.rounds(
                     [
                         TableLoad(f"{load} {placement}", "grpc", kind, f"{model}-{placement}", callers)
-                        for placement in (INLINE, *placements)
+                        for placement in PLACEMENTS
                     ],
                     rounds,
                 )
-            bench.rounds_beside([_neighbours(placement) for placement in (INLINE, *placements)], rounds)
+            bench.rounds_beside([_neighbours(placement) for placement in PLACEMENTS], rounds)
     rows = bench.rows
     figures = [
         ratio(f"{load}_{placement}_over_inline", rows[f"{load} {placement}"].rps, rows[f"{load} {INLINE}"].rps, 0.0)
         for load, *_ in LOADS
-        for placement in placements
+        for placement in OTHERS
     ]
-    p99 = {
-        place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].percentiles_ms] for place in (INLINE, *placements)
-    }
-    figures += [
-        ratio(f"{NEIGHBOUR}_p99_{placement}_over_inline", p99[placement], p99[INLINE], 0.0) for placement in placements
-    ]
+    p99 = {place: [found[99] for found in rows[f"{NEIGHBOUR} {place}"].percentiles_ms] for place in PLACEMENTS}
+    figures += [ratio(f"{NEIGHBOUR}_p99_{place}_over_inline", p99[place], p99[INLINE], 0.0) for place in OTHERS]
     return figures, rows
 
 

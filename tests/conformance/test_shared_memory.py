@@ -312,4 +312,4 @@ def test_a_client_that_cuts_its_object_short_harms_itself_alone(server, make):
             cutter.join()
         client.infer("identity_fp32", [given], outputs=[shared_output(client, "y", "r", size)])
         client.unregister_system_shared_memory()
-    assert (server.is_running(), server.pid) == (True, pid)
+    assert (server.process.poll(), server.pid) == (None, pid)

@@ -13,7 +13,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import answered, floats, floats_json, write_identity, write_slow
+from tests.servers import answered, floats, floats_json, log_lines, write_identity, write_slow
 from tests.valkey import Valkey
 
 WAIT_S = 90.0
@@ -140,5 +140,5 @@ def test_redis_is_shared_and_its_death_stops_nobody(models: Path, tmp_path: Path
             eventually(lambda: server.metric("penstock_cache_errors") > 0, "errors are counted")
             valkey.start()
             eventually(lambda: is_hit(infer(server, 3.0)), "it is used again")
-            away = [line for line in server.log_lines() if line["event"] == "cache_away"]
+            away = [line for line in log_lines(server.log) if line["event"] == "cache_away"]
             assert 1 <= len(away) <= 2  # of each gateway one

@@ -15,7 +15,7 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.client import Client
 from penstock.core.errors import EngineFailed, ModelNotReady, PenstockError
-from tests.servers import ROOT, write_identity
+from tests.servers import ROOT, log_lines, write_identity
 
 WAIT_S = 90.0
 NEIGHBOUR = "neighbour"
@@ -174,9 +174,9 @@ def test_what_a_model_may_do_is_answered(client: Client, server: ServerProcess) 
     for name in HARMLESS:
         for _ in range(3):
             assert ask(client, name, name) == [2, 4], name
-    printed = [line for line in server.log_lines() if line["event"] == "model_output"]
+    printed = [line for line in log_lines(server.log) if line["event"] == "model_output"]
     assert {line["model"] for line in printed} >= {"print", "print_garbage", "print_much"}
-    assert not [line for line in server.log_lines() if line["event"] == "not ours"]
+    assert not [line for line in log_lines(server.log) if line["event"] == "not ours"]
 
 
 def test_a_leak_costs_its_own_model_a_request_now_and_then(client: Client, server: ServerProcess) -> None:
@@ -188,7 +188,9 @@ def test_a_leak_costs_its_own_model_a_request_now_and_then(client: Client, serve
             failures.append(error)
     assert 1 <= len(failures) <= 3
     assert all(error.code == "engine_failed" and " in do_leak\n" in error.message for error in failures)
-    ended = [line for line in server.log_lines() if line["event"] == "model_process_ended" and line["model"] == "leak"]
+    ended = [
+        line for line in log_lines(server.log) if line["event"] == "model_process_ended" and line["model"] == "leak"
+    ]
     assert ended[0]["reason"] == "it ran out of memory, and it may have 256 MiB (python.memory_mb)"
 
 

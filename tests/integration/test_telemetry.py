@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import answered, floats, floats_json, write_identity, write_slow
+from tests.servers import answered, floats, floats_json, log_lines, write_identity, write_slow
 
 WAIT_S = 60.0
 LONG = 12_000.0  # rounds of the slow model: some seconds
@@ -248,7 +248,7 @@ def test_a_failed_request_is_logged_with_its_id(server):
     httpx.post(f"{server.http_url}/v2/models/slow/infer", json={"inputs": []}, headers={"x-request-id": "lost-43"})
 
     def lines(request_id: str) -> list[dict[str, Any]]:
-        return [line for line in server.log_lines() if line.get("request_id") == request_id]
+        return [line for line in log_lines(server.log) if line.get("request_id") == request_id]
 
     eventually(lambda: lines("lost-42") and lines("lost-43"), "both are in the log")
     (line,) = lines("lost-42")
@@ -260,7 +260,7 @@ def test_a_failed_request_is_logged_with_its_id(server):
 
 def test_every_line_is_json(server):
     text = server.log.read_text()
-    assert len(server.log_lines()) == len(text.splitlines()), text[-3000:]
+    assert len(log_lines(server.log)) == len(text.splitlines()), text[-3000:]
 
 
 # --- spans
