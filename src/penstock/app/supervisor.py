@@ -23,9 +23,6 @@ class Supervisor:
         """Runs the command for as long as the supervisor does."""
         self._keepers[name] = asyncio.create_task(self._keep(name, command), name=f"keep-{name}")
 
-    def pids(self) -> dict[str, int]:
-        return {name: process.pid for name, process in self._processes.items()}
-
     async def stop(self, timeout_s: float) -> None:
         """Asks every process to leave, and ends those that do not."""
         self._is_stopping = True

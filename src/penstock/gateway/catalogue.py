@@ -9,7 +9,6 @@ from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.router.dispatcher import Dispatcher
-from penstock.router.slots import SlotStanding
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
@@ -104,7 +103,10 @@ class Catalogue:
         found: dict[str, object] = {
             "block_id": block.block_id,
             "version": block.version,
-            "workers": [_standing(found) for found in self._dispatcher.standing(block.block_id)],
+            "workers": [
+                {name: value for name, value in asdict(standing).items() if name != "worker"}  # its lane's name for it
+                for standing in self._dispatcher.standing(block.block_id)
+            ],
         }
         if key:
             owner = self._dispatcher.owner(block.block_id, key)
@@ -151,9 +153,3 @@ class Catalogue:
                 for block_id, (waiting, running) in self._dispatcher.queue_lengths().items()
             },
         }
-
-
-def _standing(found: SlotStanding) -> dict[str, object]:
-    shown = asdict(found)
-    del shown["worker"]  # its identity on the lane; people know it by its name
-    return shown

@@ -60,8 +60,10 @@ class Serving:
         with _Admitted(self, request, block) as admitted:
             plan = admitted.plan
             if plan.is_decoupled:
-                _refuse_order(plan, request)
-                async with aclosing(self.dispatcher.stream(plan.block, request, admitted.deadline)) as answers:
+                block = plan.block
+                if request.controls.session is not None and not block.settings.sessions.is_stateful:
+                    raise InvalidRequest(f"model '{block.model}' keeps no sessions: its answers have no order to keep")
+                async with aclosing(self.dispatcher.stream(block, request, admitted.deadline)) as answers:
                     async for response in answers:
                         admitted.response = response
                         response.version = plan.version
@@ -144,7 +146,10 @@ class _Admitted:
         if self._span is not None:
             self._span.end(error)
         request = self._request
-        told = _as_told(error)
+        if isinstance(error, PenstockError):
+            told = error
+        else:
+            told = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, told)
         told_of = log.bind(request_id=request.request_id, model=request.model)
         if isinstance(told, InternalError) and told is not error:
@@ -167,12 +172,6 @@ def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
     return span
 
 
-def _as_told(error: BaseException) -> PenstockError:
-    if isinstance(error, PenstockError):
-        return error
-    return InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
-
-
 def _count_failure(
     metrics: ServingMetrics, block: BlockDescription | None, protocol: str, error: PenstockError
 ) -> None:
@@ -181,9 +180,3 @@ def _count_failure(
     metrics.requests.labels(model, version, protocol, error.code).inc()
     if isinstance(error, Refused):
         metrics.refusals.labels(error.code).inc()
-
-
-def _refuse_order(plan: Plan, request: InferRequest) -> None:
-    block = plan.block
-    if request.controls.session is not None and not block.settings.sessions.is_stateful:
-        raise InvalidRequest(f"model '{block.model}' keeps no sessions: its answers have no order to keep")

@@ -18,11 +18,13 @@ async def test_a_killed_process_comes_back_and_stop_ends_it() -> None:
     assert second != first
     assert exits == ["sleeper"]
     await supervisor.stop(5.0)
-    assert supervisor.pids() == {}
+    assert supervisor._processes == {}
 
 
 async def _pid(supervisor: Supervisor, other_than: int) -> int:
     async with asyncio.timeout(10):
-        while supervisor.pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
+        while True:
+            process = supervisor._processes.get("sleeper")
+            if process is not None and process.pid != other_than:
+                return process.pid
             await asyncio.sleep(0.01)
-    return supervisor.pids()["sleeper"]

@@ -1,4 +1,4 @@
-"""For operators: metrics, health and status."""
+"""For operators: metrics, health and status; routing, the response cache and sessions, also to be changed."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,17 +6,32 @@ from collections.abc import Callable
 from fastapi import Request
 from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
+from pydantic import ValidationError
 
+from penstock.core.errors import InvalidRequest
+from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
+from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import prefers_json
-from penstock.gateway.http.openapi import Route, json_answer
+from penstock.gateway.http.openapi import Route, json_answer, path_names
+from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import as_json, as_text
+
+ROUTING = "/v1/models/{model}/routing"
 
 
 class AdminRest:
-    def __init__(self, catalogue: Catalogue, metrics_registry: Callable[[], CollectorRegistry]) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        catalogue: Catalogue,
+        calls: RestCalls,
+        metrics_registry: Callable[[], CollectorRegistry],
+    ) -> None:
+        self._serving = serving
         self._catalogue = catalogue
+        self._calls = calls
         self._metrics_registry = metrics_registry
 
     @Route(
@@ -52,3 +67,60 @@ class AdminRest:
     @Route("GET", "/v1/status", "What runs, where, how much waits", answer=schemas.Status)
     async def status(self, request: Request) -> Response:
         return json_answer(self._catalogue.status())
+
+    @Route(
+        "GET",
+        ROUTING,
+        "How a model's requests find their worker, and how its workers stand",
+        answer=schemas.ModelRouting,
+        query={"key": "which worker this key belongs to, where the policy is hash"},
+    )
+    async def routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        return json_answer(self._catalogue.routing(model, request.query_params.get("key", "")))
+
+    @Route(
+        "PUT",
+        ROUTING,
+        "Route a model's requests otherwise, at once and on every gateway",
+        "Kept over restarts, until DELETE gives the model its own routing back.",
+        body=schemas.RoutingBody,
+        answer=schemas.Empty,
+    )
+    async def set_routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        body = await self._calls.body(request)
+        try:
+            routing = Routing.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise InvalidRequest(f"{where or 'the body'}: {first['msg']}; see docs/routing.md") from error
+        await self._catalogue.set_routing(model, routing)
+        return json_answer({})
+
+    @Route("DELETE", ROUTING, "Route as model.yaml says", answer=schemas.Empty)
+    async def reset_routing(self, request: Request) -> Response:
+        model, _ = path_names(request)
+        await self._catalogue.set_routing(model, None)
+        return json_answer({})
+
+    @Route("GET", "/v1/cache", "What the response cache holds", answer=schemas.CacheStatus)
+    async def cache(self, request: Request) -> Response:
+        return json_answer(self._serving.cache.statistics())
+
+    @Route("DELETE", "/v1/cache", "Forget cached answers", answer=schemas.Empty, query={"model": "of this model alone"})
+    async def clear_cache(self, request: Request) -> Response:
+        model = request.query_params.get("model", "")
+        if not model:
+            await self._serving.cache.delete()
+            return json_answer({})
+        self._serving.resolver.resolve(model, "")  # raises for one that is not there
+        for block in self._serving.resolver.blocks():
+            if block.model == model:
+                await self._serving.cache.delete(block.block_id)
+        return json_answer({})
+
+    @Route("GET", "/v1/sessions", "How many sessions there are", answer=schemas.SessionCounts)
+    async def sessions(self, request: Request) -> Response:
+        return json_answer(self._serving.sessions.statistics())

@@ -22,7 +22,6 @@ from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openapi import OPENAI, describe, json_answer, routes_of
-from penstock.gateway.http.routing import RoutingRest
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -54,8 +53,7 @@ def build_http_app(
     routed.include_router(routes_of(OipRest(catalogue, calls), "Open Inference Protocol"))
     routed.include_router(routes_of(OpenAiRest(calls, catalogue), "REST under /v1"))
     routed.include_router(routes_of(RerankRest(calls), "REST under /v1"))
-    routed.include_router(routes_of(AdminRest(catalogue, metrics_registry), "Operations"))
-    routed.include_router(routes_of(RoutingRest(serving, catalogue, calls), "Operations"))
+    routed.include_router(routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations"))
     routed.include_router(websocket_routes(serving, catalogue, limits, memory))
     if memory is not None:
         routed.include_router(routes_of(SharedMemoryRest(memory, calls), "Shared memory"))

@@ -1,9 +1,9 @@
-"""HTTP at the level of ASGI: headers that mean something here, bodies read within limits, answers sent."""
+"""HTTP at the level of ASGI: headers that mean something here, bodies read within limits, answers compressed."""
 
 import asyncio
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
@@ -162,12 +162,3 @@ async def compress(body: bytes, headers: Headers) -> tuple[bytes, str | None]:
 def _deflate(body: bytes, encoding: str) -> bytes:
     stream = zlib.compressobj(1, zlib.DEFLATED, ENCODINGS[encoding])
     return stream.compress(body) + stream.flush()
-
-
-async def answer(
-    send: Send, status: int, media_type: bytes, body: bytes, headers: Iterable[tuple[bytes, bytes]] = ()
-) -> None:
-    length = str(len(body)).encode()
-    every = [(b"content-type", media_type), (b"content-length", length), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": every})
-    await send({"type": "http.response.body", "body": body})

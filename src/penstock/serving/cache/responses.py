@@ -75,20 +75,17 @@ class ResponseCache:
         kept = self._store.get_now(key)
         if kept is None:
             return None
-        read = self._recent.get(key)
-        answer = read[1] if read is not None and read[0] is kept else self._read_again(key, kept)
+        before, answer = self._recent.get(key, (None, None))
+        if before is not kept:
+            answer = self._read(kept)
+            if answer is not None:
+                if len(self._recent) >= RECENT:
+                    self._recent.clear()
+                self._recent[key] = kept, answer
         if answer is None:
             return None
         known.counts.add_hit(answer)
         return answer.as_hit(request, known.block.version)
-
-    def _read_again(self, key: bytes, kept: bytes) -> CachedAnswer | None:
-        answer = self._read(kept)
-        if answer is not None:
-            if len(self._recent) >= RECENT:
-                self._recent.clear()
-            self._recent[key] = kept, answer
-        return answer
 
     async def delete(self, block_id: str | None = None) -> int:
         """Forgets a block's answers, or all of them, and those that are being made now. Returns how many."""

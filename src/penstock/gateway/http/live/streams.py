@@ -82,10 +82,6 @@ class LiveStreams:
     def __len__(self) -> int:
         return sum(len(sampler.watches) for sampler in self._samplers.values())
 
-    @property
-    def samplers(self) -> int:
-        return len(self._samplers)
-
     def watch(self, interval_s: float) -> LiveWatch:
         """Raises where there are too many. Who gets a watch must close it."""
         if self._is_closed:

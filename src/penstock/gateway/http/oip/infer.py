@@ -47,7 +47,10 @@ class InferEndpoint:
             return
         except PenstockError as error:  # the body could not be read
             answer = self._turn_away(error)
-        await http_message.answer(send, answer.status, answer.media_type, answer.body, answer.headers)
+        length = str(len(answer.body)).encode()
+        every = [(b"content-type", answer.media_type), (b"content-length", length), *answer.headers]
+        await send({"type": "http.response.start", "status": answer.status, "headers": every})
+        await send({"type": "http.response.body", "body": answer.body})
 
     async def infer(
         self, headers: Headers, body: bytes, model: str, version: str, receive: Receive | None = None

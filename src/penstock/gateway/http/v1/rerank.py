@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest
 from penstock.core.ranking import best_first, cosines
-from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.requests import InferRequest
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
 from penstock.gateway.http.calls import RestCalls, validate
 from penstock.gateway.http.openapi import Route, json_answer
@@ -42,12 +42,14 @@ class RerankRest:
         found = to_array(response.outputs[0])
         scores = cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
         documents = message["documents"] if body.return_documents else None
+        tokens = response.parameters.get("tokens", 0)
         answer = {
             "id": call.request_id,
             "object": "rerank",
             "model": response.model,
             "results": _results(scores, documents, body.top_n),
-            **_usage(response),
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
         }
         return json_answer(answer, headers=call.answer_headers)
 
@@ -81,11 +83,3 @@ def _results(scores: Array, documents: list[Any] | None, top_n: int | None) -> l
             document = documents[index]
             results[-1]["document"] = document if isinstance(document, dict) else {"text": document}
     return results
-
-
-def _usage(response: InferResponse) -> dict[str, object]:
-    tokens = response.parameters.get("tokens", 0)
-    return {
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
-    }

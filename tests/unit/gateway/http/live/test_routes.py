@@ -172,9 +172,9 @@ async def test_those_of_one_interval_share_a_sampler_and_nobody_costs_nothing(wa
         async with watching(watched) as second, watching(watched, "/v1/live?interval=60") as other:
             await second.event()
             assert await other.chunk() == live_rest.RETRY
-            assert (len(watched.streams), watched.streams.samplers) == (3, 2)
-        assert (len(watched.streams), watched.streams.samplers) == (1, 1)
-    assert (len(watched.streams), watched.streams.samplers) == (0, 0)
+            assert (len(watched.streams), len(watched.streams._samplers)) == (3, 2)
+        assert (len(watched.streams), len(watched.streams._samplers)) == (1, 1)
+    assert (len(watched.streams), len(watched.streams._samplers)) == (0, 0)
     reads = watched.reads
     await asyncio.sleep(0.5)
     assert watched.reads == reads
@@ -238,7 +238,7 @@ async def test_a_look_that_fails_ends_its_streams_and_the_next_begins_anew(watch
     watched.error = OSError("no such folder")
     stream = Stream(watched.app, FAST)
     await stream.ended()
-    assert (len(watched.streams), watched.streams.samplers) == (0, 0)
+    assert (len(watched.streams), len(watched.streams._samplers)) == (0, 0)
     watched.error = None
     async with watching(watched) as again:
         await again.event()
