@@ -76,9 +76,7 @@ class _Environment(Config, BaseSettings):
 
 def load_config(file: Path | None = None, **flags: Any) -> Config:
     """Flags win over the environment, the environment over the file, the file over the defaults."""
-    from_file: dict[str, Any] = {}
-    if file is not None:
-        from_file = read_yaml(file, Config).model_dump(exclude_unset=True)
+    from_file = read_yaml(file, Config).model_dump(exclude_unset=True) if file else {}
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         environment = _Environment().model_dump(exclude_unset=True)

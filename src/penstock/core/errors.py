@@ -39,9 +39,6 @@ class PenstockError(Exception):
         self.message = message
         self.fields: dict[str, str] = fields
 
-    def __str__(self) -> str:
-        return self.message
-
     @property
     def reason(self) -> str:
         """Which fault of its code it is, where somebody acts on it; the message is for people alone."""
@@ -144,9 +141,8 @@ def _all_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
     return [root, *(error for child in root.__subclasses__() for error in _all_errors(child))]
 
 
-BY_CODE: Mapping[str, type[PenstockError]] = {
-    error.code: error for error in _all_errors(PenstockError) if error is not PenstockError
-}
+# The root comes first, and InternalError, which has the same code, takes its place.
+BY_CODE: Mapping[str, type[PenstockError]] = {error.code: error for error in _all_errors(PenstockError)}
 
 
 def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockError:

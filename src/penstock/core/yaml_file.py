@@ -157,17 +157,15 @@ def _names(schema: type[BaseModel], location: Location) -> set[str]:
 
 
 def _remove(document: Any, location: Location) -> bool:
-    *way, last = location or (None,)
-    for part in way:
-        key = _key(document, part)
+    above = key = None
+    for part in location:
+        above, key = document, _key(document, part)
         if key is None:
             return False
-        document = document[key]
-    key = _key(document, last)
-    if key is None:
-        return False
-    del document[key]
-    return True
+        document = above[key]
+    if above is not None:
+        del above[key]
+    return above is not None
 
 
 def _key(container: Any, part: Hashable) -> Any:

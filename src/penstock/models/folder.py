@@ -44,29 +44,24 @@ def version_settings(folder: Path, version: str, settings: ModelSettings) -> Mod
 
 
 def read_model_folder(path: Path) -> ModelFolder:
-    name = path.name
-    if not NAME.match(name):
+    if not NAME.match(path.name):
         raise ConfigError(f"{path}: a model's name is letters, digits, '.', '_' and '-', at most 128", file=str(path))
     settings = read_yaml(path / "model.yaml", ModelSettings)
     try:
         versions = _versions(path, settings)
     except OSError as error:
         raise ConfigError(f"{error.filename or path}: cannot be read: {error.strerror}", file=str(path)) from error
-    return ModelFolder(name, path, settings, tuple(str(version) for version in versions))
+    return ModelFolder(path.name, path, settings, tuple(str(version) for version in versions))
 
 
 def _versions(path: Path, settings: ModelSettings) -> list[int]:
     """The versions to serve, oldest first."""
     found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
-    present = [version for version in found if version > 0 and _file(path, version, settings).is_file()]
-    if settings.versions == "latest":
-        chosen = present[-1:]
-    elif settings.versions == "all":
-        chosen = present
-    else:
-        chosen = [version for version in present if version in settings.versions]
-        if missing := sorted(set(settings.versions) - set(present)):
-            raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
+    named = {version: version_settings(path, str(version), settings).file for version in found if version > 0}
+    present = [version for version, file in named.items() if (path / str(version) / file).is_file()]
+    chosen = choose_versions(settings, present)
+    if not isinstance(settings.versions, str) and (missing := sorted(set(settings.versions) - set(present))):
+        raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
     if not chosen:
         raise ConfigError(
             f"{path}: no version to serve: expected {path.name}/1/{settings.file}, found {_contents(path)}"
@@ -76,8 +71,11 @@ def _versions(path: Path, settings: ModelSettings) -> list[int]:
     return chosen
 
 
-def _file(folder: Path, version: int, settings: ModelSettings) -> Path:
-    return folder / str(version) / version_settings(folder, str(version), settings).file
+def choose_versions(settings: ModelSettings, present: list[int]) -> list[int]:
+    """Those to serve of the ones that are there, oldest first."""
+    if settings.versions == "latest":
+        return present[-1:]
+    return present if settings.versions == "all" else [number for number in present if number in settings.versions]
 
 
 def _contents(folder: Path) -> str:

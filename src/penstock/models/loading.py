@@ -11,10 +11,9 @@ from penstock.engines.base import Engine
 from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.memory import family_bytes, trim
-from penstock.models.settings import ModelSettings
+from penstock.models.settings import NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import Task
 
-STEADY_ENGINES = ("onnx", "openvino")
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
 
 
@@ -89,7 +88,8 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         device=signature.device,
         fingerprint=fingerprint,
     )
-    is_steady = _is_steady(settings, signature.device, file)
+    # A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known.
+    is_steady = signature.device == "cpu" and settings.engine in NETWORK_ENGINES and has_steady_cost(file)
     size = max(added_bytes, size_bytes(files))
     return LoadedBlock(loaded.spec, loaded.task, engine, description, is_steady, size)
 
@@ -105,11 +105,6 @@ def _load(engine: Engine, model: ModelFile, limits: Limits, is_warmed_up: bool) 
         engine.close()
         raise
     return LoadedModel(spec, task, engine)
-
-
-def _is_steady(settings: ModelSettings, device: str, file: Path) -> bool:
-    """A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known."""
-    return device == "cpu" and settings.engine in STEADY_ENGINES and has_steady_cost(file)
 
 
 def has_steady_cost(file: Path) -> bool:

@@ -12,6 +12,7 @@ from penstock.engines.options import PythonOptions, TorchOptions
 from penstock.tasks.options import ClassifyOptions, EmbedOptions, ScoreOptions, UpscaleOptions
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt"}  # by engine; else model.onnx
+NETWORK_ENGINES = ("onnx", "openvino")  # their models are files that others can read, too
 INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 

@@ -35,23 +35,21 @@ def edit_settings(file: Path, changes: Mapping[str, Any]) -> None:
     text = edited(before, changes, str(file))
     try:
         handle, name = tempfile.mkstemp(prefix=f".{file.name}.", suffix=".tmp", dir=file.parent)
+        draft = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline=newline) as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+            _check(draft, file, changes)
+            draft.chmod(0o644)
+            if file.exists():
+                shutil.copymode(file, draft)
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from error
-    draft = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline=newline) as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        _check(draft, file, changes)
-        draft.chmod(0o644)
-        if file.exists():
-            shutil.copymode(file, draft)
-        draft.replace(file)
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def edited(text: str, changes: Mapping[str, Any], name: str = "settings") -> str:

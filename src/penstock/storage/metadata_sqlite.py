@@ -69,10 +69,8 @@ class SqliteMetadata:
         )
         await self._connection.commit()
         query = "SELECT block_id FROM blocks WHERE model = ? AND version = ?"
-        async with self._connection.execute(query, (model, version)) as cursor:
-            row = await cursor.fetchone()
-        assert row is not None, "inserted above"
-        return str(row[0])
+        ((block_id,),) = await self._connection.execute_fetchall(query, (model, version))
+        return str(block_id)
 
     async def routings(self) -> dict[str, str]:
         async with self._connection.execute("SELECT model, routing FROM routing") as cursor:

@@ -52,7 +52,7 @@ def _explain_no_folder(path: Path) -> str:
 def check_model(path: Path, timeout_s: float) -> dict[str, Any]:
     """What is known of a model, as JSON, with its problems and warnings."""
     layout = examine_folder(path)
-    result: dict[str, Any] = {"model": layout.model, "path": str(path)}
+    result: dict[str, Any] = {"model": path.name, "path": str(path)}
     findings = layout.findings
     if layout.settings is not None:
         result |= {"versions": list(layout.versions), "task": layout.settings.task, "engine": layout.settings.engine}

@@ -8,10 +8,9 @@ from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ConfigError
 from penstock.models.check.findings import Finding, command, dangling_link, unreadable
-from penstock.models.settings import ModelSettings
+from penstock.models.settings import NETWORK_ENGINES, ModelSettings
 
 HEAD_BYTES = 512
-NETWORK_ENGINES = ("onnx", "openvino")
 _CONVERT = "No engine of Penstock reads it: export it to ONNX, or write a Python model that loads it (engine: python)."
 # The engines of model files by their suffixes, and files that no engine reads.
 _ENGINES = {

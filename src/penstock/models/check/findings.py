@@ -3,7 +3,7 @@
 import os
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 
@@ -15,15 +15,12 @@ class Finding:
     is_warning: bool = False
     version: str = ""  # empty: of the model as a whole
 
-    def as_json(self) -> dict[str, str]:
-        found = {"code": self.code, "message": self.message, "advice": self.advice, "version": self.version}
-        return {key: value for key, value in found.items() if value}
-
 
 def as_json(findings: Iterable[Finding]) -> dict[str, list[dict[str, str]]]:
     told: dict[str, list[dict[str, str]]] = {"problems": [], "warnings": []}
     for found in findings:
-        told["warnings" if found.is_warning else "problems"].append(found.as_json())
+        said = {key: value for key, value in asdict(found).items() if value and key != "is_warning"}
+        told["warnings" if found.is_warning else "problems"].append(said)
     return told
 
 

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
 from penstock.models.check.findings import Finding, command, dangling_link, has_problem, unreadable, warning
-from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE
+from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE, choose_versions
 from penstock.models.settings import DEFAULT_FILES, ModelSettings
 
 SETTINGS_FILE = "model.yaml"
@@ -37,7 +37,6 @@ _SETTINGS_ADVICE = {
 
 @dataclass(slots=True)
 class Layout:
-    model: str
     path: Path
     settings: ModelSettings | None = None
     versions: tuple[str, ...] = ()  # those that would be served
@@ -46,7 +45,7 @@ class Layout:
 
 def examine_folder(path: Path) -> Layout:
     """All that can be told without running the model."""
-    layout = Layout(path.name, path)
+    layout = Layout(path)
     try:
         _examine(layout)
     except OSError as error:
@@ -138,7 +137,7 @@ def _examine_versions(layout: Layout, settings: ModelSettings, children: list[Pa
     named = {number: _version_settings(layout, settings, number) for number in numbers}
     present = [number for number in numbers if os.path.isfile(path / str(number) / named[number].file)]
     wrong = [child for child in folders if child not in [path / str(number) for number in numbers]]
-    chosen = _choose(settings, present)
+    chosen = choose_versions(settings, present)
     found += [_misnamed(child, numbers, bool(present)) for child in wrong if _holds_a_model(child)]
     found += _unpinned(settings, present, path)
     if not present and not numbers and not has_problem(f for f in found if f.code == "version_name"):
@@ -150,12 +149,6 @@ def _examine_versions(layout: Layout, settings: ModelSettings, children: list[Pa
         folder = path / str(number)
         found += [replace(each, version=str(number)) for each in examine_files(folder, named[number])]
     return tuple(str(number) for number in chosen)
-
-
-def _choose(settings: ModelSettings, present: list[int]) -> list[int]:
-    if settings.versions == "latest":
-        return present[-1:]
-    return present if settings.versions == "all" else [number for number in present if number in settings.versions]
 
 
 def _version_settings(layout: Layout, settings: ModelSettings, number: int) -> ModelSettings:

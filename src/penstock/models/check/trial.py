@@ -42,22 +42,18 @@ class Trial:
         facts: dict[str, object] = {}
         findings: list[Finding] = []
         tell({"stage": "load"})
+        start = time.perf_counter()
         try:
-            block, load_s = self._load()
+            block = load_block("blk-check", self._folder, self._version, Limits())
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is what this reports
             findings.append(self._late(error) or explain_load_error(error))
         else:
-            facts = _facts(block, load_s)
+            facts = _facts(block, time.perf_counter() - start)
             tell({"stage": "request"})
             findings += self._ask(block, facts)
             block.engine.close()
         timer.cancel()
         tell({"facts": facts, **as_json(findings)})
-
-    def _load(self) -> tuple[LoadedBlock, float]:
-        start = time.perf_counter()
-        block = load_block("blk-check", self._folder, self._version, Limits())
-        return block, time.perf_counter() - start
 
     def _ask(self, block: LoadedBlock, facts: dict[str, object]) -> list[Finding]:
         description = block.description
@@ -66,8 +62,7 @@ class Trial:
         try:
             answers = first_answers(block, _request(inputs), STREAMED, "check")
         except Exception as error:  # noqa: BLE001
-            late = self._late(error)
-            return [late] if late else [explain_trial_error(error, block.settings)]
+            return [self._late(error) or explain_trial_error(error, block.settings)]
         facts["example"] = example_command(description, inputs)  # what was answered here is answered there
         facts["request_ms"] = round((time.perf_counter() - start) * 1000, 1)
         if description.settings.is_decoupled:

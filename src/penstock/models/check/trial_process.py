@@ -38,10 +38,8 @@ def try_version(folder: Path, version: str, timeout_s: float) -> tuple[dict[str,
         if "facts" in last:
             return last["facts"], _findings(last, version)
         stages = [str(step["stage"]) for step in told]
-        if "late" in stages:
-            stages.remove("late")
-            is_late = True
-        doing = _DOING[stages[-1] if stages else ""]
+        is_late |= "late" in stages
+        doing = _DOING[next((stage for stage in reversed(stages) if stage != "late"), "")]
         return {}, [_explain(doing, version, code, is_late, timeout_s, _last_words(words))]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,6 @@ from penstock.tasks.base import TaskRequest
 from penstock.tasks.images import decode, read_header
 
 Answers = list[list[list[Tensor]]]  # by group and by request
-
-
 Measured = tuple[float, dict[str, Any]]  # what is held against the floor, and what else there is to tell
 
 
@@ -70,13 +69,13 @@ def _embeddings(expected: Answers, found: Answers) -> Measured:
     values = cosines(np.concatenate(one), np.concatenate(other))
     details: dict[str, Any] = {"cosine": distribution(values)}
     if len(one) > 1:
-        details["ranks"] = _ranks(_similarities(*one), _similarities(*other))
+        details["ranks"] = rank_agreement(_similarities(*one), _similarities(*other))
     return float(values.mean()), details
 
 
 def _scores(expected: Answers, found: Answers) -> Measured:
     one, other = (np.array([[_numbers(answer)[0] for answer in group] for group in side]) for side in (expected, found))
-    ranks = _ranks(one, other)
+    ranks = rank_agreement(one, other)
     difference = np.abs(one - other)
     details = {
         "ranks": ranks,
@@ -86,7 +85,7 @@ def _scores(expected: Answers, found: Answers) -> Measured:
 
 
 def _labels(expected: Answers, found: Answers) -> Measured:
-    pairs = [pair for one, other in zip(expected, found, strict=True) for pair in zip(one, other, strict=True)]
+    pairs = list(zip(chain(*expected), chain(*found), strict=True))
     best = [unpack_bytes(_named(a, "label"))[0] == unpack_bytes(_named(b, "label"))[0] for a, b in pairs]
     changes = [abs(float(_of(a, "score")[0] - _of(b, "score")[0])) for a, b in pairs]
     details = {"agree": sum(best), "of": len(best), "score_difference_max": round(max(changes), 6)}
@@ -94,20 +93,13 @@ def _labels(expected: Answers, found: Answers) -> Measured:
 
 
 def _images(expected: Answers, found: Answers) -> Measured:
-    values = [
-        psnr_db(_pixels(a), _pixels(b))
-        for one, other in zip(expected, found, strict=True)
-        for a, b in zip(one, other, strict=True)
-    ]
+    values = [psnr_db(_pixels(a), _pixels(b)) for a, b in zip(chain(*expected), chain(*found), strict=True)]
     details = {"psnr_db": {"mean": round(float(np.mean(values)), 4), "min": round(min(values), 4)}}
     return float(np.mean(values)), details
 
 
 def _tensors(expected: Answers, found: Answers) -> Measured:
-    one, other = (
-        np.stack([_numbers(answer) for group in side for answer in group]).astype(np.float64)
-        for side in (expected, found)
-    )
+    one, other = (np.stack([_numbers(answer) for answer in chain(*side)]) for side in (expected, found))
     values = cosines(one, other)
     largest = np.maximum(np.abs(one).max(axis=1), np.finfo(np.float64).tiny)
     errors = np.abs(one - other).max(axis=1) / largest
@@ -136,11 +128,6 @@ def _are_numbers(answers: Answers) -> bool:
 
 def _vectors(group: Sequence[Sequence[Tensor]]) -> Array:
     return np.concatenate([to_array(answer[0]) for answer in group])
-
-
-def _ranks(expected: Array, found: Array) -> dict[str, Any]:
-    queries, passages = expected.shape
-    return {"queries": queries, "passages": passages, **rank_agreement(expected, found)}
 
 
 def _similarities(asked: Array, ranked: Array) -> Array:

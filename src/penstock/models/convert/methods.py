@@ -100,8 +100,8 @@ class Converter:
             recipe = self._search(method, target, folder / ".tries", tell)
         elif method.precision == "int8" and method.engine == "openvino":
             tell("openvino: NNCF quantizes")
-            inputs = self._learnt_arrays()
-            openvino_variants.write_int8(source, target, inputs, is_text=self._is_text())
+            is_text = any(spec.name == "input_ids" for spec in self._loaded.signature.inputs)
+            openvino_variants.write_int8(source, target, self._learnt_arrays(), is_text=is_text)
         elif method.engine == "openvino":
             tell("openvino: compressing weights")
             openvino_variants.write_fp16(source, target)
@@ -117,9 +117,6 @@ class Converter:
     def model_file(self, method: Method, file: Path) -> ModelFile:
         settings = self._original.settings.model_copy(update=method.settings(file.name))
         return ModelFile(file, self._original.folder, settings)
-
-    def _is_text(self) -> bool:
-        return any(spec.name == "input_ids" for spec in self._loaded.signature.inputs)
 
     def _search(self, method: Method, target: Path, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
         """The calibration and the nodes to spare, chosen by what is left of the accuracy."""

@@ -25,9 +25,9 @@ from penstock.models.convert.samples import Samples, collect
 from penstock.models.convert.speed import REQUESTS, take_turns
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
+from penstock.models.settings import NETWORK_ENGINES
 from penstock.models.settings_file import edit_settings
 
-ENGINES = ("onnx", "openvino")
 Tell = Callable[[str], None]
 
 
@@ -84,7 +84,7 @@ def _original(folder: ModelFolder, version: str) -> ModelFile:
         known = sorted((child.name for child in folder.path.iterdir() if child.name.isdecimal()), key=int)
         raise ConfigError(f"{folder.path}: has no version {version}; it has {', '.join(known)}")
     settings = folder.settings_of(version)
-    if settings.engine not in ENGINES:
+    if settings.engine not in NETWORK_ENGINES:
         raise ConfigError(
             f"{folder.name}: engine: {settings.engine} has no file that can be converted; export the model to ONNX "
             "and quantize that" + (" (torch.onnx.export; docs/torch-models.md)" if settings.engine == "torch" else "")

@@ -24,11 +24,14 @@ def distribution(values: Array) -> dict[str, float]:
 
 def rank_agreement(expected: Array, found: Array) -> dict[str, float]:
     """How far two sets of scores [queries, passages] would show a reader the same."""
+    queries, passages = expected.shape
     best = np.argmax(expected, axis=1) == np.argmax(found, axis=1)
-    top = min(TOP, expected.shape[1])
+    top = min(TOP, passages)
     overlaps = [len(_best(a, top) & _best(b, top)) / top for a, b in zip(expected, found, strict=True)]
     orders = [spearman(a, b) for a, b in zip(expected, found, strict=True)]
     return {
+        "queries": queries,
+        "passages": passages,
         "top1_agreement": round(float(best.mean()), 6),
         f"top{top}_overlap": round(float(np.mean(overlaps)), 6),
         "spearman": round(float(np.mean(orders)), 6),

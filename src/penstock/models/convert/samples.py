@@ -186,8 +186,7 @@ def _tensors(inputs: Sequence[TensorSpec], given: Path | None) -> Samples:
 
 def _rows(file: Path, inputs: Sequence[TensorSpec], arrays: Mapping[str, Array]) -> list[TaskRequest]:
     """The first dimension of each array counts samples; one that the network has not is taken off."""
-    missing = [spec.name for spec in inputs if spec.name not in arrays]
-    if missing:
+    if missing := [spec.name for spec in inputs if spec.name not in arrays]:
         raise ConfigError(f"--calibration {file}: has no '{missing[0]}'; it has {', '.join(arrays) or 'nothing'}")
     counts = {arrays[spec.name].shape[:1] for spec in inputs}
     if len(counts) > 1 or counts == {()}:

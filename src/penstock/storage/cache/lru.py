@@ -64,7 +64,10 @@ class Lru:
         self.remove(key)
         self._entries[key] = Entry(value, entry_bytes(key, value_bytes), expires_at)
         self.size_bytes += entry_bytes(key, value_bytes)
-        self._remember_expiry(key, expires_at)
+        heappush(self._expiries, (expires_at, key))
+        if len(self._expiries) > 2 * len(self._entries) + SPARE_EXPIRIES:
+            self._expiries = [(entry.expires_at, key) for key, entry in self._entries.items()]
+            heapify(self._expiries)
         while self.size_bytes > self.max_bytes:
             oldest = next(iter(self._entries))
             self.remove(oldest)
@@ -99,12 +102,6 @@ class Lru:
 
     def counts(self) -> StoreCounts:
         return StoreCounts(len(self), self.size_bytes, self.evicted_by_size, self.evicted_by_ttl)
-
-    def _remember_expiry(self, key: bytes, expires_at: float) -> None:
-        heappush(self._expiries, (expires_at, key))
-        if len(self._expiries) > 2 * len(self._entries) + SPARE_EXPIRIES:
-            self._expiries = [(entry.expires_at, key) for key, entry in self._entries.items()]
-            heapify(self._expiries)
 
 
 def entry_bytes(key: bytes, value_bytes: int) -> int:

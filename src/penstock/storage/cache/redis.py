@@ -132,16 +132,13 @@ class RedisStore:
             self._refused(error)
             raise Unavailable(f"the response cache at {self._place} refuses: {error}") from error
         except self._faults as error:
-            self._failed(error)
+            self._errors += 1
+            if self._outage.failed(self._clock()):
+                log.warning("cache_away", store=self.name, place=self._place, error=str(error) or type(error).__name__)
             raise Unavailable(f"the response cache at {self._place} does not answer: {error}") from error
         if self._outage.worked():
             log.info("cache_back", store=self.name, place=self._place)
         return answer
-
-    def _failed(self, error: Exception) -> None:
-        self._errors += 1
-        if self._outage.failed(self._clock()):
-            log.warning("cache_away", store=self.name, place=self._place, error=str(error) or type(error).__name__)
 
     def _refused(self, error: Exception) -> None:
         """It answers, but not so: out of memory, or a replica that takes no writes. Reading may work all the same."""

@@ -34,6 +34,8 @@ def test_rank_agreement() -> None:
     expected = np.array([[3.0, 2, 1, 0], [0, 1, 2, 3]])
     found = np.array([[2.0, 3, 1, 0], [0, 1, 2, 3]])
     assert rank_agreement(expected, found) == {
+        "queries": 2,
+        "passages": 4,
         "top1_agreement": 0.5,
         "top4_overlap": 1.0,
         "spearman": 0.9,
