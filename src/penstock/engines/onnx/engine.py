@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime as ort
 import structlog
 
+from penstock.core.error_text import first_line
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
@@ -96,7 +97,7 @@ class OnnxEngine:
                 for _ in range(count)
             ]
         except Exception as error:
-            reason = _first_line(error) if kind == "cpu" else _end(error)
+            reason = first_line(error) if kind == "cpu" else _end(error)
             raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it on {device}: {reason}") from error
         if provider not in sessions[0].get_providers():
             raise ConfigError(
@@ -125,9 +126,9 @@ class OnnxEngine:
             found: list[Array] = session.run(outputs or None, inputs)
             return found
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
-            raise InvalidTensor(f"the model refuses this input: {_first_line(error)}") from error
+            raise InvalidTensor(f"the model refuses this input: {first_line(error)}") from error
         except Exception as error:
-            raise EngineFailed(f"ONNX Runtime failed: {_first_line(error)}") from error
+            raise EngineFailed(f"ONNX Runtime failed: {first_line(error)}") from error
 
     def close(self) -> None:
         self._sessions.clear()
@@ -220,7 +221,3 @@ def _end(error: Exception) -> str:
     """What a provider says of a failed start begins with C++ and ends with the reason."""
     text = " ".join(str(error).split())
     return text if len(text) <= 200 else f"…{text[-199:]}"
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__

@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.core.tensors import Array
 from penstock.engines.onnx.network import read_network
-from penstock.engines.onnx.variants import has_convolutions, is_large, is_weighted, quietly, writing
+from penstock.engines.onnx.variants import is_large, is_weighted, quietly, writing
 
-METHODS = ("minmax", "entropy", "percentile")
+METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}  # as ONNX Runtime names them
 TEXT_OPS = ["MatMul", "Gemm", "Gather"]  # where convolutions are none: what lies between stays in floats
 LEVELS = 255  # of a byte
 TRIED = 12  # samples that nodes are tried on
@@ -26,16 +26,18 @@ class StaticQuantizer:
         self._calibration = calibration
         self._folder = folder
         self._prepared = self._prepare()
+        network = read_network(self._prepared).graph
+        weights = {tensor.name for tensor in network.initializer}
+        products = [node for node in network.node if node.op_type in TEXT_OPS[:2]]
         # A product of two activations gains nothing from bytes and costs accuracy; layers of convolutions
         # stay in bytes throughout.
-        self._ops = None if has_convolutions(self._prepared) else TEXT_OPS
-        self._unweighted = self._nodes(is_weighted_wanted=False) if self._ops else []
+        self._ops = None if any(node.op_type == "Conv" for node in network.node) else TEXT_OPS
+        self._unweighted = [node.name for node in products if not is_weighted(node, weights)] if self._ops else []
 
     def write(self, target: Path, method: str, excluded: Sequence[str] = ()) -> None:
         """QDQ, a scale for each channel of the weights; `excluded` nodes stay in floats."""
         from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-        names = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}
         with writing(self._source, target, "int8") as partial, quietly(), contextlib.redirect_stdout(io.StringIO()):
             quantize_static(
                 self._prepared,
@@ -47,7 +49,7 @@ class StaticQuantizer:
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 nodes_to_exclude=[*self._unweighted, *excluded],
-                calibrate_method=getattr(CalibrationMethod, names[method]),
+                calibrate_method=getattr(CalibrationMethod, METHODS[method]),
                 calibration_cache_path=self._folder / f"ranges-{method}.json",
                 use_external_data_format=is_large(self._source),
                 extra_options={
@@ -121,15 +123,6 @@ class StaticQuantizer:
                 return self._source
         _name_nodes(target)
         return target
-
-    def _nodes(self, is_weighted_wanted: bool) -> list[str]:
-        network = read_network(self._prepared).graph
-        weights = {tensor.name for tensor in network.initializer}
-        return [
-            node.name
-            for node in network.node
-            if node.op_type in TEXT_OPS[:2] and is_weighted(node, weights) is is_weighted_wanted
-        ]
 
 
 def _name_nodes(file: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from penstock.core.error_text import first_line
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx.network import data_files, read_network
 
@@ -24,21 +25,27 @@ def convert(source: Path, target: Path, precision: str) -> None:
 
 @contextmanager
 def writing(source: Path, target: Path, precision: str) -> Iterator[Path]:
-    """A path to write to; what was written there, and files beside it, then lies at `target` and beside it."""
+    """As `placing`; what the converters raise, and that is whatever they meet, becomes a ConfigError."""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
-            # The same name: a network with weights in a file beside it says that file's name.
-            yield Path(folder) / target.name
-            made = sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name)  # the network last
-            for file in made:
-                shutil.move(file, target.parent / file.name)
+        with placing(target) as partial:
+            yield partial
     except ConfigError:
         raise
-    except Exception as error:  # the converters raise whatever they meet
-        said = str(error).strip().splitlines()
-        reason = said[0][:300] if said else type(error).__name__
-        raise ConfigError(f"{source}: cannot be converted to {precision}: {reason}", file=str(source)) from error
+    except Exception as error:
+        message = f"{source}: cannot be converted to {precision}: {first_line(error)}"
+        raise ConfigError(message, file=str(source)) from error
+
+
+@contextmanager
+def placing(target: Path) -> Iterator[Path]:
+    """A path to write to; what was written there, and files beside it, then lies at `target` and beside it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
+        # The same name: a network with weights in a file beside it says that file's name.
+        yield Path(folder) / target.name
+        # The network last: a version exists once its model.onnx does.
+        for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
+            shutil.move(file, target.parent / file.name)
 
 
 def weight_files(file: Path) -> list[Path]:
@@ -60,10 +67,6 @@ def weighted_nodes(file: Path) -> list[str]:
 
 def is_weighted(node: Any, initializers: set[str]) -> bool:
     return node.op_type in WEIGHTED_OPS and any(name in initializers for name in node.input[:2])
-
-
-def has_convolutions(file: Path) -> bool:
-    return any(node.op_type == "Conv" for node in read_network(file).graph.node)
 
 
 def is_large(file: Path) -> bool:

@@ -49,7 +49,9 @@ class PythonEngine:
         self._inputs = _specs(spec.file, "python.inputs", options.inputs)
         self._outputs = _specs(spec.file, "python.outputs", options.outputs)
         self._names = [output.name for output in self._outputs]
-        self._instances = [PythonInstance(self._program(index), load_s) for index in range(spec.instances)]
+        memory_bytes = limit_bytes(options.memory_mb, spec.instances)
+        programs = [Program(spec, options, index, memory_bytes) for index in range(spec.instances)]
+        self._instances = [PythonInstance(program, load_s) for program in programs]
         self._homes: dict[str, PythonProcess] = {}  # by session
 
     def load(self) -> Signature:
@@ -143,18 +145,6 @@ class PythonEngine:
     def _arrays(self, reply: Message, outputs: Sequence[str]) -> list[Array]:
         found = {tensor.name: tensor for tensor in reply.tensors}
         return [to_array(found[name]) for name in outputs or self._names]
-
-    def _program(self, instance: int) -> Program:
-        return Program(
-            file=self._spec.file,
-            class_name=self._options.class_name,
-            outputs=self._outputs,
-            is_decoupled=self._options.is_decoupled,
-            instance=instance,
-            threads=self._spec.threads,
-            device=self._spec.device,
-            memory_bytes=limit_bytes(self._options.memory_mb, self._spec.instances),
-        )
 
 
 def _only(answers: Generator[list[Array], None, None]) -> list[Array]:

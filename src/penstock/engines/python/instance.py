@@ -91,7 +91,7 @@ class PythonInstance:
         if self._keeper.is_alive():
             process = self._process or self._loading
             if process is not None:
-                log.warning("model_process_killed", **self._labels())
+                log.warning("model_process_killed", **self._program.labels)
                 process.kill()
             self._keeper.join(KILL_S)
 
@@ -111,7 +111,7 @@ class PythonInstance:
                 # What never loaded is not tried again: whoever loads it is told.
                 if self._is_closing or (is_first and not was_loaded):
                     return
-            log.error("model_process_ended", reason=problem, restart_in_s=round(wait_s, 2), **self._labels())
+            log.error("model_process_ended", reason=problem, restart_in_s=round(wait_s, 2), **self._program.labels)
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closing, wait_s):
                     return
@@ -145,8 +145,5 @@ class PythonInstance:
         with self._changed:
             self._process, self._loading = process, None
             self._changed.notify_all()
-        log.info("model_process_started", pid=process.pid, memory_mb=process.memory_mib(), **self._labels())
+        log.info("model_process_started", pid=process.pid, memory_mb=process.memory_mib(), **self._program.labels)
         return ""
-
-    def _labels(self) -> dict[str, str | int]:
-        return {"model": self._program.model, "version": self._program.version, "instance": self._program.instance}

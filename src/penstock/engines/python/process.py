@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, from_code
-from penstock.core.tensors import Tensor, TensorSpec
+from penstock.core.tensors import Tensor
+from penstock.engines.base import EngineSpec
+from penstock.engines.options import PythonOptions
 from penstock.engines.python.limit import MIB, says_no_memory
 from penstock.engines.python.output import ModelOutput
 from penstock.engines.python.usage import used_bytes
@@ -37,37 +38,27 @@ _DOING = {"load": "was loaded", "end_session": "ended a session", "close": "clos
 class Program:
     """What an instance runs, the same in each of its processes."""
 
-    file: Path  # <model>/<version>/model.py
-    class_name: str
-    outputs: tuple[TensorSpec, ...]
-    is_decoupled: bool
+    spec: EngineSpec  # its file is <model>/<version>/model.py
+    options: PythonOptions
     instance: int
-    threads: int
-    device: str
     memory_bytes: int | None  # of each process; None: no limit
 
     @property
     def model(self) -> str:
-        return self.file.parent.parent.name
+        return self.spec.file.parent.parent.name
 
     @property
-    def version(self) -> str:
-        return self.file.parent.name
+    def labels(self) -> dict[str, str | int]:
+        return {"model": self.model, "version": self.spec.file.parent.name, "instance": self.instance}
 
     def fields(self) -> dict[str, Any]:
         return {
-            "file": str(self.file.absolute()),
-            "class_name": self.class_name,
-            "outputs": [(spec.name, spec.datatype, spec.shape) for spec in self.outputs],
-            "is_decoupled": self.is_decoupled,
+            "file": str(self.spec.file.absolute()),
+            "class_name": self.options.class_name,
+            "outputs": [(option.name, option.datatype, option.shape) for option in self.options.outputs],
+            "is_decoupled": self.options.is_decoupled,
             "memory_bytes": self.memory_bytes,
-            "context": {
-                "model": self.model,
-                "version": self.version,
-                "instance": self.instance,
-                "threads": self.threads,
-                "device": self.device,
-            },
+            "context": {**self.labels, "threads": self.spec.threads, "device": self.spec.device},
         }
 
 
@@ -89,7 +80,7 @@ class PythonProcess:
             stack.callback(from_model.close)
             self._arenas = (to_model, from_model)
             with theirs:
-                self._popen = _spawn((theirs.fileno(), to_model.fd, from_model.fd), program.threads)
+                self._popen = _spawn((theirs.fileno(), to_model.fd, from_model.fd), program.spec.threads)
             self.pid = self._popen.pid
             self._pidfd = os.pidfd_open(self.pid)
             stack.callback(os.close, self._pidfd)

@@ -4,7 +4,7 @@ Pages of files are not counted: the system takes them back when it needs them.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 _CHEAP = ("RssAnon", "RssShmem", "VmSwap")
 _EXACT = ("Pss_Anon", "Pss_Shmem", "SwapPss")
@@ -16,10 +16,12 @@ def used_bytes(pid: int, not_its_own: int, worth_a_look: int) -> int:
     Processes share what was there when one was forked; to count that once takes longer, so it is done where it matters.
     """
     family = [pid, *descendants(pid)]
-    rough = _total(family, _rough, not_its_own)
-    if rough <= worth_a_look or len(family) == 1:
-        return rough
-    return min(rough, _total(family, _exact, not_its_own))
+    rough = [_fields(f"/proc/{each}/status", _CHEAP) for each in family]
+    total = _total(rough, not_its_own)
+    if total <= worth_a_look or len(family) == 1:
+        return total
+    exact = [_fields(f"/proc/{each}/smaps_rollup", _EXACT) for each in family]
+    return min(total, _total([one or other for one, other in zip(exact, rough, strict=True)], not_its_own))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -39,21 +41,12 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _total(pids: list[int], measure: Callable[[int], dict[str, int]], not_its_own: int) -> int:
+def _total(measured: list[dict[str, int]], not_its_own: int) -> int:
     private = shared = 0
-    for pid in pids:
-        found = measure(pid)
+    for found in measured:
         shared += sum(size for name, size in found.items() if name.endswith("Shmem"))
         private += sum(size for name, size in found.items() if not name.endswith("Shmem"))
     return private + max(0, shared - not_its_own)
-
-
-def _rough(pid: int) -> dict[str, int]:
-    return _fields(f"/proc/{pid}/status", _CHEAP)
-
-
-def _exact(pid: int) -> dict[str, int]:
-    return _fields(f"/proc/{pid}/smaps_rollup", _EXACT) or _rough(pid)
 
 
 def _fields(file: str, names: tuple[str, ...]) -> dict[str, int]:

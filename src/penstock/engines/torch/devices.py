@@ -8,8 +8,10 @@ import torch
 from penstock.core.errors import ConfigError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CUDA = "it needs an NVIDIA GPU with its driver, and a PyTorch that is built for CUDA: see pytorch.org"
-_MPS = "it needs an Apple GPU and PyTorch's package for macOS"
+_NEEDS = {
+    "cuda": "it needs an NVIDIA GPU with its driver, and a PyTorch that is built for CUDA: see pytorch.org",
+    "mps": "it needs an Apple GPU and PyTorch's package for macOS",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,38 +39,20 @@ def choose(device: str, precision: str) -> Target:
         raise ConfigError(
             f"precision {precision}: engine: torch runs fp32, bf16 and fp16", reason="unsupported_precision"
         )
-    name = _best() if device == "auto" else device
+    counts = {
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }
+    name = next(kind for kind, count in counts.items() if count) if device == "auto" else device
     kind, _, index = name.partition(":")
-    if kind == "cuda":
-        _check_cuda(name, int(index or 0))
-    elif kind == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError(
-            f"instances.device mps: there is none, there is {_there_is()}; {_MPS}", reason="device_missing"
-        )
+    if kind != "cpu" and int(index or 0) >= counts[kind]:
+        gpus = [f"cuda:{number}" for number in range(counts["cuda"])]
+        there = ", ".join(["cpu", *gpus, *["mps"] * counts["mps"]])
+        missing = f"no such GPU, there is {there}" if counts[kind] else f"none, there is {there}; {_NEEDS[kind]}"
+        raise ConfigError(f"instances.device {name}: there is {missing}", reason="device_missing")
     _check_precision(kind, precision)
     return Target(name, precision)
-
-
-def _best() -> str:
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
-
-
-def _check_cuda(name: str, index: int) -> None:
-    if not torch.cuda.is_available():
-        raise ConfigError(
-            f"instances.device {name}: there is none, there is {_there_is()}; {_CUDA}", reason="device_missing"
-        )
-    if index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"instances.device {name}: there is no such GPU, there is {_there_is()}", reason="device_missing"
-        )
-
-
-def _there_is() -> str:
-    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    return ", ".join(["cpu", *gpus, *(["mps"] if torch.backends.mps.is_available() else [])])
 
 
 def _check_precision(kind: str, precision: str) -> None:

@@ -4,7 +4,6 @@ Nothing is fetched, no pickle is read, and no code that lies in the folder is ru
 """
 
 import inspect
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -14,13 +13,13 @@ import torch
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
+from penstock.engines.checkpoint import CLASSIFIER, Checkpoint, file_error, read_json
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import IdLimit, TorchModel
 
 IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EMBEDDING, LOGITS = "sentence_embedding", "logits"
 ANY_ID = 2**63
-CLASSIFIER = "ForSequenceClassification"
 # Of the library's own; their settings name nothing that is imported, but for Dense's activation.
 MODULES = (
     "Transformer",
@@ -84,11 +83,12 @@ def open_sentence_encoder(folder: Path, target: Target) -> TorchModel:
 
 
 def open_classifier(folder: Path, target: Target) -> TorchModel:
-    names = _read_json(folder / "config.json").get("architectures") or []
-    if not any(str(name).endswith(CLASSIFIER) for name in names):
-        raise ConfigError(
-            f"{folder / 'config.json'}: this is {', '.join(map(str, names)) or 'a model without a name'}; served are "
-            f"…{CLASSIFIER}. An encoder of sentences is served with file: modules.json, another model as a .pt2 file"
+    checkpoint = Checkpoint.read(folder)
+    if not checkpoint.is_classifier:
+        raise file_error(
+            folder / "config.json",
+            f"this is {', '.join(checkpoint.architectures) or 'a model without a name'}; served are …{CLASSIFIER}. "
+            "An encoder of sentences is served with file: modules.json, another model as a .pt2 file",
         )
     _check_safe(folder, [folder])
     from transformers import AutoModelForSequenceClassification
@@ -155,24 +155,21 @@ def _check_modules(folder: Path) -> list[Path]:
     """The folders of the modules, in their order."""
     file = folder / "modules.json"
     try:
-        modules = [(str(each["type"]), PurePosixPath(each["path"])) for each in _read_json(file)]
+        modules = [(str(each["type"]), PurePosixPath(each["path"])) for each in read_json(file)]
     except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{file}: is not as sentence-transformers writes it", file=str(file)) from error
+        raise file_error(file, "is not as sentence-transformers writes it") from error
     for kind, path in modules:
         package, _, name = kind.rpartition(".")
         if package.partition(".")[0] != "sentence_transformers" or name not in MODULES:
-            raise ConfigError(
-                f"{file}: the module {kind} is not served; served are {', '.join(MODULES)} of sentence-transformers",
-                file=str(file),
-            )
+            served = f"served are {', '.join(MODULES)} of sentence-transformers"
+            raise file_error(file, f"the module {kind} is not served; {served}")
         if path.is_absolute() or ".." in path.parts:
-            raise ConfigError(f"{file}: the path {path} leads out of the folder", file=str(file))
+            raise file_error(file, f"the path {path} leads out of the folder")
     if not modules or not modules[0][0].endswith(".Transformer"):
-        raise ConfigError(f"{file}: its first module must be a Transformer", file=str(file))
+        raise file_error(file, "its first module must be a Transformer")
     if not any(kind.endswith("Pooling") for kind, _ in modules):
-        raise ConfigError(
-            f"{file}: no module pools the tokens into one vector; a cross-encoder is served with file: config.json",
-            file=str(file),
+        raise file_error(
+            file, "no module pools the tokens into one vector; a cross-encoder is served with file: config.json"
         )
     parts = [folder / path for _, path in modules]
     _check_safe(folder, parts)
@@ -184,9 +181,9 @@ def _check_modules(folder: Path) -> list[Path]:
 
 def _check_dense(file: Path) -> None:
     """The library would take Tanh in place of what it does not trust, and give other vectors."""
-    activation = str(_read_json(file).get("activation_function", "torch.nn."))
+    activation = str(read_json(file).get("activation_function", "torch.nn."))
     if not activation.startswith("torch.nn."):
-        raise ConfigError(f"{file}: the activation {activation} is not PyTorch's own", file=str(file))
+        raise file_error(file, f"the activation {activation} is not PyTorch's own")
 
 
 def _check_safe(folder: Path, parts: Iterable[Path]) -> None:
@@ -195,10 +192,10 @@ def _check_safe(folder: Path, parts: Iterable[Path]) -> None:
     for part in parts:
         pickles = sorted([*part.glob("*.bin"), *part.glob("*.pth"), *part.glob("*.pt")])
         if pickles and not list(part.glob("*.safetensors")):
-            raise ConfigError(
-                f"{pickles[0]}: is a pickle, which runs code as it is read, and is not loaded; load the model where "
+            raise file_error(
+                pickles[0],
+                "is a pickle, which runs code as it is read, and is not loaded; load the model where "
                 "you trust it and save it again, which writes model.safetensors",
-                file=str(pickles[0]),
             )
 
 
@@ -226,13 +223,6 @@ def _check_weights(folder: Path, backbone: Any) -> None:
     # Half, since a model may have parts that none uses, and older files have other names for some.
     if sum(name in found for name in wanted) < len(wanted) / 2:
         raise ConfigError(f"{folder}: its weights are not those of a {type(backbone).__name__}")
-
-
-def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: is not valid JSON: {error}", file=str(file)) from error
 
 
 def _be_quiet() -> None:

@@ -130,7 +130,7 @@ def _examine_bytes(file: Path, settings: ModelSettings) -> Iterator[Finding]:
 
 
 def _examine_network(file: Path) -> Iterator[Finding]:
-    from penstock.engines.onnx.contents import NO_DATA, NO_NETWORK, SHORT_DATA, TORN, examine_onnx
+    from penstock.engines.onnx.network import NO_DATA, NO_NETWORK, SHORT_DATA, TORN, examine_onnx
 
     codes = {
         TORN: ("truncated_file", "Copy or download it anew, and compare its size with the original's."),
