@@ -41,20 +41,27 @@ class TaskSignature:
     max_batch_size: int
 
 
-class Task(Protocol):
+class TaskInput(Protocol):
+    """From requests to the network's inputs."""
+
+    is_prepare_cheap: bool
+    signature: TaskSignature
+
+    def prepare(self, request: TaskRequest) -> Prepared: ...
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]: ...
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]: ...
+
+
+class Task(TaskInput, Protocol):
     """`prepare` and `finish` run on the event loop where the task says they are cheap, else in a pool.
 
     Faults of the caller are InvalidRequest or RequestTooLarge; they fail that request alone.
     """
 
-    is_prepare_cheap: bool
     is_finish_cheap: bool
-    signature: TaskSignature
     engine_outputs: Sequence[str]  # the network's outputs that `split` wants
-
-    def prepare(self, request: TaskRequest) -> Prepared: ...
-
-    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]: ...
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
         """One sequence of arrays per piece, in the order of `engine_outputs`."""
@@ -63,5 +70,3 @@ class Task(Protocol):
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
         """`results` has what `split` gave for each of the request's pieces, in their order."""
         ...
-
-    def warm_up_inputs(self) -> list[dict[str, Array]]: ...

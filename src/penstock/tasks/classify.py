@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+from penstock.tasks.base import Piece, Prepared, TaskInput, TaskRequest
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
@@ -29,19 +28,6 @@ class RowLimits:
     max_rows: int
     is_batched: bool | None = None  # None: as the file says
     max_tokens: int = 262_144  # of one request
-
-
-class ClassifyInput(Protocol):
-    """From a request to the network's inputs. It sees nothing of what answers the request."""
-
-    is_prepare_cheap: bool
-    signature: TaskSignature
-
-    def prepare(self, request: TaskRequest) -> Prepared: ...
-
-    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]: ...
-
-    def warm_up_inputs(self) -> list[dict[str, Array]]: ...
 
 
 class ClassifyTask:
@@ -64,6 +50,7 @@ class ClassifyTask:
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, (LABEL, SCORE))
         self._wanted_count(request)
+        # Without the outputs' names, which are not the network's.
         return self._input.prepare(TaskRequest(request.inputs, []))
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
@@ -124,7 +111,7 @@ def _best(scores: Array, count: int) -> Array:
 
 def _build_input(
     folder: Path, options: ClassifyOptions, limits: RowLimits, engine: Signature, output: TensorSpec
-) -> ClassifyInput:
+) -> TaskInput:
     """Each imports its libraries only when a model asks for it."""
     kind = _kind(options, engine)
     if kind == "text":

@@ -1,6 +1,7 @@
 """BYTES inputs whose elements are JPEG or PNG files."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.core.errors import InvalidImage, RequestTooLarge
 from penstock.core.tensors import Tensor, unpack_bytes
@@ -22,30 +23,29 @@ def take_files(request: TaskRequest, max_rows: int) -> Tensor:
 
 def read_headers(tensor: Tensor, max_pixels: int) -> list[ImageHeader]:
     """Every header before any pixel: a request that is refused costs no decoding."""
-    return [_read_header(index, file, max_pixels) for index, file in enumerate(unpack_bytes(tensor))]
+    headers = []
+    for index, file in enumerate(unpack_bytes(tensor)):
+        with _naming(index):
+            headers.append(header := read_header(file))
+            if header.pixels > max_pixels:
+                raise InvalidImage(
+                    f"the image says it has {header.size} pixels; "
+                    f"this model takes at most {max_pixels}: shrink it or send parts of it"
+                )
+    return headers
 
 
 def decode_all(headers: list[ImageHeader]) -> Iterator[DecodedImage]:
     """Takes each off the list: one that is decoded keeps its pixels for as long as it is held."""
     for index in range(len(headers)):
-        try:
+        with _naming(index):
             yield decode(headers.pop(0))
-        except InvalidImage as error:
-            raise _at(index, error) from error
 
 
-def _read_header(index: int, file: bytes, max_pixels: int) -> ImageHeader:
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Says in an error which element it is of."""
     try:
-        header = read_header(file)
+        yield
     except InvalidImage as error:
-        raise _at(index, error) from error
-    if header.pixels > max_pixels:
-        raise InvalidImage(
-            f"input '{IMAGE}' element {index}: the image says it has {header.size} pixels; "
-            f"this model takes at most {max_pixels}: shrink it or send parts of it"
-        )
-    return header
-
-
-def _at(index: int, error: InvalidImage) -> InvalidImage:
-    return InvalidImage(f"input '{IMAGE}' element {index}: {error.message}")
+        raise InvalidImage(f"input '{IMAGE}' element {index}: {error.message}") from error

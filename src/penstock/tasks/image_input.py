@@ -30,7 +30,6 @@ class ImageInput:
     def __init__(self, options: ClassifyOptions, engine: Signature, max_rows: int, is_batched: bool) -> None:
         spec = _check_input(engine)
         self.signature = TaskSignature((TensorSpec(IMAGE, BYTES, (-1, 1)),), (), max_rows)
-        self._max_rows = max_rows
         self._name = spec.name
         self._options = options
         self._frame = _frame(spec, options)
@@ -44,7 +43,7 @@ class ImageInput:
         self._scale, self._shift = _normalization(options, self._frame.is_channels_last)
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        headers = read_headers(take_files(request, self._max_rows), self._options.max_pixels)
+        headers = read_headers(take_files(request, self.signature.max_batch_size), self._options.max_pixels)
         pixels = (self._lay_out(self._fit(decoded.image)) for decoded in decode_all(headers))
         return Prepared([Piece({self._name: array}, key=IMAGE if self._is_batched else object()) for array in pixels])
 
@@ -60,7 +59,8 @@ class ImageInput:
     def warm_up_inputs(self) -> list[dict[str, Array]]:
         blank = Image.new("L", (self._frame.width, self._frame.height))
         piece = Piece({self._name: self._lay_out(blank)})
-        return [self.join([piece] * rows) for rows in ((1, self._max_rows) if self._is_batched else (1,))]
+        sizes = (1, self.signature.max_batch_size) if self._is_batched else (1,)
+        return [self.join([piece] * rows) for rows in sizes]
 
     def _fit(self, image: Image.Image) -> Image.Image:
         """Brings an image to the frame's size. Where the proportions are others, `fit` says what becomes of them."""

@@ -1,6 +1,6 @@
 """A BERT as an ONNX network: an encoder of sentences, or a classifier of texts and pairs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
@@ -39,14 +39,15 @@ class _Network:
         return name
 
     def number(self, value: float) -> str:
-        return self._share(("number", value), lambda: np.array(value, dtype=np.float32))
+        return self._share(np.array(value, dtype=np.float32))
 
     def integers(self, *values: int) -> str:
-        return self._share(("integers", *values), lambda: np.array(values, dtype=np.int64))
+        return self._share(np.array(values, dtype=np.int64))
 
-    def _share(self, key: tuple[object, ...], make: Callable[[], Array]) -> str:
+    def _share(self, array: Array) -> str:
+        key = (array.dtype.name, *array.ravel().tolist())
         if key not in self.shared:
-            self.shared[key] = self.weight(make())
+            self.shared[key] = self.weight(array)
         return self.shared[key]
 
 

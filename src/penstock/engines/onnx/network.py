@@ -39,32 +39,29 @@ def read_network(file: Path) -> onnx.ModelProto:
         raise ConfigError(f"{file}: is not an ONNX file: {error}", file=str(file)) from error
 
 
-def examine_onnx(file: Path) -> list[tuple[str, str]]:
+def examine_onnx(file: Path) -> Iterator[tuple[str, str]]:
     """A kind and a sentence for each fault. The file is read whole, the weights beside it are not."""
     with file.open("rb") as opened:
         head = opened.read(8)
     if head[4:] == b"ORTM":  # ONNX Runtime's own format, which it alone reads
-        return []
+        return
     try:
         model = read_network(file)
     except ConfigError:
-        # An ONNX file begins with its ir_version, which is a small number.
-        if head[:1] == b"\x08":
-            size_bytes = file.stat().st_size
-            return [(TORN, f"{file} begins as an ONNX file, but does not end as one ({size_bytes:,} bytes)")]
-        return [(NO_NETWORK, f"{file} is no ONNX file")]
+        if head[:1] == b"\x08":  # an ONNX file begins with its ir_version, which is a small number
+            yield TORN, f"{file} begins as an ONNX file, but does not end as one ({file.stat().st_size:,} bytes)"
+        else:
+            yield NO_NETWORK, f"{file} is no ONNX file"
+        return
     if not model.ir_version or not model.graph.ListFields():
-        return [(NO_NETWORK, f"{file} is no ONNX file, or holds no network")]
-    return [fault for name, size in data_files(model).items() for fault in _examine_data(file, name, size)]
-
-
-def _examine_data(file: Path, name: str, size_bytes: int) -> Iterator[tuple[str, str]]:
-    data = file.parent / name
-    if not data.is_file():
-        yield NO_DATA, f"{file} keeps weights in '{name}', which is not beside it"
-    elif data.stat().st_size < size_bytes:
-        found = data.stat().st_size
-        yield SHORT_DATA, f"{data} has {found:,} bytes, and {file.name} wants {size_bytes:,} of it"
+        yield NO_NETWORK, f"{file} is no ONNX file, or holds no network"
+        return
+    for name, size_bytes in data_files(model).items():
+        data = file.parent / name
+        if not data.is_file():
+            yield NO_DATA, f"{file} keeps weights in '{name}', which is not beside it"
+        elif (found := data.stat().st_size) < size_bytes:
+            yield SHORT_DATA, f"{data} has {found:,} bytes, and {file.name} wants {size_bytes:,} of it"
 
 
 def read_precision(file: Path, inputs: Sequence[TensorSpec]) -> str:

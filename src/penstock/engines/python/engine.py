@@ -96,17 +96,14 @@ class PythonEngine:
                 yield self._arrays(reply, outputs)
                 reply = process.call("next", {"stream": reply.fields["stream"]}, self._hang_s)
         except GeneratorExit:
-            self._close_stream(process, reply)
+            self._call_last(process, "close", {"stream": reply.fields["stream"]}, "close_stream_failed")
             raise
 
     def end_session(self, session_id: str, reason: str) -> None:
         process = self._homes.pop(session_id, None)
         if process is None or process.end:
             return
-        try:
-            process.call("end_session", {"session_id": session_id, "reason": reason}, self._hang_s)
-        except PenstockError as error:
-            log.warning("end_session_failed", file=str(self._spec.file), reason=error.message)
+        self._call_last(process, "end_session", {"session_id": session_id, "reason": reason}, "end_session_failed")
 
     def probe(self, instance: int) -> str:
         """The problem, or nothing. The process answers, not the model; while a request runs there is none."""
@@ -136,11 +133,12 @@ class PythonEngine:
         self._homes[session_id] = process = self._instances[instance].process()
         return process
 
-    def _close_stream(self, process: PythonProcess, reply: Message) -> None:
+    def _call_last(self, process: PythonProcess, kind: str, fields: dict[str, str], event: str) -> None:
+        """Nobody waits for the answer: what goes wrong is logged as `event`."""
         try:
-            process.call("close", {"stream": reply.fields["stream"]}, self._hang_s)
+            process.call(kind, fields, self._hang_s)
         except PenstockError as error:
-            log.warning("close_stream_failed", file=str(self._spec.file), reason=error.message)
+            log.warning(event, file=str(self._spec.file), reason=error.message)
 
     def _arrays(self, reply: Message, outputs: Sequence[str]) -> list[Array]:
         found = {tensor.name: tensor for tensor in reply.tensors}

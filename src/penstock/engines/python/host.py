@@ -46,7 +46,7 @@ class ModelHost:
             "load": self._load,
             "infer": self._infer,
             "stream": self._stream,
-            "next": self._next,
+            "next": lambda message: self._answer_of(message.fields["stream"]),
             "close": self._close,
             "end_session": self._end_session,
             "ping": lambda message: Message("pong"),
@@ -57,7 +57,8 @@ class ModelHost:
         try:
             while (message := self._receive()).kind != "stop":
                 reply = self._answer(message)
-                self._leave_if_a_copy()
+                if os.getpid() != self._pid:
+                    os._exit(1)  # a process that the model forked, and that came back here, must not speak for this one
                 reply.fields["call"] = message.fields["call"]
                 self._channel.send(reply)
         except PeerGone:
@@ -103,11 +104,6 @@ class ModelHost:
             return ""
         return f" ({self._limit // MIB} MiB: python.memory_mb; set more, or look for what the model keeps)"
 
-    def _leave_if_a_copy(self) -> None:
-        """A process that the model forked, and that came back here, must not speak for this one."""
-        if os.getpid() != self._pid:
-            os._exit(1)
-
     def _load(self, message: Message) -> Message:
         fields = message.fields
         self._limit = fields["memory_bytes"]
@@ -129,9 +125,6 @@ class ModelHost:
         context = self._begin(message)
         self._streams[number] = answers_of(self._model.infer(_inputs(message), context))
         return self._answer_of(number)
-
-    def _next(self, message: Message) -> Message:
-        return self._answer_of(message.fields["stream"])
 
     def _answer_of(self, number: int) -> Message:
         answers = self._streams[number]

@@ -91,10 +91,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         seen.add(id(at))
         if isinstance(at, MemoryError) or (isinstance(at, OSError) and at.errno == errno.ENOMEM):
             return True
-        if isinstance(at, RuntimeError) or type(at).__module__.startswith("onnxruntime"):
-            text = str(at)
-            if says_no_memory(text):
-                return True
+        is_library = isinstance(at, RuntimeError) or type(at).__module__.startswith("onnxruntime")
+        if is_library and says_no_memory(str(at)):
+            return True
         at = at.__cause__ or at.__context__
     return False
 

@@ -52,7 +52,7 @@ def load_model(file: Path, class_name: str, is_decoupled: bool, context: ModelCo
     found = getattr(module, class_name, None)
     if not isinstance(found, type):
         raise EngineFailed(f"it has no class {class_name}; python.class_name says which class the model is")
-    model = _construct(found, context)
+    model = found(context) if _takes(found, context) else found()
     infer = getattr(model, "infer", None)
     if not callable(infer) or not _takes(infer, {}, context) or inspect.iscoroutinefunction(infer):
         raise EngineFailed(f"its class {class_name} needs a method infer(self, inputs, context), which is not async")
@@ -72,10 +72,6 @@ def _import(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.parent))
     spec.loader.exec_module(module)
     return module
-
-
-def _construct(found: type, context: ModelContext) -> Any:
-    return found(context) if _takes(found, context) else found()
 
 
 def _takes(function: Any, *arguments: object) -> bool:

@@ -25,20 +25,15 @@ def used_bytes(pid: int, not_its_own: int, worth_a_look: int) -> int:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    for child in _children(pid):
-        yield child
-        yield from descendants(child)
-
-
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
-                found += (int(word) for word in file.read().split())
+                children = [int(word) for word in file.read().split()]
+            for child in children:
+                yield child
+                yield from descendants(child)
     except OSError:  # it has ended, or the kernel does not tell
         pass
-    return found
 
 
 def _total(measured: list[dict[str, int]], not_its_own: int) -> int:

@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import DATATYPES, TorchModel, autocast_of, leaves, main_precision
+from penstock.engines.torch.model import DATATYPES, TorchModel, choose_precision, leaves
 
 _MATRIX_OPS = ("linear", "matmul", "mm", "addmm", "bmm", "conv1d", "conv2d", "conv3d")  # that autocast knows
 
@@ -34,8 +34,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
     outputs, chosen = _named("outputs", _outputs(file, program), options.outputs)
     if len(inputs) < len(own_inputs):
         raise ConfigError(f"torch.inputs: {file.name} takes {_names(own_inputs)}", reason="torch_inputs")
-    precision = main_precision(weights)
-    autocast = autocast_of(file, precision, target)
+    precision, autocast = choose_precision(file, weights, target)
     module = program.module()
     if autocast is not None:
         _convert(program, module, autocast)
@@ -46,8 +45,7 @@ def open_program(file: Path, options: TorchOptions, target: Target) -> TorchMode
         found = [leaf for _, leaf in leaves(module(*arguments, **keywords))]
         return [found[place] for place in chosen]
 
-    runs_in = precision if autocast is None else target.precision
-    return TorchModel(inputs, outputs, runs_in, module, call, autocast=autocast)
+    return TorchModel(inputs, outputs, precision, module, call, autocast=autocast)
 
 
 def _inputs(file: Path, program: Any) -> tuple[list[TensorSpec], Fill]:

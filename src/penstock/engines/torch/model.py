@@ -77,14 +77,15 @@ def main_precision(tensors: Sequence[Any]) -> str:
     return max(counts, key=counts.__getitem__) if counts else "fp32"
 
 
-def autocast_of(file: Path, precision: str, target: Target) -> Any:
-    """The dtype that a file of this precision is to be run in; None: as it is. Such a file's casts are its own,
+def choose_precision(file: Path, weights: Sequence[Any], target: Target) -> tuple[str, Any]:
+    """What a file is run in, and the dtype of its autocast; None: as it is. Such a file's casts are its own,
     so it is not converted as a whole."""
+    precision = main_precision(weights)
     if target.precision in ("auto", precision):
-        return None
+        return precision, None
     if precision != "fp32":
         raise ConfigError(
             f"{file}: its weights are in {precision}, and it is not run in {target.precision}; use precision: auto",
             file=str(file),
         )
-    return DTYPES[target.precision]
+    return target.precision, DTYPES[target.precision]

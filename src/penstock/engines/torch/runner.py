@@ -31,7 +31,9 @@ class TorchRunner:
         self._streams: dict[int, Any] = {}  # by instance
         self._dtypes = {spec.name: TORCH_TYPES[spec.datatype] for spec in model.outputs}
         self._is_converted = model.autocast is not None
-        _be_exact()
+        # TF32 has FP16's mantissa, and would run what says fp32.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
         if target.kind == "cuda":
             torch.cuda.synchronize(self._device)  # the weights are there before another stream reads them
 
@@ -139,9 +141,3 @@ def brief(error: Exception) -> str:
         return type(error).__name__
     told = lines[-1:] if "TorchScript" in lines[0] else lines[: 2 if lines[0].endswith(":") else 1]
     return re.sub(r"^(RuntimeError|IndexError): ", "", " ".join(told))[:300]
-
-
-def _be_exact() -> None:
-    """TF32 has FP16's mantissa, and would run what says fp32."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import TorchModel, autocast_of, main_precision
+from penstock.engines.torch.model import TorchModel, choose_precision
 from penstock.engines.torch.runner import brief
 
 _MATRIX_MODULES = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
@@ -24,8 +24,7 @@ def open_script(file: Path, options: TorchOptions, target: Target) -> TorchModel
     if not (options.inputs and options.outputs):
         raise ConfigError(f"{file.name}: {_missing(arguments, options)}", file=str(file), reason="torch_inputs")
     names = _bind(file, arguments, options.inputs)
-    precision = main_precision([*module.parameters(), *module.buffers()])
-    autocast = autocast_of(file, precision, target)
+    precision, autocast = choose_precision(file, [*module.parameters(), *module.buffers()], target)
     if autocast is not None:
         _convert(module, autocast)
 
@@ -35,7 +34,7 @@ def open_script(file: Path, options: TorchOptions, target: Target) -> TorchModel
     return TorchModel(
         specs(options.inputs),
         specs(options.outputs),
-        target.precision if autocast is not None else precision,
+        precision,
         module,
         call,
         may_compile=False,
