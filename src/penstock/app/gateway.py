@@ -63,7 +63,7 @@ class Gateway:
         self._dispatcher = Dispatcher(
             config.data_plane.max_attempts,
             self._router_metrics,
-            self._workers_changed,
+            lambda: self._retire(self._resolver.workers_changed(self._dispatcher.descriptions())),
             lambda worker, blocks: self._sessions.lost(worker, blocks),
         )
         self._cache = ResponseCache(
@@ -154,9 +154,6 @@ class Gateway:
         await self._sessions.close()
         await self._cache.close()
         await self._dispatcher.stop()
-
-    def _workers_changed(self) -> None:
-        self._retire(self._resolver.workers_changed(self._dispatcher.descriptions()))
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:
         for block_id, error in gone.items():

@@ -134,11 +134,6 @@ def decode_signature(message: pb.ModelMetadataResponse) -> ModelSignature:
     return ModelSignature(message.name, tuple(message.versions), message.platform, inputs, outputs)
 
 
-def decode_task(message: pb.ModelConfigResponse) -> str:
-    """Empty where the server is another, whose models have none."""
-    return message.config.parameters["task"].string_value if "task" in message.config.parameters else ""
-
-
 def objects(values: Sequence[object]) -> Array:
     array = np.empty(len(values), dtype=object)
     array[:] = values

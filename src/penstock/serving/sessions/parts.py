@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from penstock.core.errors import PenstockError
 from penstock.core.requests import SessionStep
@@ -123,10 +124,7 @@ class BlockSessions:
 
     def oldest_idle(self) -> Session | None:
         """Sessions that are over come before those that may still go on."""
-        for shelf in (self.over, self.idle):
-            if shelf:
-                return next(iter(shelf.values()))
-        return None
+        return next(chain(self.over.values(), self.idle.values()), None)
 
     def idle_since(self, then: float) -> Iterator[Session]:
         """Sessions last heard of by then; the caller forgets each before it takes the next."""
