@@ -1,8 +1,12 @@
-"""From a model's folder to a version that runs in this process: engine, task, warm-up."""
+"""From a model's folder to a version that runs in this process: engine, task, warm-up, the memory that it takes."""
 
+import ctypes
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import psutil
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
@@ -10,11 +14,12 @@ from penstock.core.signature import Signature
 from penstock.engines.base import Engine
 from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
-from penstock.models.memory import family_bytes, trim
 from penstock.models.settings import NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import Task
 
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
+# The C library keeps what was freed for itself unless it is asked; not all have this.
+_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +119,19 @@ def has_steady_cost(file: Path) -> bool:
     from penstock.engines.onnx.network import has_branches
 
     return not has_branches(file)
+
+
+def family_bytes() -> int:
+    """Memory of this process and of those that models run in. Looks at all processes: not for the event loop."""
+    this = psutil.Process()
+    total = int(this.memory_info().rss)
+    for child in this.children(recursive=True):
+        with suppress(psutil.Error):
+            total += child.memory_info().rss
+    return total
+
+
+def trim() -> None:
+    """Gives what was freed back to the system. Takes some milliseconds: not for the event loop."""
+    if _TRIM is not None:
+        _TRIM(0)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -134,9 +135,7 @@ def _compare(tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> list[Fin
 
 
 def _look_for_no_numbers(answers: Sequence[Sequence[Tensor]]) -> list[Finding]:
-    floats = [
-        tensor for tensors in answers for tensor in tensors if tensor.datatype in ("FP16", "FP32", "FP64", "BF16")
-    ]
+    floats = [tensor for tensor in chain(*answers) if tensor.datatype in ("FP16", "FP32", "FP64", "BF16")]
     wrong = [tensor.name for tensor in floats if not np.isfinite(to_array(tensor).astype(np.float64)).all()]
     advice = "The weights may be broken, or a conversion to FP16 or INT8 may have gone wrong."
     return [warning("not_finite", f"output '{name}' has infinities or no numbers", advice) for name in wrong]

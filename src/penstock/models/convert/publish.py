@@ -78,12 +78,10 @@ def publish(folder: Path, model: Path, report: Mapping[str, Any]) -> str:
 
 def read_report(model: Path, version: str) -> dict[str, Any] | None:
     """The report of a version that was made by quantizing another one; None for any other."""
-    file = model / version / REPORT
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return dict(json.loads((model / version / REPORT).read_text(encoding="utf-8")))
+    except (OSError, TypeError, ValueError):
         return None
-    return found
 
 
 def original_of(model: Path, version: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -83,18 +84,15 @@ class RedisStore:
         return None
 
     async def get(self, key: bytes) -> bytes | None:
-        try:
+        with suppress(Unavailable):
             found: bytes | None = await self._call("GET", NAMESPACE + key)
-        except Unavailable:
-            return None
-        return found
+            return found
+        return None
 
     async def set(self, key: bytes, value: bytes, ttl_s: float) -> None:
         ttl_ms = max(1, int(min(ttl_s, MAX_TTL_S) * 1000))
-        try:
+        with suppress(Unavailable):
             await self._call("SET", NAMESPACE + key, value, "PX", ttl_ms)
-        except Unavailable:
-            return
 
     async def delete(self, key: bytes) -> bool:
         return bool(await self._call("UNLINK", NAMESPACE + key))

@@ -100,12 +100,15 @@ class SqliteStore(MemoryStore):
         entry = self._lru.find(key, self._clock())
         if entry is None or entry.value is not None:
             return None if entry is None else entry.value
+        assert self._connection is not None, "start the store first"
+        query = "SELECT value FROM entries WHERE key = ?"
         try:
             async with asyncio.timeout(self._timeout_s):
-                value = await self._read(key)
+                rows = await self._connection.execute_fetchall(query, (key,))
         except (TimeoutError, aiosqlite.Error) as error:
             self._failed("read", error)
             return None
+        value = next((bytes(found) for (found,) in rows), None)
         if value is None:
             self._lru.remove(key)
         elif entry.value is None:
@@ -162,11 +165,6 @@ class SqliteStore(MemoryStore):
             self._pending_bytes -= len(change.value)
 
     # --- the file
-
-    async def _read(self, key: bytes) -> bytes | None:
-        assert self._connection is not None, "start the store first"
-        rows = await self._connection.execute_fetchall("SELECT value FROM entries WHERE key = ?", (key,))
-        return next((bytes(value) for (value,) in rows), None)
 
     async def _write_forever(self) -> None:
         while True:

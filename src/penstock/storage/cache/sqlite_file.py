@@ -43,7 +43,8 @@ async def open_file(file: Path) -> aiosqlite.Connection:
             return await _connect(file)
         except _Damaged as damage:
             log.warning("cache_file_damaged", file=str(file), error=str(damage), advice="begun anew")
-            _remove(file)
+            for suffix in ("", "-wal", "-shm", "-journal"):
+                file.with_name(file.name + suffix).unlink(missing_ok=True)
             return await _connect(file)
     except (_Damaged, OSError, aiosqlite.Error) as error:
         raise ConfigError(
@@ -104,8 +105,3 @@ def _is_ours(file: Path) -> bool:
         raise ConfigError(f"{file}: the response cache cannot be read: {error}", file=str(file)) from error
     is_cache = header.startswith(_MAGIC) and int.from_bytes(header[68:72], "big") == APPLICATION_ID
     return not header or is_cache
-
-
-def _remove(file: Path) -> None:
-    for suffix in ("", "-wal", "-shm", "-journal"):
-        file.with_name(file.name + suffix).unlink(missing_ok=True)

@@ -15,8 +15,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
 from penstock.core.errors import message_of
 from penstock.core.statistics import BlockStatistics
-from penstock.models.loading import LoadedBlock, load_block
-from penstock.models.memory import trim
+from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob

@@ -5,8 +5,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from penstock.core.tensors import from_array
-from penstock.models.convert.fidelity import Answers, rule_of
-from penstock.models.convert.ranks import cosines, distribution, psnr_db, rank_agreement, spearman
+from penstock.models.convert.fidelity import Answers, cosines, distribution, psnr_db, rank_agreement, rule_of, spearman
 from penstock.models.convert.speed import Speed
 
 
