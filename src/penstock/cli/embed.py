@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal.files import writing
+from penstock.cli.terminal.files import telling
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.requests import ask_in_chunks
@@ -50,7 +50,7 @@ def embed(
 def _save(file: Path, vectors: "Array") -> None:
     import numpy as np
 
-    with writing(file):
+    with telling(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors)
 

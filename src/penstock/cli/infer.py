@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal.files import read_array, read_bytes, writing
+from penstock.cli.terminal.files import read_array, read_bytes, telling
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import print_json
 from penstock.core.errors import InvalidRequest
@@ -68,17 +68,16 @@ def _read_value(spec: "TensorSpec", value: str) -> "Array":
     if value.startswith("@"):
         file = Path(value[1:])
         return _fit(spec, read_array(file)) if file.suffix == ".npy" else _convert(spec, read_bytes(file))
-    if value.startswith("["):
-        try:
-            return _convert(spec, json.loads(value))
-        except ValueError as error:
-            if spec.datatype != "BYTES":
-                raise InvalidRequest(f"input '{spec.name}': {value!r:.60} is not a JSON array: {error}") from error
-    if spec.datatype == "BYTES":
+    is_array = value.startswith("[")
+    if spec.datatype == "BYTES" and not is_array:
         return _convert(spec, value)
     try:
         return _convert(spec, json.loads(value))
     except ValueError as error:
+        if spec.datatype == "BYTES":
+            return _convert(spec, value)
+        if is_array:
+            raise InvalidRequest(f"input '{spec.name}': {value!r:.60} is not a JSON array: {error}") from error
         raise InvalidRequest(
             f"input '{spec.name}' takes {spec.datatype}: give [1, 2, 3] or @file.npy, not {value!r:.60}"
         ) from error
@@ -112,7 +111,7 @@ def _save(folder: Path, found: Mapping[str, "Array"]) -> dict[str, list[str]]:
     import numpy as np
 
     written: dict[str, list[str]] = {}
-    with writing(folder):
+    with telling(folder, "written"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in found.items():
             stem = name.replace("/", "_").lstrip(".") or "output"

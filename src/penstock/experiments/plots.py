@@ -92,11 +92,9 @@ class _Scale:
         self._is_log = axis.is_log
         self._start, self._end = start, end
         low, high = min(values), max(values)
-        if axis.is_log:
-            self.ticks = list(axis.ticks) or _log_ticks(low, high)
-        else:
-            low = 0.0 if axis.starts_at_zero else low
-            self.ticks = list(axis.ticks) or _ticks(low, high)
+        if axis.starts_at_zero and not axis.is_log:
+            low = 0.0
+        self.ticks = list(axis.ticks) or (_log_ticks if axis.is_log else _ticks)(low, high)
         edges = [value for value, _ in self.ticks]
         self._low = self._bend(min([low, *edges]))
         self._high = self._bend(max([high, *edges]))

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import psutil
@@ -43,22 +44,15 @@ class Sampler:
         self._thread.join()
 
     def _run(self) -> None:
-        before, moment = self._read(), time.monotonic()
-        while not self._over.wait(self._period_s):
-            found, now = self._read(), time.monotonic()
-            if found is None or before is None:
-                return  # the server is gone: the load will say so
-            cpu = {role: 100 * max(0.0, found[role][0] - before[role][0]) / (now - moment) for role in ROLES}
-            memory = {role: found[role][1] / MIB for role in ROLES}
-            numbers = (cpu["gateway"], cpu["worker"], memory["gateway"], memory["worker"])
-            self.samples.append(UsageSample(round(now - self._start, 3), *(round(number, 1) for number in numbers)))
-            before, moment = found, now
-
-    def _read(self) -> dict[str, tuple[float, int]] | None:
-        try:
-            return usage(self._main)
-        except psutil.NoSuchProcess:
-            return None
+        with suppress(psutil.NoSuchProcess):  # the server is gone: the load will say so
+            before, moment = usage(self._main), time.monotonic()
+            while not self._over.wait(self._period_s):
+                found, now = usage(self._main), time.monotonic()
+                cpu = [100 * max(0.0, found[role][0] - before[role][0]) / (now - moment) for role in ROLES]
+                memory = [found[role][1] / MIB for role in ROLES]
+                numbers = (round(number, 1) for number in (*cpu, *memory))
+                self.samples.append(UsageSample(round(now - self._start, 3), *numbers))
+                before, moment = found, now
 
 
 def usage(main: psutil.Process) -> dict[str, tuple[float, int]]:

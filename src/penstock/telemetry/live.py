@@ -47,13 +47,7 @@ def compare(before: Snapshot, after: Snapshot, seconds: float, at: float, standi
         requests_by_model=_rates(counts.by("model", "penstock_requests_total"), seconds),
         blocks=[_block(block, counts, gauges, seconds) for block in standing.blocks],
         workers=[
-            _worker(
-                name,
-                known.get(name),
-                _Figures([grown.get(name, {})]),
-                _Figures([after.get(name, nothing).gauges]),
-                seconds,
-            )
+            _worker(name, known.get(name), grown.get(name, {}), after.get(name, nothing).gauges, seconds)
             for name in sorted(names)
         ],
     )
@@ -191,8 +185,13 @@ def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: fl
 
 
 def _worker(
-    name: str, standing: WorkerStanding | None, counts: _Figures, gauges: _Figures, seconds: float
+    name: str,
+    standing: WorkerStanding | None,
+    grown: Mapping[Series, float],
+    at_work: Mapping[Series, float],
+    seconds: float,
 ) -> LiveWorker:
+    counts, gauges = _Figures([grown]), _Figures([at_work])
     batches = _batches(counts, seconds)
     if standing is None:
         nothing = InstancesAtWork(0, 0, None)
@@ -213,12 +212,10 @@ def _worker(
 
 def _instances(counts: _Figures, gauges: _Figures, seconds: float) -> InstancesAtWork:
     states = gauges.by("state", "penstock_instances")
-    number = states.get("busy", 0.0) + states.get("idle", 0.0)
+    busy, idle = states.get("busy", 0.0), states.get("idle", 0.0)
     spent_s = sum(counts.total(f"penstock_{phase}_seconds_sum") for phase in ("batch", "compute"))
-    share = min(1.0, spent_s / seconds / number) if number and seconds > 0 else None
-    return InstancesAtWork(
-        round(states.get("busy", 0)), round(states.get("idle", 0)), None if share is None else round(share, 4)
-    )
+    share = round(min(1.0, spent_s / seconds / (busy + idle)), 4) if busy + idle and seconds > 0 else None
+    return InstancesAtWork(round(busy), round(idle), share)
 
 
 def _is_worker(figures: ProcessFigures) -> bool:

@@ -11,13 +11,10 @@ from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.progress import show_progress
 from penstock.cli.terminal.repository import MODELS
 
-Seconds = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds that a model may take to load and answer.")]
-DEFAULT_S = 300.0
-
 
 def check(
     path: Annotated[Path, typer.Argument(help="A model's folder, or a repository.")] = MODELS,
-    timeout: Seconds = DEFAULT_S,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that a model may take to load and answer.")] = 300.0,
     as_json: AsJson = False,
 ) -> None:
     """Say all that is wrong with a model's folder, load it as a worker would, and ask it once."""

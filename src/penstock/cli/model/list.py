@@ -4,13 +4,18 @@ from pathlib import Path
 
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json
-from penstock.cli.terminal.repository import MODELS, Repository, list_folders
+from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
 
 def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served."""
-    rows = [_describe(path) for path in list_folders(repository)]
+    from penstock.models.folder import list_model_folders
+
+    try:
+        rows = [_describe(path) for path in list_model_folders(repository)]
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; say where yours is") from error
     if as_json:
         print_json(rows)
         return

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def read_bytes(file: Path) -> bytes:
-    with _reading(file):
+    with telling(file, "read"):
         return file.read_bytes()
 
 
@@ -20,30 +20,22 @@ def read_array(file: Path) -> "Array":
     import numpy as np
 
     try:
-        with _reading(file):
+        with telling(file, "read"):
             return np.asarray(np.load(file, allow_pickle=False))
     except (ValueError, EOFError) as error:
         raise InvalidRequest(f"{file}: is not a NumPy file of plain numbers: {error}") from error
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    with writing(file):
+    with telling(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(data)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Inside, a failure is told as that of `path`."""
+def telling(path: Path | str, what: str) -> Iterator[None]:
+    """Inside, a failure is told as that of `path`, which cannot be `what`: read or written."""
     try:
         yield
     except OSError as error:
-        raise InvalidRequest(f"{path}: cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror or error}") from error
+        raise InvalidRequest(f"{path}: cannot be {what}: {error.strerror or error}") from error

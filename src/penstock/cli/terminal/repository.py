@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.core.errors import ConfigError
-
 MODELS = Path("models")
 
 Repository = Annotated[Path, typer.Option("--repository", "-r", help="The model repository.")]
@@ -14,15 +12,6 @@ ServedModels = Annotated[
     Path | None,
     typer.Option("--models", help="The model repository. [default: ./models, or the packaged models]"),
 ]
-
-
-def list_folders(repository: Path) -> list[Path]:
-    from penstock.models.folder import list_model_folders
-
-    try:
-        return list_model_folders(repository)
-    except ConfigError as error:
-        raise ConfigError(f"{error.message}; say where yours is") from error
 
 
 def find_repository(models: Path | None) -> Path:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from penstock.cli.terminal.files import telling
 from penstock.core.errors import InvalidRequest
 
 SHOWN_CHARS = 60
@@ -16,16 +17,15 @@ def read_texts(arguments: Sequence[str], file: Path | None, what: str = "texts")
         return list(arguments)
     if file is None and sys.stdin.isatty():
         raise InvalidRequest(f"no {what}: give them as arguments, with --file FILE, or one a line on stdin")
+    where = file or "stdin"
     try:
-        raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
+        with telling(where, "read"):
+            raw = sys.stdin.buffer.read() if file is None else file.read_bytes()
         lines = raw.decode("utf-8").splitlines()
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        where = file or "stdin"
         raise InvalidRequest(f"{where}: is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not lines:
-        raise InvalidRequest(f"{file or 'stdin'} has no {what}: one a line is expected")
+        raise InvalidRequest(f"{where} has no {what}: one a line is expected")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 
 from rich.console import Group, JustifyMethod, RenderableType
@@ -74,14 +75,8 @@ def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
     yield _line("batches", f"[bold]{_number(batches.per_s)}[/] /s   {_number(batches.rows_mean)} rows{padding}")
     if not is_wide:
         yield _line("closed by", _shares(batches.closed))
-    troubles = view.troubles
-    named = {
-        "refusals": troubles.refusals,
-        "retries": troubles.retries,
-        "workers lost": troubles.workers_lost,
-        "failures": troubles.failures,
-    }
-    yield _line("trouble", "   ".join(f"{name} {_happened(found)}" for name, found in named.items()))
+    troubles = [(each.name.replace("_", " "), getattr(view.troubles, each.name)) for each in fields(view.troubles)]
+    yield _line("trouble", "   ".join(f"{name} {_happened(found)}" for name, found in troubles))
 
 
 def _line(name: str, markup: str) -> Text:

@@ -4,8 +4,9 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any, Self
+from typing import Any
 
 from penstock.core.errors import InternalError, Unavailable
 from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
@@ -14,30 +15,21 @@ from penstock.experiments.processes import Running
 HEAD_START_S = 0.05  # from the command to the first request: all processes have it by then
 
 
-class Generator:
+class Generator(ExitStack):
     """Use it as a context. Concurrency and rate are shared out; one caller needs one process."""
 
     def __init__(self, spec: LoadSpec, processes: int = 1) -> None:
+        super().__init__()
         share = replace(spec, connections=max(1, -(-spec.connections // processes)))
         self._processes: list[_Process] = []
         try:
             for _ in range(processes):
-                self._processes.append(_Process(share))
+                self._processes.append(self.enter_context(_Process(share)))
             for process in self._processes:
                 process.connect(spec.target)
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.end()
 
     def run(self, window: Window) -> WindowOutcome:
         """One window; what was sent and the CPU time are those of the whole run, warm-up included."""

@@ -15,8 +15,6 @@ from penstock.experiments.tuning.space import Configuration
 from penstock.models.folder import MODEL_ONLY, VERSION_FILE, ModelFolder, read_model_folder
 from penstock.models.settings_file import dotted, edit_settings
 
-MODEL_FILE = "model.yaml"
-
 
 def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dict[Path, Mapping[str, Any]]:
     """The file in which each change takes effect.
@@ -28,7 +26,7 @@ def places(folder: ModelFolder, version: str, changes: Mapping[str, Any]) -> dic
     is_shared = folder.settings.versions != "latest" and len({*folder.versions, version}) > 1
     inside = {key: value for key, value in changes.items() if key not in MODEL_ONLY and (is_shared or key in laid_over)}
     outside = {key: value for key, value in changes.items() if key not in inside}
-    found = {folder.path / MODEL_FILE: outside, own: inside}
+    found = {folder.path / "model.yaml": outside, own: inside}
     return {file: part for file, part in found.items() if part}
 
 

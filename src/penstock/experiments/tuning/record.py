@@ -9,8 +9,6 @@ from penstock.experiments.tuning.search import Final
 from penstock.experiments.tuning.space import Configuration
 from penstock.experiments.tuning.trials import Trials
 
-FILE = "report.json"
-
 
 class VariantRecord(Kept):
     name: str
@@ -39,7 +37,7 @@ class Applied(Kept):
 
 
 class TuneRecord(KeptFile):
-    file_name = FILE
+    file_name = "report.json"
 
     format: Literal[1] = 1
     model: str

@@ -55,8 +55,7 @@ class Configuration:
 
     def differences(self, other: "Configuration") -> int:
         """How many settings differ; a converted file counts as one more, for it is a version to keep."""
-        settings = [each.name for each in fields(self)]
-        own = sum(bool(getattr(self, name) != getattr(other, name)) for name in settings)
+        own = sum(bool(getattr(self, each.name) != getattr(other, each.name)) for each in fields(self))
         return own + int(self.variant != other.variant and self.variant.is_converted)
 
     def changes(self, shipped: "Configuration") -> dict[str, Any]:
