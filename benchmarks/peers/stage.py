@@ -16,8 +16,7 @@ from benchmarks.peers.results import Record, WindowRow
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.servers import Server
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.messages import write_messages
-from penstock.experiments.load.process import LoadSpec, Window
+from penstock.experiments.load.process import LoadSpec, Window, write_messages
 
 MIB = 1024 * 1024
 

@@ -9,9 +9,8 @@ from statistics import median
 
 from penstock.experiments.load.drivers import ECHO, INFER
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
 from penstock.experiments.processes import ServerRun
 
 PERCENTILES = (50, 95, 99)

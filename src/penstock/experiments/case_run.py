@@ -6,9 +6,8 @@ from pathlib import Path
 
 from penstock.experiments.experiment import Case, ExperimentPart
 from penstock.experiments.load.generator import HEAD_START_S, Generator
-from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
 from penstock.experiments.load.steady import (
     AGREEING,
     Measured,

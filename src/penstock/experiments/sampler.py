@@ -26,10 +26,9 @@ class UsageSample(NamedTuple):
 class Sampler:
     """Use it as a context around a load; its time starts there."""
 
-    def __init__(self, pid: int, period_s: float = PERIOD_S) -> None:
+    def __init__(self, pid: int) -> None:
         self.samples: list[UsageSample] = []
         self._main = psutil.Process(pid)
-        self._period_s = period_s
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self._start = 0.0
@@ -46,7 +45,7 @@ class Sampler:
     def _run(self) -> None:
         with suppress(psutil.NoSuchProcess):  # the server is gone: the load will say so
             before, moment = usage(self._main), time.monotonic()
-            while not self._over.wait(self._period_s):
+            while not self._over.wait(PERIOD_S):
                 found, now = usage(self._main), time.monotonic()
                 cpu = [100 * max(0.0, found[role][0] - before[role][0]) / (now - moment) for role in ROLES]
                 memory = [found[role][1] / MIB for role in ROLES]

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.messages import write_messages
-from penstock.experiments.load.process import LoadSpec, Window
+from penstock.experiments.load.process import LoadSpec, Window, write_messages
 from penstock.experiments.load.steady import Measured, is_enough, measured
 
 BUSY = 0.8  # of its core: beyond it the generator may be what was measured

@@ -7,6 +7,7 @@ and its CPU time can be told apart. Load goes on from warm-up through all window
 import asyncio
 import json
 import random
+import struct
 import sys
 import time
 from collections import Counter
@@ -19,10 +20,10 @@ import uvloop
 
 from penstock.experiments.load.drivers import INFER, Driver, Rejected, make_driver
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.load.messages import read_messages
 
 GRACE_S = 65.0  # for what is under way when the last window ends: longer than a driver waits
 MOST_INSIDE = 10_000  # requests of an open loop that wait for their answers; beyond it they are not sent
+_LENGTH = struct.Struct("<Q")  # before each message of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,25 @@ class ContinuousLoad:
 
     def _reject(self, code: str) -> None:
         self._now.rejected[code] = self._now.rejected.get(code, 0) + 1
+
+
+def write_messages(file: Path, messages: Iterable[bytes]) -> Path:
+    """Requests that are ready to be sent: what the generator's processes share."""
+    with file.open("wb") as stream:
+        for message in messages:
+            stream.write(_LENGTH.pack(len(message)))
+            stream.write(message)
+    return file
+
+
+def read_messages(file: Path) -> list[bytes]:
+    found: list[bytes] = []
+    with file.open("rb") as stream:
+        while length := stream.read(_LENGTH.size):
+            found.append(stream.read(*_LENGTH.unpack(length)))
+    if not found:
+        raise ValueError(f"{file} has no requests")
+    return found
 
 
 async def _serve_commands(spec: LoadSpec) -> None:

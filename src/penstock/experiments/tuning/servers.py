@@ -12,9 +12,8 @@ import psutil
 
 from penstock.experiments.experiment import digest
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.messages import write_messages
 from penstock.experiments.load.payloads import Payload, encode
-from penstock.experiments.load.process import LoadSpec, Window
+from penstock.experiments.load.process import LoadSpec, Window, write_messages
 from penstock.experiments.load.steady import NothingAnswered
 from penstock.experiments.sampler import usage
 from penstock.experiments.server import ExperimentServer

@@ -9,8 +9,14 @@ from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.measure import LoadRow
 from penstock.experiments.load.drivers import Rejected
 from penstock.experiments.load.latencies import PERCENTILES, Latencies
-from penstock.experiments.load.messages import read_messages, write_messages
-from penstock.experiments.load.process import ContinuousLoad, Window, WindowOutcome, merge_outcomes
+from penstock.experiments.load.process import (
+    ContinuousLoad,
+    Window,
+    WindowOutcome,
+    merge_outcomes,
+    read_messages,
+    write_messages,
+)
 from penstock.experiments.load.steady import is_enough, is_steady, measured
 from penstock.models.convert.speed import spread
 
