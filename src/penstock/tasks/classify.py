@@ -117,8 +117,7 @@ def _build_input(
     if kind == "text":
         from penstock.tasks.text import TextNetwork, TextTask
 
-        tokenizer = folder / options.tokenizer
-        network = TextNetwork("classify", engine, tokenizer, options.max_length, limits.max_tokens)
+        network = TextNetwork("classify", folder, options, engine, limits.max_tokens)
         return TextTask(network, output.name, output, limits.max_rows)
     if kind == "image":
         from penstock.tasks.image_input import ImageInput

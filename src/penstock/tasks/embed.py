@@ -24,8 +24,7 @@ class EmbedTask(TextTask):
         engine: Signature,
         max_tokens_per_request: int,
     ) -> None:
-        tokenizer = folder / options.tokenizer
-        network = TextNetwork("embed", engine, tokenizer, options.max_length, max_tokens_per_request)
+        network = TextNetwork("embed", folder, options, engine, max_tokens_per_request)
         width = find_output(engine, options.output, "embed.output", ("FP32",)).shape[1]
         super().__init__(network, options.output, TensorSpec(OUTPUT, "FP32", (-1, width)), max_rows)
 

@@ -7,23 +7,25 @@ from pydantic import Field
 from penstock.core.settings import Section
 
 
-class EmbedOptions(Section):
+class TextOptions(Section):
     tokenizer: str = "tokenizer.json"
-    max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # longer texts are cut here, as the model's authors do
+    # Longer texts, or pairs of a cross-encoder, are cut here, as the model's authors do.
+    max_length: Annotated[int, Field(ge=4, le=65536)] = 256
+
+
+class EmbedOptions(TextOptions):
     output: str = "sentence_embedding"  # the network's output that becomes `embedding`
 
 
-class ScoreOptions(Section):
+class ScoreOptions(TextOptions):
     """How a query and a passage become a number."""
 
     method: Literal["auto", "cosine", "cross"] = "auto"  # auto: cosine where the network gives vectors
-    tokenizer: str = "tokenizer.json"
-    max_length: Annotated[int, Field(ge=4, le=65536)] = 256  # of a text, or of a pair for a cross-encoder
     output: str = ""  # the network's output; empty: sentence_embedding or logits
     activation: Literal["sigmoid", "none"] = "sigmoid"  # of a cross-encoder
 
 
-class ClassifyOptions(Section):
+class ClassifyOptions(TextOptions):
     """What becomes the network's input, and what its output means."""
 
     input: Literal["auto", "image", "text", "tensor"] = "auto"  # auto: as the network's inputs look
@@ -31,8 +33,6 @@ class ClassifyOptions(Section):
     output: str = ""  # the network's output; empty: its only one
     activation: Literal["softmax", "sigmoid", "none"] = "softmax"
     top_k: Annotated[int, Field(ge=1, le=1000)] = 1  # labels in an answer, best first
-    tokenizer: str = "tokenizer.json"
-    max_length: Annotated[int, Field(ge=4, le=65536)] = 256
     size: Annotated[int, Field(ge=1, le=4096)] | None = None  # pixels along an image's side; None: as the network says
     fit: Literal["crop", "stretch", "pad"] = "crop"
     colors: Literal["rgb", "bgr", "gray"] = "rgb"

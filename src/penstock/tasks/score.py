@@ -34,8 +34,7 @@ def build_score_task(
             f"score.method: a cross-encoder gives 1 or 2 numbers for a pair, but '{output.name}' has "
             f"{output.shape[1]}; set method: cosine where they are vectors, or task: classify"
         )
-    tokenizer = folder / options.tokenizer
-    network = TextNetwork("score", engine, tokenizer, options.max_length, max_tokens_per_request)
+    network = TextNetwork("score", folder, options, engine, max_tokens_per_request)
     if method == "cosine":
         return CosineTask(network, output.name, max_rows)
     return CrossTask(network, options, output.name, max_rows)

@@ -17,6 +17,7 @@ from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, unpack_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
+from penstock.tasks.options import TextOptions
 
 TEXT = "text"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
@@ -100,11 +101,11 @@ class TextNetwork:
     """A network of token ids, and the tokenizer that it was trained with."""
 
     def __init__(
-        self, task: str, engine: Signature, tokenizer: Path, max_length: int, max_tokens_per_request: int
+        self, task: str, folder: Path, options: TextOptions, engine: Signature, max_tokens_per_request: int
     ) -> None:
         self._has_types = _check_inputs(task, engine)
-        self.tokenizer = TextTokenizer(tokenizer, max_length)
-        self.max_length = max_length
+        self.max_length = options.max_length
+        self.tokenizer = TextTokenizer(folder / options.tokenizer, self.max_length)
         self._max_tokens = max_tokens_per_request
 
     def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:

@@ -13,6 +13,7 @@ from tokenizers.processors import BertProcessing, RobertaProcessing, TemplatePro
 from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import TensorSpec
+from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import TextNetwork, TextTokenizer
 
@@ -117,7 +118,7 @@ def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
 def test_pairs_and_texts_are_padded_with_zeros(folder: Path, has_types: bool) -> None:
     names = ["input_ids", "attention_mask", "token_type_ids"][: 3 if has_types else 2]
     engine: Any = Signature(tuple(TensorSpec(name, "INT64", (-1, -1)) for name in names), (), "onnx", "fp32")
-    graph = TextNetwork("score", engine, folder / "tokenizer.json", 16, 100)
+    graph = TextNetwork("score", folder, ScoreOptions(max_length=16), engine, 100)
     pieces = list(PairTokens(graph.tokenizer, 16).pieces([([7], [8]), ([7, 7], [8, 8])]))
     joined = graph.join([*pieces, *graph.pieces(["cat"])[0]])
     assert list(joined) == names
