@@ -1,5 +1,6 @@
 """Models put into a repository: linked from where they are, or written."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,15 @@ import yaml
 from onnx import helper
 
 
-def link_model(source: Path, target: Path, **changes: Any) -> None:
-    """Version 1 of the model in the folder `source`, with its settings changed; weights are linked, not copied."""
-    target.mkdir(parents=True)
+def link_model(source: Path, target: Path, weights: Path | None = None, **changes: Any) -> None:
+    """Version 1 of the model in the folder `source`, or its `weights` where they are elsewhere: linked, not copied.
+    `changes` are laid over its settings, section by section."""
     settings = yaml.safe_load((source / "model.yaml").read_text())
-    (target / "model.yaml").write_text(yaml.safe_dump({**settings, **changes}))
-    (target / "1").symlink_to((source / "1").resolve())
+    for key, value in changes.items():
+        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
+    target.mkdir(parents=True)
+    (target / "model.yaml").write_text(yaml.safe_dump(settings))
+    (target / "1").symlink_to((weights or source / "1").resolve())
 
 
 def write_network(folder: Path, graph: onnx.GraphProto, **settings: Any) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -12,7 +13,8 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, sessions, slow_reader
-from benchmarks.chaos.report import ChaosPlan, Result, Scenario, machine, print_table
+from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
+from penstock.telemetry.machine import describe_machine
 
 SCENARIOS: Mapping[str, Scenario] = {
     "kill": kill.run,
@@ -31,7 +33,7 @@ def main() -> int:
     options = _parse()
     console = Console(stderr=True)
     results: list[tuple[str, Result]] = []
-    before = machine()
+    before = {**describe_machine(), "load_average": os.getloadavg()}
     for name in options.only or SCENARIOS:
         started = time.monotonic()
         console.print(f"[bold]{name}[/]")

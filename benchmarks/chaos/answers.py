@@ -21,18 +21,17 @@ class AttackAnswers:
         self.kinds[kind] += 1
 
     def crash(self, kind: str, sample: object) -> None:
-        self.typed(kind)
         self.crashes += 1
-        self._keep(f"{kind}: {sample!r:.400}")
+        self._keep(kind, sample)
 
     def hang(self, kind: str, sample: object) -> None:
-        self.typed(f"{kind} hang")
         self.hangs += 1
-        self._keep(f"{kind} hang: {sample!r:.400}")
+        self._keep(f"{kind} hang", sample)
 
     def details(self) -> dict[str, Any]:
         return {"sent": self.sent, "kinds": dict(self.kinds.most_common()), "samples": self.samples}
 
-    def _keep(self, sample: str) -> None:
+    def _keep(self, kind: str, sample: object) -> None:
+        self.typed(kind)
         if len(self.samples) < SAMPLES:
-            self.samples.append(sample)
+            self.samples.append(f"{kind}: {sample!r:.400}")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 
 from benchmarks.chaos.answers import HANG_S, AttackAnswers
@@ -52,10 +53,8 @@ class Connection:
             writer = self._streams[1]
             self._streams = None
             writer.close()
-            try:
+            with suppress(ConnectionError):
                 await writer.wait_closed()
-            except ConnectionError:
-                return
 
 
 class RestAttack:

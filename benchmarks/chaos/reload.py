@@ -111,12 +111,10 @@ async def _wake(server: ServerProcess, channel: grpc.aio.Channel, number: int, c
 
 
 async def _until_dormant(server: ServerProcess) -> None:
-    await until_seen(lambda: _state(server, NAPPER) == "dormant", f"{NAPPER} is dormant", 60)
+    def states() -> list[str]:
+        return [block["state"] for block in server.status()["blocks"] if block["model"] == NAPPER]
 
-
-def _state(server: ServerProcess, model: str) -> str:
-    (found,) = [block["state"] for block in server.status()["blocks"] if block["model"] == model]
-    return str(found)
+    await until_seen(lambda: states() == ["dormant"], f"{NAPPER} is dormant", 60)
 
 
 def _post(url: str) -> str:

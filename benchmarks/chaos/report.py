@@ -1,13 +1,10 @@
 """What a scenario found: figures, the bars that they must meet, and details."""
 
-import os
-import platform
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -54,16 +51,6 @@ class ChaosPlan:
 
 
 Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]
-
-
-def machine() -> dict[str, Any]:
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "load_average": os.getloadavg(),
-    }
 
 
 def print_table(results: Iterable[tuple[str, Result]], console: Console) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import yaml
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.repository import link_model, write_network
@@ -41,8 +40,7 @@ def add_loose(repository: Path) -> None:
 
 def add_shipped(repository: Path, models: Path, name: str, **batching: Any) -> None:
     """A model of the default repository, with other settings of its batching."""
-    own = yaml.safe_load((models / name / "model.yaml").read_text()).get("batching", {})
-    link_model(models / name, repository / name, batching={**own, **batching})
+    link_model(models / name, repository / name, batching=batching)
 
 
 def _echo_network(layers: int) -> onnx.GraphProto:

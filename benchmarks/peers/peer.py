@@ -12,10 +12,8 @@ HOST = "127.0.0.1"
 SHARED = Path(__file__).parent / "shared"  # what the peers' own processes import
 # What is served. An item of each: a text, a JPEG file, a float32 array [1, 256].
 MINILM, SRCNN, NOOP = "minilm", "srcnn", "noop"
-WORKLOADS = (MINILM, SRCNN, NOOP)
 # SAME: the same ONNX file on ONNX Runtime in FP32. BEST: whatever the server does best, within the accuracy asked for.
 SAME, BEST = "same", "best"
-COMPARISONS = (SAME, BEST)
 Item = Any  # str | bytes | numpy array
 
 

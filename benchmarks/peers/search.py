@@ -56,8 +56,11 @@ class Choice:
     def winner(self, groups: Sequence[str], server: str, settings: Sequence[Setting]) -> Setting:
         """Of these settings the fastest that was measured in these groups; the first where none was."""
         entries = [entry for group in groups for entry in self.found.get(group, {}).get(server, [])]
-        rates = {index: _rate(entries, setting) for index, setting in enumerate(settings)}
-        return settings[max(rates, key=lambda index: rates[index])]
+
+        def rate(setting: Setting) -> float:
+            return max((median(entry.rps) for entry in entries if entry.is_able and entry.is_of(setting)), default=0.0)
+
+        return max(settings, key=rate)
 
     def has(self, group: str, contender: Contender, rounds: int) -> bool:
         """Measured well and often enough already."""
@@ -84,10 +87,6 @@ class Choice:
             entry.rps.append(round(record.rows[0].rps, 2))
             entry.p99_ms.append(round(record.rows[0].p99_ms, 2))
         mark_winners(entries)
-
-
-def _rate(entries: Sequence[Candidate], setting: Setting) -> float:
-    return max((median(entry.rps) for entry in entries if entry.is_able and entry.is_of(setting)), default=0.0)
 
 
 def mark_winners(entries: Sequence[Candidate]) -> None:

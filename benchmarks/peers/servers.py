@@ -57,12 +57,9 @@ class Server:
         try:
             self._wait_ready()
         except BaseException:
-            self._stop()
+            self.__exit__()
             raise
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop()
 
     def log_tail(self) -> str:
         lines = self._log.read_text(errors="replace").strip()
@@ -106,7 +103,7 @@ class Server:
         except (psutil.Error, OSError):
             return False
 
-    def _stop(self) -> None:
+    def __exit__(self, *_: object) -> None:
         self._processes()  # while they can still be told by their parents
         self._process.terminate()
         try:

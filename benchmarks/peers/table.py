@@ -75,48 +75,35 @@ def _detail(line: SummaryLine) -> list[str]:
 def _verdicts(verdicts: Sequence[Verdict]) -> str:
     if not verdicts:
         return "None: they need Penstock and a peer in one group."
-    head = (
-        "group",
-        "load",
-        "conc.",
-        "figure",
-        "protocol",
-        "Penstock",
-        "best peer",
-        "",
-        "ratio",
-        "rounds",
-        "bar",
-        "verdict",
-    )
     note = (
         "Penstock over the best peer in that figure. `any`: each one's best of REST and gRPC. `offered`: of settings "
         "that the peer's documentation offers; `by hand`: of those whose handler calls OpenVINO itself."
     )
-    return note + "\n\n" + _markdown(head, [_verdict(verdict) for verdict in verdicts])
+    rows = [_verdict(verdict) for verdict in verdicts]
+    return note + "\n\n" + _markdown(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _verdict(verdict: Verdict) -> list[str]:
+def _verdict(verdict: Verdict) -> dict[str, str]:
     values = [line.rps if verdict.figure == THROUGHPUT else line.p99_ms for line in (verdict.ours, verdict.best)]
     ours, peer = verdict.ours, verdict.best
     bar = ""
     if verdict.bar:
         sign = "≤" if verdict.figure == P99 else ">" if verdict.bar.is_strict else "≥"
         bar = f"{sign} {verdict.bar.value:g}"
-    return [
-        ours.group,
-        ours.load,
-        str(ours.concurrency),
-        verdict.figure,
-        verdict.scope,
-        _number(values[0]),
-        f"{_title(peer.title, peer.kind)}, {peer.protocol}",
-        _number(values[1]),
-        f"{verdict.ratio:.2f}",
-        f"{verdict.low:.2f}–{verdict.high:.2f}",
-        bar,
-        verdict.outcome,
-    ]
+    return {
+        "group": ours.group,
+        "load": ours.load,
+        "conc.": str(ours.concurrency),
+        "figure": verdict.figure,
+        "protocol": verdict.scope,
+        "Penstock": _number(values[0]),
+        "best peer": f"{_title(peer.title, peer.kind)}, {peer.protocol}",
+        "": _number(values[1]),
+        "ratio": f"{verdict.ratio:.2f}",
+        "rounds": f"{verdict.low:.2f}–{verdict.high:.2f}",
+        "bar": bar,
+        "verdict": verdict.outcome,
+    }
 
 
 def _by_contender(lines: Sequence[SummaryLine]) -> dict[tuple[str, ...], list[SummaryLine]]:

@@ -34,7 +34,8 @@ def ensure(folder: Path, venvs: Path) -> Path:
     print(f"installing {folder.name} (once)", file=sys.stderr, flush=True)
     _install_packages(_lines(folder / "apt.txt"))
     shutil.rmtree(venv, ignore_errors=True)
-    _run([interpreter(folder), "-m", "venv", str(venv)])
+    interpreter = next(iter(_lines(folder / "interpreter")), "python3")
+    _run([interpreter, "-m", "venv", str(venv)])
     for file in requirements:
         _run([str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-r", str(file)])
     (venv / STAMP).write_text(want)
@@ -46,11 +47,6 @@ def requirement_files(folder: Path) -> list[Path]:
     numbered = {file: re.fullmatch(r"requirements(?:\.(\d+))?\.txt", file.name) for file in folder.glob("*.txt")}
     found = {file: int(match[1] or -1) for file, match in numbered.items() if match}
     return sorted(found, key=lambda file: found[file])
-
-
-def interpreter(folder: Path) -> str:
-    lines = _lines(folder / "interpreter")
-    return lines[0] if lines else "python3"
 
 
 def stamp(folder: Path) -> str:

@@ -4,14 +4,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
 from onnx import TensorProto, helper
 
 from benchmarks.repository import link_model, write_network
+from benchmarks.server import ServerProcess
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
-from penstock.experiments.processes import ServerRun
 from penstock.models.samples.noop import NOOP, write_noop
 
 INLINE = "inline"
@@ -37,9 +36,7 @@ def placement_ratios(
         folder = Path(name)
         repository = _build_repository(models, folder, PLACEMENTS)
         write_noop(repository / NOOP)
-        config = folder / "config.yaml"
-        config.write_text(yaml.safe_dump(SETTINGS))
-        with ServerRun(repository, folder, "--config", str(config)) as server, EchoRun() as echo:
+        with ServerProcess(repository, folder, settings=SETTINGS) as server, EchoRun() as echo:
             bench = Bench(server, echo.target, folder, warm_up_s, window_s)
             for load, model, kind, callers in LOADS:
                 bench.rounds(

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import yaml
-
 from benchmarks.repository import link_model
 from penstock.core.errors import ConfigError
 from penstock.models.convert.quantize import quantize
@@ -24,10 +22,8 @@ def build_repository(models: Path, target: Path) -> Path:
     """`models` is the repository that ships; weights are linked, not copied."""
     link_model(models / SHIPPED, target / SHIPPED)
     link_model(models / SHIPPED, target / FP32, engine="onnx", precision="fp32")
-    batching = yaml.safe_load((models / SHIPPED / "model.yaml").read_text())["batching"]
-    arrival = {**batching, "max_rows": 32, "max_tokens": None, "order": "arrival"}
-    link_model(target / FP32, target / ARRIVAL, batching=arrival)
-    link_model(target / FP32, target / SINGLE, batching={**batching, "max_rows": 1})
+    link_model(target / FP32, target / ARRIVAL, batching={"max_rows": 32, "max_tokens": None, "order": "arrival"})
+    link_model(target / FP32, target / SINGLE, batching={"max_rows": 1})
     link_model(models / PHOTOS, target / PHOTOS)
     write_noop(target / NOOP)
     write_noop(target / CACHED, cache={"enabled": True})

@@ -53,16 +53,8 @@ class LitServe(RawPeer):
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
         [port] = free_ports(1)
-        values = setting.values
-        given = {
-            "port": port,
-            "workers": values["workers"],
-            "api_servers": values.get("api_servers", values["workers"]),
-            "batch": values.get("batch", 1),
-            "wait_s": values.get("wait_s", 0.0),
-            "fast_queue": values.get("fast_queue", True),
-            "handler": handler_of(workload, assets, values),
-        }
+        defaults = {"api_servers": setting.values["workers"], "batch": 1, "wait_s": 0.0, "fast_queue": True}
+        given = {**defaults, **setting.values, "port": port, "handler": handler_of(workload, assets, setting.values)}
         target = f"{HOST}:{port}"
         return Launch(
             command=(str(python), str(Path(__file__).with_name("server.py")), json.dumps(given)),

@@ -94,8 +94,7 @@ class MLServer(oip.OipPeer):
         data = json.loads(body)["outputs"][0]["data"]
         if workload == SRCNN:
             return base64.b64decode(data[0])
-        array = np.array(data, np.float32)
-        return array.reshape(1, 256) if workload == NOOP else array
+        return np.array(data, np.float32).reshape((1, 256) if workload == NOOP else -1)
 
 
 PEER = MLServer()

@@ -6,10 +6,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from benchmarks.peers import oip
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SRCNN, Assets, Item, Launch, Setting, free_ports
+from benchmarks.repository import link_model
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # A setting's values: `model` is laid over model.yaml, section by section; `flags` go to `penstock serve`.
@@ -36,7 +35,9 @@ class PenstockPeer(oip.OipPeer):
         return tuple(found)
 
     def launch(self, workload: str, setting: Setting, assets: Assets, folder: Path, python: Path) -> Launch:
-        _add_model(assets.folder(workload), folder / "models" / workload, setting.values.get("model", {}))
+        weights = assets.folder(workload)
+        source = weights if workload == NOOP else weights.parent  # the no-op's settings are beside its weights
+        link_model(source, folder / "models" / workload, weights, **setting.values.get("model", {}))
         http, grpc = free_ports(2)
         command = [python, "-m", "penstock", "serve", "--models", folder / "models", "--data-dir", folder / "data"]
         command += ["--http-port", http, "--grpc-port", grpc, *setting.values.get("flags", ())]
@@ -56,18 +57,6 @@ class PenstockPeer(oip.OipPeer):
 
 def _setting(name: str, model: Mapping[str, Any]) -> Setting:
     return Setting(name, {"model": dict(model)} if model else {})
-
-
-def _add_model(version_folder: Path, target: Path, changes: Mapping[str, Any]) -> None:
-    """As the repository that ships has it, with `changes`; weights are linked, not copied."""
-    is_repository = (version_folder.parent / "model.yaml").exists()
-    source = version_folder.parent if is_repository else version_folder
-    settings = yaml.safe_load((source / "model.yaml").read_text())
-    for key, value in changes.items():
-        settings[key] = {**settings.get(key, {}), **value} if isinstance(value, Mapping) else value
-    target.mkdir(parents=True)
-    (target / "1").symlink_to(version_folder.resolve())
-    (target / "model.yaml").write_text(yaml.safe_dump(settings))
 
 
 PEER = PenstockPeer()
