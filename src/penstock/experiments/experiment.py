@@ -215,16 +215,12 @@ def expand(
             raise ConfigError(f"{experiment.name}: more than {MOST_CASES} cases; take values out of its matrix")
         case = _case(experiment, combination, engine_of, data_of)
         # `exclude` sees what a combination comes to, so that a default can be excluded, too.
-        if not experiment.matrix.excludes({**_facts(case), **combination}):
+        facts = case.model_dump(include=MatrixPart.model_fields.keys() & Case.model_fields.keys())
+        if not experiment.matrix.excludes({**case.batching, **case.server, **facts, **combination}):
             cases.setdefault(case.id, case)
     if not cases:
         raise ConfigError(f"{experiment.name}: its matrix excludes every case")
     return list(cases.values())
-
-
-def _facts(case: Case) -> dict[str, Any]:
-    found = case.model_dump(include=set(MatrixPart.model_fields) & set(Case.model_fields))
-    return {**case.batching, **case.server, **found}
 
 
 def _case(

@@ -1,6 +1,7 @@
 """`penstock experiment run` and `run-all`: servers are started, cases measured, reports written."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,13 +78,9 @@ def run_all(
 def _run_file(file: Path, out: Path, variants: "Variants", options: "RunOptions") -> None:
     from penstock.experiments.runner import REPORT, run_experiment
 
-    results, folder = run_experiment(file, out, variants, options, _tell)
+    results, folder = run_experiment(file, out, variants, options, partial(print, file=sys.stderr, flush=True))
     _print_results(results)
     print(folder / REPORT)
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _print_results(results: "Results") -> None:

@@ -26,7 +26,8 @@ class Generator(ExitStack):
             for _ in range(processes):
                 self._processes.append(self.enter_context(_Process(share)))
             for process in self._processes:
-                process.connect(spec.target)
+                if reason := process.answer().get("failed"):
+                    raise Unavailable(f"{spec.target}: {reason}: does a server listen there?")
         except BaseException:
             self.close()
             raise
@@ -78,10 +79,6 @@ class _Process(Running):
             raise InternalError(f"the load generator ended with exit status {self.process.wait(10)}")
         found: dict[str, Any] = json.loads(line)
         return found
-
-    def connect(self, target: str) -> None:
-        if reason := self.answer().get("failed"):
-            raise Unavailable(f"{target}: {reason}: does a server listen there?")
 
     def last(self) -> dict[str, Any]:
         """The totals, past a window that ended while it was told to stop."""

@@ -31,17 +31,14 @@ class Latencies:
         return float(self._histogram.get_value_at_percentile(percent)) / 1000 if len(self) else float("nan")
 
     @property
-    def mean_ms(self) -> float:
-        return float(self._histogram.get_mean_value()) / 1000 if len(self) else float("nan")
-
-    @property
     def highest_ms(self) -> float:
         return float(self._histogram.get_max_value()) / 1000 if len(self) else float("nan")
 
     def summary_ms(self) -> dict[str, float]:
         """mean, p50 … p99.9, max."""
         percentiles = {f"p{percent:g}": self.percentile_ms(percent) for percent in PERCENTILES}
-        return {"mean": self.mean_ms, **percentiles, "max": self.highest_ms}
+        mean_ms = float(self._histogram.get_mean_value()) / 1000 if len(self) else float("nan")
+        return {"mean": mean_ms, **percentiles, "max": self.highest_ms}
 
     def encode(self) -> str:
         """HdrHistogram's own compressed form, which its tools in other languages read, too."""

@@ -27,8 +27,7 @@ def to_markdown(record: TuneRecord) -> str:
         _reasons(record),
         "## What changes\n",
         _changes(record),
-        "## The finals\n" if record.finals else "",
-        _finals(record),
+        *(["## The finals\n", _finals(record)] if record.finals else []),
         "## Variants\n",
         _variants(record),
         "## All that was measured\n",
@@ -134,8 +133,6 @@ def _applied(record: TuneRecord) -> str:
 
 
 def _finals(record: TuneRecord) -> str:
-    if not record.finals:
-        return ""
     rows = []
     for final in record.finals:
         rate, over, p99 = _figures(final)
