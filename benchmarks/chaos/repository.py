@@ -26,15 +26,12 @@ def add_echo(repository: Path, layers: int = LIGHT, name: str = ECHO, **settings
 def add_loose(repository: Path) -> None:
     """Gives back what it takes, of any size: `n` INT64 and `s` BYTES, both [rows, columns]."""
     kinds = {"n": TensorProto.INT64, "s": TensorProto.STRING}
-    graph = helper.make_graph(
-        [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds],
-        LOOSE,
-        [helper.make_tensor_value_info(name, kind, ["rows", f"{name}_columns"]) for name, kind in kinds.items()],
-        [
-            helper.make_tensor_value_info(f"{name}_out", kind, ["rows", f"{name}_columns"])
-            for name, kind in kinds.items()
-        ],
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name + end, kind, ["rows", f"{name}_columns"]) for name, kind in kinds.items()]
+        for end in ("", "_out")
     )
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in kinds]
+    graph = helper.make_graph(nodes, LOOSE, inputs, outputs)
     write_network(repository / LOOSE, graph, task="tensor", engine="onnx")
 
 
