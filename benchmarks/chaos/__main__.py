@@ -13,6 +13,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, sessions, slow_reader
+from benchmarks.chaos.attack import run as attack
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
 from penstock.telemetry.machine import describe_machine
 
@@ -26,6 +27,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "sessions": sessions.run,
     "reload": reload.run,
     "slow_reader": slow_reader.run,
+    "attack": attack.run,
 }
 
 
@@ -38,21 +40,29 @@ def main() -> int:
         started = time.monotonic()
         console.print(f"[bold]{name}[/]")
         with tempfile.TemporaryDirectory(prefix=f"penstock-chaos-{name}-") as folder:
-            plan = ChaosPlan(options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"))
+            plan = ChaosPlan(
+                options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"), options.attack
+            )
             result = uvloop.run(SCENARIOS[name](plan))
         result.details["seconds"] = round(time.monotonic() - started, 1)
         results.append((name, result))
-    print_table(results, Console())
+    print_table(results, console if options.json == "-" else Console())
     if options.json:
-        options.json.write_text(json.dumps(_as_json(results, before), indent=2) + "\n")
+        text = json.dumps(_as_json(results, before), indent=2) + "\n"
+        sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     return 1 if any(result.missed() for _, result in results) else 0
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/chaos", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer and shorter: all in five minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write figures, details and machine there")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="figures, details and machine, there or printed"
+    )
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="this scenario; may be repeated")
+    parser.add_argument(
+        "--attack", default="", metavar="TEXT", help="of the attacks, those whose names have this in them"
+    )
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")
     return parser.parse_args()
 

@@ -48,6 +48,7 @@ class ChaosPlan:
     folder: Path
     is_quick: bool
     say: Callable[[str], None] = lambda line: None
+    chosen: str = ""  # of the attacks, those whose names have this in them
 
 
 Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]

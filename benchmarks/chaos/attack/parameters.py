@@ -1,0 +1,31 @@
+"""Parameters that no worker can be told: they are refused, and the model goes on."""
+
+import asyncio
+
+import grpc
+
+from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.checked_load import EchoQuestion
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+CALLS = 128
+
+
+async def _large_numbers(scene: Scene) -> None:
+    async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
+        call = GRPCInferenceServiceStub(channel).ModelInfer
+
+        async def ask(number: int) -> str:
+            message = EchoQuestion().ask(number)
+            message.parameters["large"].uint64_param = 2**63 + number
+            try:
+                await call(message, timeout=10)
+            except grpc.aio.AioRpcError as error:
+                return str(error.code().name)
+            return "OK"
+
+        codes = set(await asyncio.gather(*(ask(number) for number in range(CALLS))))
+    scene.must(codes == {"INVALID_ARGUMENT"}, f"answered {sorted(codes)}")
+
+
+ATTACKS = (Attack("1 numbers over 63 bits", _large_numbers),)
