@@ -9,7 +9,7 @@ from random import Random
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import PenstockError, WireError
+from penstock.core.errors import BUG, InternalError, PenstockError, WireError
 from penstock.core.requests import PLAIN, InferRequest, InferResponse
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics, summed
@@ -220,19 +220,29 @@ class Dispatcher:
             self._table.declare(block.block_id, BlockRules.of(block.settings, self._routings.get(block.block_id)))
 
     async def _tick_forever(self) -> None:
+        """Whatever goes wrong in a tick, the next one comes: without them nothing would ever expire."""
         while True:
             await asyncio.sleep(TICK_S)
-            at = now()
-            actions = self._table.tick(at)
-            if actions:
-                self._perform(actions)
-            for lane in self._lanes:
-                lane.tick(at)
+            for tick in (self._tick, *[lane.tick for lane in self._lanes]):
+                try:
+                    tick(now())
+                except Exception:
+                    log.exception("bug", where="dispatcher-ticker")
 
-    def _perform(self, actions: Iterable[Action]) -> None:
+    def _tick(self, at: float) -> None:
+        actions = self._table.tick(at)
+        if actions:
+            self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                self._members[action.worker].lane.send(action.worker, action.job)
+                try:
+                    self._members[action.worker].lane.send(action.worker, action.job)
+                except Exception as error:  # noqa: BLE001 - whatever it is that cannot be encoded
+                    # It fails alone, and its credit goes to the next: that is appended, and performed in this loop.
+                    log.error("bug", where="send", block=action.job.block_id, error=repr(error)[:200])
+                    actions += [FailJob(action.job, InternalError(BUG)), *self._table.cancel(action.job.job_id, now())]
             elif isinstance(action, FailJob):
                 self._settle(action.job, action.error)
             elif isinstance(action, CancelOn):

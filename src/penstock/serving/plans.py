@@ -9,6 +9,7 @@ from penstock.serving.controls import TIMEOUT, ControlReader
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
+LONGEST_S = 86_400.0  # that any request may take, whatever its caller says
 PROTOCOLS = ("grpc", "grpc-stream", "rest", "websocket")
 
 
@@ -54,6 +55,8 @@ class Plan:
         Where the block's queue policy lets requests override its timeout, it is for the time in queues alone.
         """
         timeout_s = self._request_s if request.timeout_s is None else request.timeout_s
+        if timeout_s > LONGEST_S:
+            timeout_s = LONGEST_S
         parameters = request.parameters
         if not parameters:
             request.controls = self._without_parameters

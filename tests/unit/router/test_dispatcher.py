@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,6 +68,43 @@ async def test_job_ids_grow_from_one_gateways_life_to_the_next(bed: Bed) -> None
     first, second = await worker.get_job(), await worker.get_job()
     assert second.job_id == first.job_id + 1
     assert first.job_id > 1 << 60
+
+
+async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_goes_to_the_next(bed: Bed) -> None:
+    worker = await bed.worker()
+    never = InferRequest("m", [TENSOR], "1", "r", parameters={"k": 2**64})
+    assert [await outcome(bed.ask(asked=never)) for _ in range(5)] == ["internal"] * 5
+    running = bed.ask()  # takes the only credit
+    job = await worker.get_job()
+    unsent = [bed.ask(asked=never) for _ in range(1000)]
+    last = bed.ask()
+    worker.answer(job)
+    await running
+    assert {await outcome(each) for each in unsent} == {"internal"}
+    worker.answer(await worker.get_job())
+    await last
+    assert bed.dispatcher.jobs() == 0
+
+
+async def test_the_ticker_survives_what_it_meets(bed: Bed) -> None:
+    await bed.worker()
+
+    def fail(at: float) -> None:
+        raise RuntimeError("a bug")
+
+    bed.dispatcher.add(SimpleNamespace(tick=fail, close=lambda: None))  # type: ignore[arg-type]
+    with pytest.raises(DeadlineExceeded):
+        await bed.ask(timeout_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        await bed.ask(timeout_s=0.1)
+
+
+async def outcome(asked: asyncio.Task[InferResponse]) -> str:
+    try:
+        await asked
+    except PenstockError as error:
+        return error.code
+    return "ok"
 
 
 @pytest.mark.parametrize("error", [EngineFailed("it broke"), InvalidTensor("x is no good", tensor="x")])

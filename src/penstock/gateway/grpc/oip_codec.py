@@ -1,6 +1,6 @@
 """The codec of gRPC: the Open Inference Protocol's messages to and from the request and its answer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,11 +42,18 @@ def decode_request(message: pb.ModelInferRequest, protocol: str, memory: SharedM
         tensors,
         message.model_version,
         message.id,
-        [output.name for output in message.outputs],
+        _names(message.outputs) if message.outputs else [],
         decode_parameters(message.parameters) if message.parameters else {},
         protocol=protocol,
         size_bytes=size,
     )
+
+
+def _names(outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor]) -> list[str]:
+    names = [output.name for output in outputs]
+    if len(set(names)) != len(names):
+        raise InvalidRequest("an output is asked for twice: name each of 'outputs' once")
+    return names
 
 
 def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> Targets:
@@ -94,6 +101,8 @@ def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
         kind = parameter.WhichOneof("parameter_choice")
         if kind is not None:
             found[name] = getattr(parameter, kind)
+            if kind == "uint64_param" and found[name] >= 2**63:
+                raise InvalidRequest(f"parameter '{name[:80]}' is over 2^63 - 1, which is the largest that is served")
     return found
 
 
@@ -136,11 +145,7 @@ def _from_contents(tensor: Any) -> Tensor:
         data = pack_bytes(values)
     else:
         try:
-            data = (
-                np.array(values, dtype=np.int64 if "int_" in field else NUMPY_TYPES[tensor.datatype])
-                .astype(NUMPY_TYPES[tensor.datatype], casting="unsafe")
-                .tobytes()
-            )
+            data = np.array(values, dtype=NUMPY_TYPES[tensor.datatype]).tobytes()
         except (OverflowError, ValueError) as error:
             raise InvalidTensor(f"input '{tensor.name}' has values that {tensor.datatype} cannot hold") from error
     return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), data)

@@ -64,14 +64,34 @@ def test_raw_bytes_are_taken_as_they_are(datatype: str, shape: tuple[int, ...]) 
     assert decode_request(raw(tensor), "grpc").inputs == [tensor]
 
 
-def test_names_may_come_twice_or_be_empty() -> None:
+def test_names_of_inputs_are_held_against_the_model_later() -> None:
     tensors = [Tensor("x", "INT8", (1,), b"1"), Tensor("x", "INT8", (1,), b"2"), Tensor("", "INT8", (1,), b"3")]
     assert decode_request(raw(*tensors), "grpc").inputs == tensors
+
+
+def test_an_output_that_is_asked_for_twice() -> None:
     message = raw()
     message.outputs.add(name="y")
-    message.outputs.add(name="y")
     message.outputs.add()
-    assert decode_request(message, "grpc").outputs == ["y", "y", ""]
+    assert decode_request(message, "grpc").outputs == ["y", ""]
+    message.outputs.add(name="y")
+    with pytest.raises(InvalidRequest, match="asked for twice"):
+        decode_request(message, "grpc")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "value"),
+    [
+        ("INT8", "int_contents", 128),
+        ("INT8", "int_contents", -129),
+        ("INT16", "int_contents", 2**15),
+        ("UINT8", "uint_contents", 300),
+        ("UINT16", "uint_contents", 2**16),
+    ],
+)
+def test_typed_contents_that_do_not_fit_their_datatype(datatype: str, field: str, value: int) -> None:
+    with pytest.raises(InvalidTensor, match=f"'x' has values that {datatype} cannot hold"):
+        decode_request(typed(datatype, field, [0, value]), "grpc")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +178,22 @@ def test_parameters_of_each_kind() -> None:
     message = pb.ModelInferRequest()
     message.parameters["b"].bool_param = False
     message.parameters["i"].int64_param = -(2**63)
-    message.parameters["u"].uint64_param = 2**64 - 1
+    message.parameters["u"].uint64_param = 2**63 - 1
     message.parameters["d"].double_param = 0.5
     message.parameters["s"].string_param = "zażółć"
     message.parameters["unset"].SetInParent()
     found = decode_parameters(message.parameters)
-    assert found == {"b": False, "i": -(2**63), "u": 2**64 - 1, "d": 0.5, "s": "zażółć"}
+    assert found == {"b": False, "i": -(2**63), "u": 2**63 - 1, "d": 0.5, "s": "zażółć"}
     assert {name: type(value) for name, value in found.items()} == {"b": bool, "i": int, "u": int, "d": float, "s": str}
     assert decode_request(message, "grpc").parameters == found
+
+
+@pytest.mark.parametrize("value", [2**63, 2**64 - 1])
+def test_a_parameter_that_no_worker_can_be_told(value: int) -> None:
+    message = raw(Tensor("x", "INT8", (1,), b"1"))
+    message.parameters["u"].uint64_param = value
+    with pytest.raises(InvalidRequest, match="parameter 'u' is over 2"):
+        decode_request(message, "grpc")
 
 
 def test_parameters_of_tensors_mean_nothing_but_for_shared_memory() -> None:
@@ -223,10 +251,10 @@ def test_an_answer_without_outputs_or_id() -> None:
 
 def test_the_request_s_parameters_come_back_and_the_answer_s_own_go_before_them() -> None:
     message = pb.ModelInferRequest()
-    message.parameters["u"].uint64_param = 2**64 - 1
+    message.parameters["u"].uint64_param = 2**63 - 1
     message.parameters["mode"].string_param = "fast"
     encoded = encode_response(answer(mode=7), message)
-    assert decode_parameters(encoded.parameters) == {"u": 2**64 - 1, "mode": 7}
+    assert decode_parameters(encoded.parameters) == {"u": 2**63 - 1, "mode": 7}
     assert encoded.parameters["u"].WhichOneof("parameter_choice") == "uint64_param"
 
 
