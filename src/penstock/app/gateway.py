@@ -71,7 +71,7 @@ class Gateway:
             config.response_cache,
             CacheMetrics(registry),
         )
-        self._sessions = SessionRuns()
+        self._sessions = SessionRuns(config.limits)
         self._session_metrics = SessionMetrics(registry)
         self._serving = Serving(
             self._admission,

@@ -19,6 +19,7 @@ class Limits(Section):
     max_tokens: Annotated[int, Field(ge=1)] = 262_144  # of one request
     max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
+    session_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of both, what may wait in sessions for earlier requests
 
 
 class DataPlane(Section):

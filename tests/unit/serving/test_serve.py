@@ -116,7 +116,7 @@ class Bed:
         self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
         settings = CacheSettings()
         self.cache = ResponseCache(open_store(settings, "g-0", folder), settings, CacheMetrics(self.registry))
-        self.sessions = SessionRuns()
+        self.sessions = SessionRuns(Limits())
         self.dispatcher = FakeDispatcher()
         self.spans = InMemorySpanExporter()
         self.metrics = ServingMetrics(self.registry)

@@ -1,6 +1,6 @@
 """What the session table says to those whom it refuses."""
 
-from penstock.core.errors import DeadlineExceeded, Draining, SessionError
+from penstock.core.errors import DeadlineExceeded, Draining, Overloaded, SessionError
 from penstock.serving.sessions.parts import Session, Step
 
 ENDED = "has ended: start it anew with sequence_start"
@@ -23,6 +23,20 @@ def too_far(session: str, seq_no: int, awaited: int, window: int) -> SessionErro
 def too_many(session: Session, window: int) -> SessionError:
     return SessionError(
         f"{window} requests of {session} wait already (sessions.window): send the next when they are answered"
+    )
+
+
+def no_room(session: Session) -> SessionError:
+    return SessionError(
+        f"{session.room.requests} requests of {session} wait already, with {session.room.size_bytes} bytes: send the "
+        "next when they are answered"
+    )
+
+
+def full(requests: int) -> Overloaded:
+    return Overloaded(
+        f"{requests} requests wait in sessions for earlier ones already, and more would leave no room for others "
+        "(limits.session_share); send earlier ones first, or try again later"
     )
 
 

@@ -4,12 +4,16 @@ from penstock.core.errors import Overloaded, SessionError
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.answers import KeptAnswers
 from penstock.serving.sessions.faults import LOST
-from penstock.serving.sessions.parts import Action, BlockSessions, Session, Ticket
+from penstock.serving.sessions.parts import Action, BlockSessions, Session, Ticket, WaitingRoom
+
+SENT_AGAIN = 64  # requests of a session that may wait beside the window, as repeats of those in it
 
 
 class SessionLives:
-    def __init__(self, answers: KeptAnswers) -> None:
+    def __init__(self, answers: KeptAnswers, max_waiting_bytes: float) -> None:
+        """So many bytes may wait in one session."""
         self._answers = answers
+        self._max_waiting_bytes = max_waiting_bytes
         self._number = 0
 
     def open(self, block: BlockSessions, ticket: Ticket) -> Session:
@@ -67,7 +71,8 @@ class SessionLives:
     def _new(self, block: BlockSessions, ticket: Ticket) -> Session:
         asked = ticket.asked
         self._number += 1
-        session = Session(asked.session_id, block, ticket.settings, self._number, asked.seq_no is not None)
+        room = WaitingRoom(ticket.settings.window + SENT_AGAIN, self._max_waiting_bytes)
+        session = Session(asked.session_id, block, ticket.settings, self._number, asked.seq_no is not None, room)
         if asked.is_start:
             session.first = session.next = asked.seq_no or 1
             session.has_first, session.digest = True, ticket.digest

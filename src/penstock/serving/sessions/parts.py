@@ -1,7 +1,7 @@
 """What the session table is made of: blocks, sessions, their steps and callers, and what it decides."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -22,6 +22,27 @@ class Ticket:
     size_bytes: int = 0
     digest: bytes = b""  # of a numbered start's inputs: whether it is the same one again
     step: "Step | None" = None  # whose outcome it waits for
+    leave_room: Callable[[], None] = lambda: None  # where it waits: its step does not run, or with another's request
+
+
+@dataclass(slots=True)
+class WaitingRoom:
+    """What may wait, of one session or of all."""
+
+    max_requests: float
+    max_bytes: float
+    requests: int = 0
+    size_bytes: int = 0
+
+    def has_room(self, size_bytes: int) -> bool:
+        """One alone may always wait: admission has taken it."""
+        return not self.requests or (
+            self.requests < self.max_requests and self.size_bytes + size_bytes <= self.max_bytes
+        )
+
+    def add(self, requests: int, size_bytes: int) -> None:
+        self.requests += requests
+        self.size_bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +64,7 @@ class Step:
         given = [GiveOutcome(ticket, outcome, self.position) for ticket in self.tickets]
         for ticket in self.tickets:
             ticket.step = None
+            ticket.leave_room()
         self.tickets.clear()
         return given
 
@@ -54,6 +76,7 @@ class Session:
     settings: Sessions
     life: int
     is_numbered: bool
+    room: WaitingRoom
     first: int = 1
     next: int = 1  # the step that runs or is awaited
     arrived: int = 0  # without seq_no: the last number given

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
 from penstock.core.errors import InternalError, Overloaded, PenstockError
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.serving.sessions.answers import Outcome
@@ -39,8 +40,11 @@ class _Caller:
 class SessionRuns:
     """Owns the session table. Used from one event loop."""
 
-    def __init__(self) -> None:
-        self._table = SessionTable()
+    def __init__(self, limits: Limits) -> None:
+        share = limits.session_share
+        self._table = SessionTable(
+            max_waiting=limits.max_inflight_requests * share, max_waiting_bytes=limits.max_inflight_bytes * share
+        )
         self._callers: dict[Ticket, _Caller] = {}
         self._tasks: dict[Step, asyncio.Task[InferResponse]] = {}
         self._timer: asyncio.TimerHandle | None = None

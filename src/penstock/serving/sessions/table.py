@@ -5,6 +5,7 @@ Each caller of a step has a ticket for its outcome; who sends the same step agai
 """
 
 from collections.abc import Iterable, Iterator
+from math import inf
 
 from penstock.core.errors import (
     EngineFailed,
@@ -14,6 +15,7 @@ from penstock.core.errors import (
     SessionError,
     WorkerLost,
 )
+from penstock.core.requests import SessionStep
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.answers import KeptAnswers, Outcome
 from penstock.serving.sessions.deadlines import TicketDeadlines
@@ -28,10 +30,12 @@ from penstock.serving.sessions.parts import (
     Step,
     StopStep,
     Ticket,
+    WaitingRoom,
 )
 
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # kept of all sessions
 MAX_ABANDONED_BYTES = 64 * 1024 * 1024  # of steps that run although all their callers left
+SESSION_SHARE = 0.25  # of the bytes that may wait, which one session may have
 # Sent again, such a step would fail again: it is done. After any other failure it is open, and may be sent again.
 CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
 
@@ -40,11 +44,16 @@ class SessionTable:
     """Each event costs O(1) but for the deadlines' heap; what ends or begins anew costs what waits in that session."""
 
     def __init__(
-        self, max_answer_bytes: int = MAX_ANSWER_BYTES, max_abandoned_bytes: int = MAX_ABANDONED_BYTES
+        self,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_abandoned_bytes: int = MAX_ABANDONED_BYTES,
+        max_waiting: float = inf,
+        max_waiting_bytes: float = inf,
     ) -> None:
         self._blocks: dict[str, BlockSessions] = {}
         self._answers = KeptAnswers(max_answer_bytes)
-        self._lives = SessionLives(self._answers)
+        self._lives = SessionLives(self._answers, max_waiting_bytes * SESSION_SHARE)
+        self._room = WaitingRoom(max_waiting, max_waiting_bytes)
         self._deadlines = TicketDeadlines()
         self._abandoned_bytes = 0
         self._max_abandoned_bytes = max_abandoned_bytes
@@ -74,6 +83,8 @@ class SessionTable:
             block = self._blocks[ticket.block_id] = BlockSessions(ticket.settings)
         block.settings = ticket.settings
         session = block.sessions.get(asked.session_id)
+        if _would_wait(session, asked):
+            self._check_room(session, ticket.size_bytes)
         actions: list[Action] = []
         if session is None:
             session = self._lives.open(block, ticket)
@@ -173,9 +184,28 @@ class SessionTable:
         ticket.step = step
         if is_next:
             return [self._start(session, step)]
+        self._enter(session, ticket)
         if not step.is_running or ticket.deadline < step.deadline:
             self._deadlines.watch(ticket)
         return []
+
+    def _check_room(self, session: Session | None, size_bytes: int) -> None:
+        if session is not None and not session.room.has_room(size_bytes):
+            raise faults.no_room(session)
+        if not self._room.has_room(size_bytes):
+            raise faults.full(self._room.requests)
+
+    def _enter(self, session: Session, ticket: Ticket) -> None:
+        rooms = (session.room, self._room)
+
+        def leave() -> None:
+            ticket.leave_room = _no_room
+            for room in rooms:
+                room.add(-1, -ticket.size_bytes)
+
+        ticket.leave_room = leave
+        for room in rooms:
+            room.add(1, ticket.size_bytes)
 
     def _add(self, session: Session, ticket: Ticket, number: int, is_next: bool) -> Step:
         window = session.settings.window
@@ -192,6 +222,7 @@ class SessionTable:
 
     def _start(self, session: Session, step: Step) -> StartStep:
         ticket = next(iter(step.tickets))
+        ticket.leave_room()
         step.is_running = True
         step.asked = ticket.asked
         step.asked.is_start = not session.has_state  # as the worker is told
@@ -238,6 +269,7 @@ class SessionTable:
 
     def _remove(self, ticket: Ticket, step: Step, now: float) -> list[Action]:
         ticket.step = None
+        ticket.leave_room()
         del step.tickets[ticket]
         if step.tickets:
             return []
@@ -255,3 +287,16 @@ class SessionTable:
     def _sessions(self) -> Iterator[Session]:
         for block in self._blocks.values():
             yield from block.sessions.values()
+
+
+def _would_wait(session: Session | None, asked: SessionStep) -> bool:
+    """Whether such a request would neither run at once nor have its answer already."""
+    if session is None:
+        return not asked.is_start and asked.seq_no not in (None, 1)
+    if session.running is None:
+        return not asked.is_start and asked.seq_no is not None and asked.seq_no > session.next
+    return asked.is_start or asked.seq_no is None or asked.seq_no >= session.next
+
+
+def _no_room() -> None:
+    """It waits nowhere."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
 from penstock.core.errors import (
     DeadlineExceeded,
     Draining,
@@ -91,7 +92,7 @@ async def bench() -> AsyncIterator[Bench]:
     """Fails when the loop had to report something, as of an exception that nobody took."""
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
-    runs, engine = SessionRuns(), Engine()
+    runs, engine = SessionRuns(Limits()), Engine()
     yield Bench(runs, engine)
     engine.may_run.set()
     await runs.close()

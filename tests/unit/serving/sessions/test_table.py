@@ -14,6 +14,7 @@ from penstock.core.errors import (
     WorkerLost,
 )
 from penstock.serving.sessions.answers import OVERHEAD_BYTES
+from penstock.serving.sessions.lives import SENT_AGAIN
 from penstock.serving.sessions.table import SessionTable
 from tests.unit.serving.sessions.session_script import Sent, response
 
@@ -257,3 +258,74 @@ def test_any_other_failure_leaves_the_step_open(kind: type[PenstockError]) -> No
     sent.finish()
     assert (sent.text(again), sent.text(waiting)) == ("1", "2")
     assert [sent.given[ticket].position for ticket in (again, waiting)] == [1, 2]
+
+
+# --- room to wait
+
+
+def test_what_waits_in_all_sessions_is_bounded_in_number() -> None:
+    sent = Sent(SessionTable(max_waiting=3))
+    waiting = [sent.send(2, f"s{number}") for number in range(3)]
+    with pytest.raises(Overloaded, match="3 requests wait in sessions"):
+        sent.send(2, "s3")
+    assert sent.table.open_sessions() == 3  # nothing is left of the one that was refused
+    sent.send(1, "s3")  # runs at once: that needs no room
+    sent.leave(waiting[0])
+    sent.send(2, "s4")
+    with pytest.raises(Overloaded):
+        sent.send(2, "s5")
+    sent.send(1, "s4")
+    sent.finish(session="s4")  # its second runs now, and waits no more
+    sent.send(2, "s5")
+
+
+def test_what_waits_in_all_sessions_is_bounded_in_bytes() -> None:
+    sent = Sent(SessionTable(max_waiting_bytes=100))
+    sent.send(2, "a", size=1000)  # one alone may wait, whatever its size
+    with pytest.raises(Overloaded):
+        sent.send(2, "b", size=1)
+    sent.send(1, "a")
+    sent.finish(session="a")
+    sent.send(2, "b", size=60)
+    sent.send(2, "c", size=40)
+    with pytest.raises(Overloaded):
+        sent.send(2, "d", size=1)
+
+
+def test_what_waits_in_one_session_is_bounded_though_it_is_the_same_step_again_and_again() -> None:
+    sent = Sent(window=2)
+    tickets = [sent.send(2) for _ in range(2 + SENT_AGAIN)]
+    with pytest.raises(SessionError, match="66 requests of session 's' wait already"):
+        sent.send(2)
+    sent.send(2, "other")
+    sent.send(1)
+    sent.finish()
+    sent.finish()
+    assert {sent.text(ticket) for ticket in tickets} == {"2"}
+    sent.send(4)
+
+
+def test_who_asks_for_a_step_that_runs_waits_too() -> None:
+    sent = Sent(SessionTable(max_waiting=2))
+    sent.send(1)
+    again = [sent.send(1) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        sent.send(1)
+    sent.finish()
+    assert {sent.text(ticket) for ticket in again} == {"1"}
+    sent.send(1)  # is answered from what is kept
+    sent.send(3)
+    sent.send(4)
+    with pytest.raises(Overloaded):
+        sent.send(5)
+    sent.send(2, start=True)  # begins anew at once
+    assert sent.numbers() == [2]
+
+
+def test_a_refused_start_of_a_busy_session_refuses_nobody_else() -> None:
+    sent = Sent(SessionTable(max_waiting=1))
+    sent.send(1)
+    waiting = sent.send(2)
+    with pytest.raises(Overloaded):
+        sent.send(1, start=True, digest=b"other")
+    assert waiting not in sent.given
