@@ -41,7 +41,12 @@ def main() -> int:
         console.print(f"[bold]{name}[/]")
         with tempfile.TemporaryDirectory(prefix=f"penstock-chaos-{name}-") as folder:
             plan = ChaosPlan(
-                options.models, Path(folder), options.quick, lambda line: console.print(f"  {line}"), options.attack
+                options.models,
+                Path(folder),
+                options.quick,
+                lambda line: console.print(f"  {line}"),
+                options.attack,
+                options.malformed,
             )
             result = uvloop.run(SCENARIOS[name](plan))
         result.details["seconds"] = round(time.monotonic() - started, 1)
@@ -63,6 +68,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--attack", default="", metavar="TEXT", help="of the attacks, those whose names have this in them"
     )
+    parser.add_argument("--malformed", type=int, default=0, metavar="N", help="so many malformed messages")
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")
     return parser.parse_args()
 

@@ -30,7 +30,7 @@ async def run(plan: ChaosPlan) -> Result:
     add_models(plan)
     with ServerProcess(plan.folder / "models", plan.folder / "malformed") as server:
         await server.wait_all_workers()
-        return await attack(server, 5_000 if plan.is_quick else 100_000, plan)
+        return await attack(server, plan.malformed or (5_000 if plan.is_quick else 100_000), plan)
 
 
 def add_models(plan: ChaosPlan) -> None:

@@ -49,6 +49,7 @@ class ChaosPlan:
     is_quick: bool
     say: Callable[[str], None] = lambda line: None
     chosen: str = ""  # of the attacks, those whose names have this in them
+    malformed: int = 0  # messages; 0: as many as it takes
 
 
 Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.core.errors import PenstockError, WireError
+from penstock.core.errors import EngineFailed, PenstockError, WireError
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
@@ -157,16 +157,21 @@ class GatewayLink:
         return job
 
     def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
-        if is_partial:
-            if job.job_id not in self._jobs:
-                return
-        elif self._jobs.pop(job.job_id, None) is None:
+        linked = self._jobs.get(job.job_id) if is_partial else self._jobs.pop(job.job_id, None)
+        if linked is None:
             return
-        if isinstance(outcome, PenstockError):
-            message = frames.encode_failure(job.job_id, job.attempt, outcome)
-        else:
-            parameters = job.prepared.parameters if job.prepared else {}
-            message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
+        try:
+            if isinstance(outcome, PenstockError):
+                message = frames.encode_failure(job.job_id, job.attempt, outcome)
+            else:
+                parameters = job.prepared.parameters if job.prepared else {}
+                message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
+        except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
+            log.error("answer_unsendable", error=repr(error)[:200])
+            if self._jobs.pop(job.job_id, None) is not None:  # of several answers: no more of them are wanted
+                linked[1].cancel(job)
+            refused = EngineFailed("the model gave an answer that cannot be sent; the server's log says why")
+            message = frames.encode_failure(job.job_id, job.attempt, refused)
         self._socket.send(message)
 
     def _abandon(self) -> None:

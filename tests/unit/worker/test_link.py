@@ -117,6 +117,19 @@ async def test_a_failure_travels_with_its_code(gateway: Gateway) -> None:
     assert isinstance(decode_failure(frame.result.failure), QueueTimeout)
 
 
+@pytest.mark.parametrize("is_partial", [False, True])
+async def test_an_answer_that_cannot_be_sent_fails_its_own_job(gateway: Gateway, is_partial: bool) -> None:
+    job = await gateway.send_job(1)
+    job.reply(job, [Tensor("y", "FP32", (2**80,), b"")], is_partial)
+    result = (await gateway.get("result"))[0].result
+    assert (result.job_id, decode_failure(result.failure).code) == (1, "engine_failed")
+    assert gateway.cancelled == ([job] if is_partial else [])
+    job.reply(job, [TENSOR])  # nobody waits for it any more
+    other = await gateway.send_job(2)
+    other.reply(other, [TENSOR])
+    assert (await gateway.get("result"))[0].result.job_id == 2
+
+
 async def test_more_and_cancel_go_to_the_holder_of_the_job(gateway: Gateway) -> None:
     job = await gateway.send_job(1, response_credits=1)
     gateway.send(more=pb.More(job_id=1, credits=4))
