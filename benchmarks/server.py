@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +35,14 @@ class ServerProcess(ServerRun):
         *flags: str,
         settings: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        before: Sequence[str] = (),
     ) -> None:
         if settings:
             folder.mkdir(parents=True, exist_ok=True)
             config = folder / "config.yaml"
             config.write_text(yaml.safe_dump(dict(settings)))
             flags = (*flags, "--config", str(config))
-        super().__init__(models, folder, *flags, env={**os.environ, **(environment or {})})
+        super().__init__(models, folder, *flags, before=before, env={**os.environ, **(environment or {})})
 
     @property
     def http_url(self) -> str:
@@ -94,6 +95,18 @@ class ServerProcess(ServerRun):
     def family(self) -> list[psutil.Process]:
         """The processes that it has started, and those that they have."""
         return psutil.Process(self.pid).children(recursive=True)
+
+    def children(self, role: str) -> dict[str, int]:
+        """Its processes of a role (`gateway`, `worker`, `tasks`), by name."""
+        found: dict[str, int] = {}
+        for process in self.family():
+            try:
+                command = process.cmdline()
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue  # it ended between two looks
+            if role in command and "--run-dir" in command:
+                found[command[command.index("--id") + 1]] = process.pid
+        return found
 
     def process_ids(self) -> set[int]:
         return {self.pid, *(process.pid for process in self.family())}

@@ -10,6 +10,7 @@ from benchmarks.chaos.repository import HEAVY, add_echo
 from benchmarks.server import ServerProcess
 
 SILENCE_S = 2.0
+HANG_S = 120.0  # the one that hangs comes back: it is not exchanged
 AROUND = 100  # answers before and after each fault
 CALLERS = 96  # more than the workers run at once, so that some wait there
 Fault = Callable[[ServerProcess, CheckedLoad, int], Awaitable[None]]
@@ -18,7 +19,7 @@ Fault = Callable[[ServerProcess, CheckedLoad, int], Awaitable[None]]
 async def stop(plan: ChaosPlan) -> Result:
     """A worker hangs for longer than `silence_s`: its jobs move, what it says later is not heard."""
     add_echo(plan.folder / "models", HEAVY)
-    settings = {"data_plane": {"silence_s": SILENCE_S}}
+    settings = {"data_plane": {"silence_s": SILENCE_S, "hang_s": HANG_S}}
     with ServerProcess(plan.folder / "models", plan.folder / "stop", "--workers", "2", settings=settings) as server:
         result = await _strike("stop", server, stop_worker, 1 if plan.is_quick else 5)
         result.details["retries"] = server.metric("penstock_retries_total", reason="worker_lost")

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.chaos import malformed
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion
-from benchmarks.chaos.departures import CALLERS, SILENCE_S, end_worker, stop_worker
+from benchmarks.chaos.departures import CALLERS, HANG_S, SILENCE_S, end_worker, stop_worker
 from benchmarks.chaos.drain import IN_FLIGHT, drain_server
 from benchmarks.chaos.infer_messages import valid_requests
 from benchmarks.chaos.kill import kill_workers
@@ -31,7 +31,7 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProc
     """Of a model that may run twice, but not for ever: jobs of killed workers are tried again."""
     folder = tmp_path_factory.mktemp("two-workers")
     add_echo(folder / "models")
-    settings = {"data_plane": {"silence_s": SILENCE_S}}
+    settings = {"data_plane": {"silence_s": SILENCE_S, "hang_s": HANG_S}}
     with ServerProcess(folder / "models", folder / "server", "--workers", "2", settings=settings) as server:
         yield server
 

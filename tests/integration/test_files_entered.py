@@ -15,9 +15,9 @@ from prometheus_client import CollectorRegistry
 
 import penstock
 from penstock.app.gateway import Gateway
+from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState
 from penstock.core.config import Config, Telemetry
-from penstock.gateway.http.server import open_http_socket
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -25,6 +25,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
+from penstock.wire.control import RemoteControl
 from penstock.worker.loop import Worker
 
 MOST = 33
@@ -95,9 +96,10 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         stack.push_async_callback(server.stop, None)
         gateway = Gateway("gateway-0", config, tmp_path / "metrics", traces)
         stack.push_async_callback(gateway.close)
-        await manager.gateway_joined("gateway-0", gateway.listen(f"ipc://{tmp_path / 'gateway.ipc'}"))
-        manager.listen(gateway.cluster_changed)
-        port = await gateway.open(manager, 0, open_http_socket(config.host, 0))
+        endpoint = gateway.listen(f"ipc://{tmp_path / 'gateway.ipc'}")
+        remote = RemoteControl(control, "gateway-0", endpoint, gateway.cluster_changed)
+        stack.push_async_callback(remote.close)
+        port = await gateway.open(remote, 0, open_http_socket(config.host, 0))
         stop = asyncio.Event()
         worker = Worker("worker-0", control, config, WorkerMetrics(CollectorRegistry()), traces)
         running = asyncio.create_task(worker.run(stop))

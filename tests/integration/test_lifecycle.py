@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ import pytest
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import ROOT, answered, floats, floats_json, write_factor, write_identity, write_slow
+from tests.servers import ROOT, answered, floats, floats_json, log_lines, write_factor, write_identity, write_slow
 
 WAIT_S = 60.0
 CONNECTIONS = 24
@@ -40,24 +41,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two gateways before two workers."""
     flags = ("--gateways", "2", "--workers", "2", "--host", "0.0.0.0")
-    with ServerProcess(models, tmp_path_factory.mktemp("pair"), *flags) as running:
+    settings = {"data_plane": {"hang_s": 2.0}}
+    with ServerProcess(models, tmp_path_factory.mktemp("pair"), *flags, settings=settings) as running:
         eventually(lambda: len(gateways_listening(running)) == 2, "both gateways listen")
         yield running
 
 
-def children(server: ServerProcess, role: str) -> dict[str, int]:
-    """Its processes of a role, name to pid."""
-    found: dict[str, int] = {}
-    for process in psutil.Process(server.pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = process.cmdline()
-            if role in command:
-                found[command[command.index("--id") + 1]] = process.pid
-    return found
-
-
 def gateways_listening(server: ServerProcess, status: str = psutil.CONN_LISTEN) -> set[int]:
-    pids = {server.pid, *children(server, "gateway").values()}
+    pids = set(server.children("gateway").values())
     return {
         connection.pid
         for connection in psutil.net_connections("inet")
@@ -159,7 +150,7 @@ def ask_grpc(server: ServerProcess) -> str:
 
 
 def test_a_killed_gateway_comes_back(pair):
-    (old,) = children(pair, "gateway").values()
+    old = pair.children("gateway")["gateway-0"]
     os.kill(old, signal.SIGKILL)
 
     def is_back() -> bool:
@@ -188,7 +179,7 @@ def test_a_killed_gateway_comes_back(pair):
 
 
 def test_a_killed_worker_comes_back(pair):
-    old = children(pair, "worker")["worker-0"]
+    old = pair.children("worker")["worker-0"]
     os.kill(old, signal.SIGKILL)
     assert infer(pair, "identity", 1.0) == 1.0  # the other serves
 
@@ -197,6 +188,29 @@ def test_a_killed_worker_comes_back(pair):
         return workers.keys() == {"worker-0", "worker-1"} and workers["worker-0"]["pid"] != old
 
     eventually(is_back, "the worker is back under its name")
+
+
+def test_what_hangs_is_exchanged(pair):
+    """Stopped processes: a gateway would keep its share of the connections, a worker its place."""
+    before = pair.children("gateway") | pair.children("worker")
+    stopped = {name: before[name] for name in ("gateway-0", "worker-0")}
+    for pid in stopped.values():
+        os.kill(pid, signal.SIGSTOP)
+
+    def are_exchanged() -> bool:
+        now = pair.children("gateway") | pair.children("worker")
+        return now.keys() == before.keys() and not set(now.values()) & set(stopped.values())
+
+    eventually(are_exchanged, "both are other processes")
+    eventually(lambda: len(gateways_listening(pair)) == 2, "both gateways listen")
+    eventually(lambda: len(pair.ready_workers()) == 2, "both workers are ready")
+    for number in range(CONNECTIONS):
+        assert infer(pair, "identity", number) == number
+    hung = {line["process"]: line for line in log_lines(pair.log) if line["event"] == "hung"}
+    assert {name: line["pid"] for name, line in hung.items()} == stopped
+    assert all(2.0 <= line["silent_s"] < 30 for line in hung.values())
+    for name in stopped:
+        assert pair.metric("penstock_restarts", process=name, reason="hung") == 1
 
 
 # --- models that change
@@ -288,6 +302,27 @@ def test_a_port_that_is_taken_refuses_the_start(pair, models, tmp_path, flag):
     assert "Traceback" not in ended.stderr
 
 
+def test_a_data_directory_that_is_taken_refuses_the_start(pair, models, tmp_path):
+    taken = pair.log.parent / "data"
+    ended = serve(models, tmp_path, "--data-dir", str(taken))
+    assert ended.returncode == 2, ended.stderr
+    assert f"{taken}: another server uses this data directory (process {pair.pid})" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert {stat.S_IMODE(path.stat().st_mode) for path in taken.iterdir()} == {0o600}
+    assert stat.S_IMODE(taken.stat().st_mode) == 0o700
+
+
+def test_a_gateway_that_cannot_open_refuses_the_start(models, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_RESPONSE_CACHE__URL", "sqlite:///taken.db")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "taken-gateway-0.db").write_bytes(b"something else")
+    ended = serve(models, tmp_path)
+    assert ended.returncode == 2, ended.stderr
+    (said,) = [line for line in ended.stderr.splitlines() if "this is not a response cache" in line]
+    assert said.startswith("penstock: ")
+    assert "Traceback" not in ended.stderr
+
+
 # --- ends
 
 
@@ -305,7 +340,7 @@ def test_two_lives_and_two_ends(tmp_path):
         folder = server.run_folder()
         assert folder.is_dir()
         family = server.family()
-        assert len(family) == 3
+        assert len(family) == 4
         assert server.terminate() == 0
         assert not folder.exists()
         assert not any(process.is_running() for process in family)

@@ -19,7 +19,14 @@ from penstock.core.errors import BY_CODE
 from penstock.core.settings import Section
 from penstock.gateway import statuses
 from penstock.models.settings import ModelSettings
-from penstock.telemetry.metrics import CacheMetrics, RouterMetrics, ServingMetrics, SessionMetrics, WorkerMetrics
+from penstock.telemetry.metrics import (
+    CacheMetrics,
+    RouterMetrics,
+    ServingMetrics,
+    SessionMetrics,
+    SupervisorMetrics,
+    WorkerMetrics,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -134,7 +141,7 @@ def test_an_error_is_documented_as_it_is(code: str) -> None:
 
 def test_the_metrics_page_knows_exactly_what_there_is() -> None:
     registry = CollectorRegistry()
-    for kind in (ServingMetrics, RouterMetrics, CacheMetrics, SessionMetrics, WorkerMetrics):
+    for kind in (SupervisorMetrics, ServingMetrics, RouterMetrics, CacheMetrics, SessionMetrics, WorkerMetrics):
         kind(registry)
     found = {metric.name: metric for metric in registry.collect()}
     documented = rows("metrics.md")

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from penstock.app.places import ServerPlaces
+from penstock.app.ports import open_http_socket
 from penstock.app.process import run_child, spare_collector
+from penstock.app.tether import TetheredProcess
 from penstock.core.blocks import BlockView, Control
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
@@ -23,7 +26,7 @@ from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.http.app import build_http_app
 from penstock.gateway.http.live.streams import LiveStreams
-from penstock.gateway.http.server import http_server, open_http_socket
+from penstock.gateway.http.server import http_server
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.zmq import ZmqLane
@@ -190,24 +193,33 @@ class Gateway:
             self._router_metrics.queue.labels(block_id, "running").set(running)
 
 
-def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces) -> None:
-    main = partial(_run, gateway_id, http_port, grpc_port, places)
-    run_child(main, places, role="gateway", gateway=gateway_id)
+def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces, tether: TetheredProcess) -> None:
+    main = partial(_run, gateway_id, http_port, grpc_port, places, tether)
+    run_child(main, places, tether, role="gateway", gateway=gateway_id)
 
 
 async def _run(
-    gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces, config: Config, stop: asyncio.Event
+    gateway_id: str,
+    http_port: int,
+    grpc_port: int,
+    places: ServerPlaces,
+    tether: TetheredProcess,
+    config: Config,
+    stop: asyncio.Event,
 ) -> None:
     share_metrics(places.metrics, gateway_id)
-    traces = Traces(config.telemetry, "penstock-gateway")
-    gateway = Gateway(gateway_id, config, places.metrics, traces)
-    endpoint = gateway.listen(places.gateway(gateway_id))
-    control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
-    await gateway.catch_up()
-    await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
-    spare_collector()
-    await stop.wait()
-    await gateway.drain()
-    await control.close()
-    await gateway.close()
-    traces.close()
+    # What is open must close when a later step fails, or the process would not end.
+    async with AsyncExitStack() as stack:
+        traces = Traces(config.telemetry, "penstock-gateway")
+        stack.callback(traces.close)
+        gateway = Gateway(gateway_id, config, places.metrics, traces)
+        stack.push_async_callback(gateway.close)
+        endpoint = gateway.listen(places.gateway(gateway_id))
+        control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
+        stack.push_async_callback(control.close)
+        await gateway.catch_up()
+        await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
+        tether.say_open()
+        spare_collector()
+        await stop.wait()
+        await gateway.drain()

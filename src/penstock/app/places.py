@@ -20,6 +20,15 @@ class ServerPlaces:
     def task_worker(self, task_worker_id: str) -> Path:
         return self.folder / f"{task_worker_id}.sock"
 
+    def write_config(self, config: Config) -> None:
+        try:
+            self.config.write_text(config.model_dump_json())
+        except OSError as error:
+            raise ConfigError(
+                f"{self.config}: the configuration cannot be written for the server's processes: {error.strerror}; "
+                "free some space, or set TMPDIR to another folder"
+            ) from error
+
     def read_config(self) -> Config:
         try:
             return Config.model_validate_json(self.config.read_text())

@@ -1,33 +1,41 @@
-"""What every process of a server has in common: its logs, its end by a signal or with its parent, its collector."""
+"""What every process of a server has in common: its logs, its end by a signal or with its server, its collector."""
 
 import asyncio
-import ctypes
 import gc
-import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import uvloop
 
 from penstock.app.places import ServerPlaces
+from penstock.app.tether import TetheredProcess
 from penstock.core.config import Config
+from penstock.core.errors import PenstockError
 from penstock.telemetry.logs import start_logs
 
-PR_SET_PDEATHSIG = 1
+LEAVE_S = 5.0  # beyond what running requests get
 Main = Callable[[Config, asyncio.Event], Coroutine[Any, Any, None]]
 
 
-def run_child(main: Main, places: ServerPlaces, **names: str) -> None:
+def run_child(main: Main, places: ServerPlaces, tether: TetheredProcess, **names: str) -> None:
     """`main` runs until the event that it gets is set; `names` are on every line of the log."""
-    config = places.read_config()
-    start_logs(config.telemetry, **names)
-    uvloop.run(_run(main, config))
+    # Ctrl-C reaches every process of a terminal, but what is inside needs its workers until the gateways have drained.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = places.read_config()
+        start_logs(config.telemetry, **names)
+        uvloop.run(_run(main, config, tether))
+    except PenstockError as error:
+        if not tether.say_failed(error):
+            raise
+        sys.exit(2)
 
 
-async def _run(main: Main, config: Config) -> None:
+async def _run(main: Main, config: Config, tether: TetheredProcess) -> None:
     stop = stop_on_signals(signal.SIGTERM)
-    _stop_with_parent()
+    tether.attach(config.data_plane.drain_s + LEAVE_S)
     await main(config, stop)
 
 
@@ -44,14 +52,3 @@ def spare_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
-
-
-def _stop_with_parent() -> None:
-    """A child must not outlive its server, however that ends; nor leave before it.
-
-    Ctrl-C reaches every process of a terminal, but what is inside needs its workers until the gateway has drained.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGTERM)

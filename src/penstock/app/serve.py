@@ -1,96 +1,121 @@
-"""All roles on this machine: manager and first gateway here, workers and further gateways as processes."""
+"""All roles on this machine: supervisor and manager here, every gateway and every worker a process of its own."""
 
-import shutil
+import asyncio
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
+from functools import partial
 
 import structlog
 import uvloop
+from prometheus_client import CollectorRegistry
 
-from penstock.app.gateway import Gateway
+from penstock.app.folders import data_folder, run_folder
 from penstock.app.places import ServerPlaces, task_worker_ids
-from penstock.app.process import spare_collector, stop_on_signals
+from penstock.app.ports import reserve_port
+from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
 from penstock.app.supervisor import Supervisor
 from penstock.core.config import Config
-from penstock.gateway.http.server import check_port, open_http_socket
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
 from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.logs import start_logs
-from penstock.telemetry.metrics import forget_gauges, share_metrics
-from penstock.telemetry.traces import Traces
+from penstock.telemetry.metrics import SupervisorMetrics, forget_gauges, share_metrics
 
 log = structlog.get_logger()
 OnListening = Callable[[str, str], None]
-FIRST_GATEWAY = "gateway-0"  # in this process; the others are children
+SUPERVISOR = "supervisor"
 
 
 def run_serve(config: Config, on_listening: OnListening = lambda http, grpc: None) -> None:
     """`on_listening` is told the HTTP and gRPC addresses once they are open."""
     start_logs(config.telemetry, role="serve")
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-    try:
+    with data_folder(config.data_dir), run_folder() as folder:
         uvloop.run(_serve(config, ServerPlaces(folder), on_listening))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def _serve(config: Config, places: ServerPlaces, on_listening: OnListening) -> None:
     stop = stop_on_signals(signal.SIGTERM, signal.SIGINT)
-    share_metrics(places.metrics, FIRST_GATEWAY)
-    places.config.write_text(config.model_dump_json())
-    check_port(config.host, config.http_port, "--http-port")
-    check_port(config.host, config.grpc_port, "--grpc-port")
-    http_socket = open_http_socket(config.host, config.http_port)
-    http_port = http_socket.getsockname()[1]
     # What is open must close when a later step fails, or the process would not end.
     async with AsyncExitStack() as stack:
-        manager = await _open_manager(config, places, stack)
-        traces = Traces(config.telemetry, "penstock-gateway")
-        stack.callback(traces.close)
-        gateway = Gateway(FIRST_GATEWAY, config, places.metrics, traces)
-        stack.push_async_callback(gateway.close)
-        await manager.gateway_joined(FIRST_GATEWAY, gateway.listen(places.gateway(FIRST_GATEWAY)))
-        manager.listen(gateway.cluster_changed)
-        grpc_port = await gateway.open(manager, config.grpc_port, http_socket)
-        supervisor = _start_children(config, places, http_port, grpc_port)
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
-        on_listening(http, grpc)
-        log.info(
-            "serving", http=http, grpc=grpc, models=str(config.models), workers=config.workers, gateways=config.gateways
-        )
-        spare_collector()
-        await stop.wait()
-        log.info("stopping")
-        await gateway.drain()
-        await supervisor.stop(config.data_plane.drain_s + 5)
+        await _run_roles(config, places, stack, stop, on_listening)
 
 
-async def _open_manager(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> Manager:
+async def _run_roles(
+    config: Config,
+    places: ServerPlaces,
+    stack: AsyncExitStack,
+    stop: asyncio.Event,
+    on_listening: OnListening,
+) -> None:
+    places.write_config(config)
+    http_port, grpc_port = _reserve_ports(config, stack)
+    await _open_manager(config, places, stack)
+    supervisor = _start_children(config, places, http_port, grpc_port)
+    stack.push_async_callback(supervisor.close)
+    if not await _until_open(supervisor, stop):
+        return
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
+    on_listening(http, grpc)
+    log.info(
+        "serving", http=http, grpc=grpc, models=str(config.models), workers=config.workers, gateways=config.gateways
+    )
+    spare_collector()
+    await stop.wait()
+    log.info("stopping")
+    await _stop_children(config, supervisor)
+
+
+def _reserve_ports(config: Config, stack: AsyncExitStack) -> tuple[int, int]:
+    http = stack.enter_context(reserve_port(config.host, config.http_port, "--http-port"))
+    grpc = stack.enter_context(reserve_port(config.host, config.grpc_port, "--grpc-port"))
+    return http.getsockname()[1], grpc.getsockname()[1]
+
+
+async def _open_manager(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> None:
     metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
     stack.push_async_callback(metadata.close)
     manager = Manager(config.models, metadata)
     await manager.deploy_all()
     server = await serve_manager(manager, places.manager)
     stack.push_async_callback(server.stop, 0.5)
-    return manager
 
 
 def _start_children(config: Config, places: ServerPlaces, http_port: int, grpc_port: int) -> Supervisor:
-    supervisor = Supervisor(
-        config.data_plane.restart_backoff_s,
-        config.data_plane.restart_backoff_max_s,
-        on_exit=lambda name: forget_gauges(places.metrics, name),
-    )
-    for name in task_worker_ids(config):
-        supervisor.keep(name, places.command("tasks", name))
+    share_metrics(places.metrics, SUPERVISOR)
+    metrics = SupervisorMetrics(CollectorRegistry())
+    supervisor = Supervisor(config.data_plane, partial(_child_ended, places, metrics))
+    ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
+    for index in range(config.gateways):
+        name = f"gateway-{index}"
+        supervisor.keep(name, places.command("gateway", name, *ports), is_door=True)
     for index in range(config.workers):
         supervisor.keep(f"worker-{index}", places.command("worker", f"worker-{index}"))
-    for index in range(1, config.gateways):
-        ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
-        supervisor.keep(f"gateway-{index}", places.command("gateway", f"gateway-{index}", *ports))
+    for name in task_worker_ids(config):
+        supervisor.keep(name, places.command("tasks", name))
     return supervisor
+
+
+def _child_ended(places: ServerPlaces, metrics: SupervisorMetrics, name: str, why: str) -> None:
+    forget_gauges(places.metrics, name)
+    if why != "stopped":
+        metrics.restarts.labels(name, why).inc()
+
+
+async def _until_open(supervisor: Supervisor, stop: asyncio.Event) -> bool:
+    """False where the server is asked to leave before it has come."""
+    opening, stopping = asyncio.ensure_future(supervisor.until_open()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in (opening, stopping):
+        waiting.cancel()
+    if opening.done() and not opening.cancelled():
+        opening.result()
+    return not stop.is_set()
+
+
+async def _stop_children(config: Config, supervisor: Supervisor) -> None:
+    """Gateways first: what is inside needs its workers."""
+    timeout_s = config.data_plane.drain_s + LEAVE_S
+    await supervisor.stop(supervisor.doors(), timeout_s)
+    await supervisor.stop(supervisor.names(), timeout_s)

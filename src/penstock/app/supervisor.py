@@ -1,67 +1,190 @@
-"""Keeps child processes alive: starts them, restarts them with backoff, ends them gently."""
+"""Keeps child processes alive: starts them, restarts what ends and what hangs, with backoff, and ends them gently."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
+import psutil
 import structlog
 
+from penstock.app.liveness import Hang, Liveness, Look
+from penstock.app.tether import Tether
 from penstock.core.backoff import Backoff
+from penstock.core.config import DataPlane
+from penstock.core.errors import InternalError, PenstockError, from_code
 
 log = structlog.get_logger()
+TURN_S = 0.5
+KILLED_S = 5.0  # what the kernel gets to end what was killed
+OnExit = Callable[[str, str], None]
 
 
 class Supervisor:
-    def __init__(self, backoff_first_s: float, backoff_max_s: float, on_exit: Callable[[str], None]) -> None:
-        self._first_s, self._max_s = backoff_first_s, backoff_max_s
+    """`on_exit` gets a process's name and why it ended: `died`, `hung`, or `stopped` where that was asked for."""
+
+    def __init__(self, settings: DataPlane, on_exit: OnExit) -> None:
+        self._settings = settings
         self._on_exit = on_exit
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
-        self._is_stopping = False
+        self._doors: set[str] = set()
+        self._starting = 0
+        self._stopping: set[str] = set()
+        self._hung: set[str] = set()
+        self._liveness = Liveness(settings.hang_s, settings.loop_hang_s)
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watching = asyncio.create_task(self._watch(), name="watch-children")
 
-    def keep(self, name: str, command: Sequence[str]) -> None:
-        """Runs the command for as long as the supervisor does."""
+    def keep(self, name: str, command: Sequence[str], is_door: bool = False) -> None:
+        """Runs the command for as long as the supervisor does; one that `is_door` says when it is open."""
+        if is_door:
+            self._doors.add(name)
         self._keepers[name] = asyncio.create_task(self._keep(name, command), name=f"keep-{name}")
 
-    async def stop(self, timeout_s: float) -> None:
-        """Asks every process to leave, and ends those that do not."""
-        self._is_stopping = True
-        for process in self._processes.values():
-            _signal(process, signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self._all_gone(), timeout_s)
-        except TimeoutError:
-            log.warning("killing", processes=sorted(self._processes))
-            for process in self._processes.values():
-                _signal(process, signal.SIGKILL)
-            await asyncio.wait_for(self._all_gone(), 5.0)
-        for keeper in self._keepers.values():
-            keeper.cancel()
+    def names(self) -> set[str]:
+        return set(self._keepers)
 
-    async def _all_gone(self) -> None:
-        while self._processes:  # noqa: ASYNC110 - a few polls at the very end
+    def doors(self) -> set[str]:
+        return set(self._doors)
+
+    def pids(self) -> dict[str, int]:
+        return {name: process.pid for name, process in self._processes.items()}
+
+    async def until_open(self) -> None:
+        """Returns when the first door is open; raises what keeps one from opening before that."""
+        await asyncio.shield(self._opened)
+
+    async def stop(self, names: Collection[str], timeout_s: float) -> None:
+        """Asks these processes to leave, and ends those that do not."""
+        self._stopping.update(names)
+        self._signal(names, signal.SIGTERM)
+        if left := await self._wait_gone(names, timeout_s):
+            log.warning("killing", processes=sorted(left))
+            self._signal(left, signal.SIGKILL)
+            await self._wait_gone(left, KILLED_S)
+        for name in names:
+            self._keepers.pop(name).cancel()
+
+    async def close(self) -> None:
+        """Ends at once what still runs."""
+        await self.stop(self.names(), 0.0)
+        self._watching.cancel()
+        if self._opened.done():
+            self._opened.exception()  # nobody may have waited for it
+
+    async def _wait_gone(self, names: Collection[str], timeout_s: float) -> set[str]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (left := self._processes.keys() & names) and loop.time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        return left
 
     async def _keep(self, name: str, command: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
-        backoff = Backoff(self._first_s, self._max_s)
-        while not self._is_stopping:
+        backoff = Backoff(self._settings.restart_backoff_s, self._settings.restart_backoff_max_s)
+        while name not in self._stopping:
             started = loop.time()
-            process = await asyncio.create_subprocess_exec(*command)
-            self._processes[name] = process
-            log.info("started", process=name, pid=process.pid)
-            code = await process.wait()
-            del self._processes[name]
-            self._on_exit(name)
-            if self._is_stopping:
+            code = await self._run(name, command)
+            why = "stopped" if name in self._stopping else "hung" if name in self._hung else "died"
+            self._hung.discard(name)
+            self._on_exit(name, why)
+            if why == "stopped":
                 return
+            self._keeps_shut(name, InternalError(f"{name} ended ({code}) before it was open; its log says why"))
             wait_s = backoff.died(loop.time() - started)
-            log.error("died", process=name, pid=process.pid, exit_code=code, restart_in_s=round(wait_s, 2))
+            log.error("died", process=name, exit_code=code, restart_in_s=round(wait_s, 2))
             await asyncio.sleep(wait_s)
 
+    async def _run(self, name: str, command: Sequence[str]) -> int | str:
+        """One life of the process; returns its exit code, or why it could not be started."""
+        try:
+            tether = Tether(partial(self._heard, name))
+        except OSError as error:  # no descriptor is free: perhaps later
+            return str(error)
+        try:
+            process = self._processes[name] = await self._start(command, tether)
+            log.info("started", process=name, pid=process.pid)
+            self._liveness.started(name)
+            if name in self._stopping:  # that was asked for meanwhile
+                self._signal([name], signal.SIGTERM)
+            return await process.wait()
+        except OSError as error:  # no memory for one more process
+            return str(error)
+        finally:
+            tether.close()
+            self._liveness.ended(name)
+            self._processes.pop(name, None)
 
-def _signal(process: asyncio.subprocess.Process, number: int) -> None:
+    async def _start(self, command: Sequence[str], tether: Tether) -> asyncio.subprocess.Process:
+        fd = tether.theirs.fileno()
+        self._starting += 1
+        try:
+            return await asyncio.create_subprocess_exec(*command, "--tether", str(fd), pass_fds=(fd,))
+        finally:
+            self._starting -= 1
+            tether.handed_over()
+
+    def _heard(self, name: str, said: dict[str, Any]) -> None:
+        if "loop_s" in said:
+            self._liveness.beaten(name, said["loop_s"])
+        if "open" in said and not self._opened.done():
+            self._opened.set_result(None)
+        if failed := said.get("failed"):
+            error = from_code(failed["code"], failed["message"], {})
+            if not self._keeps_shut(name, error):
+                log.error("failed", process=name, error=error.message)
+
+    def _keeps_shut(self, name: str, error: PenstockError) -> bool:
+        """Before the first door is open, what keeps one from opening is the start's error; later it is tried again."""
+        if name not in self._doors or self._opened.done():
+            return False
+        self._opened.set_exception(error)
+        return True
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TURN_S)
+            looks = {name: look for name, pid in self.pids().items() if (look := _look(pid))}
+            for hang in self._liveness.turn(loop.time(), looks):
+                self._exchange(hang)
+            if os.getpid() == 1 and not self._starting:
+                _reap_orphans(set(self.pids().values()))
+
+    def _exchange(self, hang: Hang) -> None:
+        """Nothing that it could still say is wanted: a stopped process would hear nothing gentler."""
+        if hang.name not in self._hung:
+            log.error(
+                "hung", process=hang.name, pid=self.pids()[hang.name], why=hang.why, silent_s=round(hang.seconds, 1)
+            )
+        self._hung.add(hang.name)
+        self._signal([hang.name], signal.SIGKILL)
+
+    def _signal(self, names: Collection[str], number: int) -> None:
+        for name in self._processes.keys() & names:
+            try:
+                self._processes[name].send_signal(number)
+            except ProcessLookupError:
+                pass
+
+
+def _look(pid: int) -> Look | None:
     try:
-        process.send_signal(number)
-    except ProcessLookupError:
-        pass
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return Look(times.user + times.system, process.status())
+    except psutil.Error:
+        return None  # it ended just now
+
+
+def _reap_orphans(ours: set[int]) -> None:
+    """As the first process of a container we are the parent of all whose own has ended."""
+    try:
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
+            os.waitpid(found.si_pid, 0)
+    except ChildProcessError:
+        pass  # there is none

@@ -7,14 +7,15 @@ from prometheus_client import CollectorRegistry
 
 from penstock.app.places import ServerPlaces, task_worker_ids
 from penstock.app.process import run_child, spare_collector
+from penstock.app.tether import TetheredProcess
 from penstock.core.config import Config
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.loop import Worker
 
 
-def run_worker(worker_id: str, places: ServerPlaces) -> None:
-    run_child(partial(_work, worker_id, places), places, role="worker", worker=worker_id)
+def run_worker(worker_id: str, places: ServerPlaces, tether: TetheredProcess) -> None:
+    run_child(partial(_work, worker_id, places), places, tether, role="worker", worker=worker_id)
 
 
 async def _work(worker_id: str, places: ServerPlaces, config: Config, stop: asyncio.Event) -> None:

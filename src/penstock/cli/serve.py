@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 Id = Annotated[str, typer.Option("--id", help="Its name in the cluster, stable over restarts.")]
 RunDir = Annotated[Path, typer.Option(help="The folder of the running server that it belongs to.")]
 
+Tether = Annotated[int | None, typer.Option(help="The inherited socket of the supervisor that it ends with.")]
+
 
 def serve(
     models: ServedModels = None,
@@ -71,25 +73,34 @@ def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
-def worker(id_: Id, run_dir: RunDir) -> None:
+def worker(id_: Id, run_dir: RunDir, tether: Tether = None) -> None:
     """Run one worker of a server (started by `serve`)."""
+    from penstock.app.tether import TetheredProcess
+
+    tethered = TetheredProcess(tether)  # before what takes long
     from penstock.app.places import ServerPlaces
     from penstock.app.worker import run_worker
 
-    run_worker(id_, ServerPlaces(run_dir))
+    run_worker(id_, ServerPlaces(run_dir), tethered)
 
 
-def tasks(id_: Id, run_dir: RunDir) -> None:
+def tasks(id_: Id, run_dir: RunDir, tether: Tether = None) -> None:
     """Run one task worker of a server (started by `serve`)."""
+    from penstock.app.tether import TetheredProcess
+
+    tethered = TetheredProcess(tether)
     from penstock.app.places import ServerPlaces
     from penstock.app.task_worker import run_task_worker
 
-    run_task_worker(id_, ServerPlaces(run_dir))
+    run_task_worker(id_, ServerPlaces(run_dir), tethered)
 
 
-def gateway(id_: Id, run_dir: RunDir, http_port: int = 8080, grpc_port: int = 50051) -> None:
-    """Run one more gateway of a server (started by `serve`)."""
+def gateway(id_: Id, run_dir: RunDir, http_port: int = 8080, grpc_port: int = 50051, tether: Tether = None) -> None:
+    """Run one gateway of a server (started by `serve`)."""
+    from penstock.app.tether import TetheredProcess
+
+    tethered = TetheredProcess(tether)
     from penstock.app.gateway import run_gateway
     from penstock.app.places import ServerPlaces
 
-    run_gateway(id_, http_port, grpc_port, ServerPlaces(run_dir))
+    run_gateway(id_, http_port, grpc_port, ServerPlaces(run_dir), tethered)

@@ -52,7 +52,7 @@ Listener = Callable[[Sequence[BlockView]], None]
 
 
 class Control(Protocol):
-    """What a gateway may ask of the manager, in this process or in another."""
+    """What a gateway may ask of the manager."""
 
     async def load(self, model: str) -> None: ...
 

@@ -29,6 +29,8 @@ class DataPlane(Section):
     drain_s: Annotated[float, Field(ge=0, le=3600)] = 20.0  # what running requests get on SIGTERM
     restart_backoff_s: Annotated[float, Field(gt=0, le=60)] = 0.1  # first restart; doubles
     restart_backoff_max_s: Annotated[float, Field(gt=0, le=3600)] = 30.0
+    hang_s: Annotated[float, Field(ge=1, le=3600)] = 5.0  # a process that neither speaks nor works is exchanged
+    loop_hang_s: Annotated[float, Field(ge=1, le=86_400)] = 30.0  # and one whose event loop does not turn
 
 
 class CacheSettings(Section):

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Self
@@ -61,10 +61,11 @@ class ServerFailed(Exception):
 class ServerRun(Running):
     """`penstock serve` in `folder`, on free ports where `flags` name none; ready when it has been made."""
 
-    def __init__(self, models: Path, folder: Path, *flags: str, **options: Any) -> None:
+    def __init__(self, models: Path, folder: Path, *flags: str, before: Sequence[str] = (), **options: Any) -> None:
+        """`before` is a command that becomes it, or starts it."""
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / "server.log"
-        command = [sys.executable, "-m", "penstock", "serve", "--models", str(models)]
+        command = [*before, sys.executable, "-m", "penstock", "serve", "--models", str(models)]
         command += ["--data-dir", str(folder / "data"), "--http-port", "0", "--grpc-port", "0", *flags]
         super().__init__(command, self.log, **options)
         try:

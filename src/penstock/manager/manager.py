@@ -7,7 +7,7 @@ from pathlib import Path
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.blocks import BlockState, BlockView, Listener
+from penstock.core.blocks import BlockState, BlockView
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.registry import DeployedBlock, Registry
@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 class Manager:
-    """Used from one event loop. Implements core.blocks.Control."""
+    """Used from one event loop; gateways ask it through its service, by wire/control.py."""
 
     def __init__(self, repository: Path, metadata: Metadata) -> None:
         self._repository = repository
@@ -26,7 +26,6 @@ class Manager:
         self._registry = Registry()
         self._gateways: dict[str, str] = {}  # id to endpoint
         self._routings: dict[str, str] = {}  # by model, as JSON, what stands before its model.yaml
-        self._listeners: list[Listener] = []
         self._changed = asyncio.Condition()
         self.revision = 0  # of everything that an assignment or a view shows
 
@@ -81,10 +80,6 @@ class Manager:
             for b in self._registry.blocks()
         ]
 
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
-        listener(self.view())
-
     # --- for the service
 
     async def wait_change(self, seen: int) -> int:
@@ -135,9 +130,6 @@ class Manager:
                 raise ModelNotReady(f"model '{model}' is not settled on every worker after {timeout_s} s") from None
 
     async def _notify(self) -> None:
-        view = self.view()
-        for listener in self._listeners:
-            listener(view)
         async with self._changed:
             self.revision += 1
             self._changed.notify_all()

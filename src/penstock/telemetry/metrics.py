@@ -1,6 +1,5 @@
 """Prometheus metrics. Every process of one server writes to one folder, so that any gateway can show them all."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +13,8 @@ from prometheus_client import (
     multiprocess,
     values,
 )
+
+from penstock.telemetry.shared_values import SharedValue
 
 SECONDS = (
     0.0001,
@@ -41,8 +42,7 @@ MODEL = ("model", "version")
 def share_metrics(folder: Path, process: str) -> None:
     """Makes this process's metrics part of the folder's. `process` is stable over restarts: counters go on."""
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    values.ValueClass = values.MultiProcessValue(lambda: process)
+    values.ValueClass = SharedValue.share(folder, process)
 
 
 def forget_gauges(folder: Path, process: str) -> None:
@@ -87,6 +87,12 @@ class _Metrics:
 
     def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
         return Histogram(f"penstock_{name}", what, labels, buckets=buckets, registry=self._registry)
+
+
+class SupervisorMetrics(_Metrics):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.restarts = self._counter("restarts", "Processes started again, by why they ended", "process", "reason")
 
 
 class ServingMetrics(_Metrics):

@@ -1,30 +1,110 @@
-"""A real process that is restarted and ended."""
+"""Real processes that are restarted, exchanged when they hang, and ended."""
 
 import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 
+import pytest
+
+from benchmarks.waiting import until
 from penstock.app.supervisor import Supervisor
+from penstock.core.config import DataPlane
+from penstock.core.errors import ConfigError, InternalError
+
+SETTINGS = DataPlane(restart_backoff_s=0.01, restart_backoff_max_s=0.1, hang_s=1.0)
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+CHILD = """
+import asyncio, sys
+from penstock.app.tether import TetheredProcess
+from penstock.core.errors import ConfigError
+tether = TetheredProcess(int(sys.argv[-1]))
+async def main():
+    tether.attach(5.0)
+    exec(sys.argv[1])
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
 
 
-async def test_a_killed_process_comes_back_and_stop_ends_it() -> None:
-    exits: list[str] = []
-    supervisor = Supervisor(0.01, 0.1, exits.append)
-    supervisor.keep("sleeper", [sys.executable, "-c", "import time; time.sleep(60)"])
+def child(does: str) -> list[str]:
+    return [sys.executable, "-c", CHILD, does]
+
+
+@pytest.fixture
+async def exits() -> list[tuple[str, str]]:
+    return []
+
+
+@pytest.fixture
+async def supervisor(exits: list[tuple[str, str]]) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(SETTINGS, lambda name, why: exits.append((name, why)))
+    yield supervisor
+    await supervisor.close()
+
+
+async def test_a_killed_process_comes_back_and_stop_ends_it(
+    supervisor: Supervisor, exits: list[tuple[str, str]]
+) -> None:
+    supervisor.keep("sleeper", SLEEPER)
     first = await _pid(supervisor, 0)
     os.kill(first, signal.SIGKILL)
-    second = await _pid(supervisor, first)
-    assert second != first
-    assert exits == ["sleeper"]
-    await supervisor.stop(5.0)
-    assert supervisor._processes == {}
+    assert await _pid(supervisor, first) != first
+    assert exits == [("sleeper", "died")]
+    await supervisor.stop(["sleeper"], 5.0)
+    assert supervisor.pids() == {}
+    assert exits == [("sleeper", "died"), ("sleeper", "stopped")]
+
+
+async def test_a_stopped_process_is_exchanged(supervisor: Supervisor, exits: list[tuple[str, str]]) -> None:
+    supervisor.keep("sleeper", child("tether.say_open()"), is_door=True)
+    await supervisor.until_open()
+    first = await _pid(supervisor, 0)
+    await asyncio.sleep(1.0)  # it has told that its loop turns
+    os.kill(first, signal.SIGSTOP)
+    assert await _pid(supervisor, first) != first
+    assert exits == [("sleeper", "hung")]
+
+
+async def test_only_those_that_are_named_are_stopped(supervisor: Supervisor) -> None:
+    supervisor.keep("sleeper", SLEEPER)
+    supervisor.keep("other", SLEEPER)
+    await until(lambda: len(supervisor.pids()) == 2)
+    await supervisor.stop(["other"], 5.0)
+    assert supervisor.pids().keys() == {"sleeper"}
+
+
+async def test_one_that_does_not_leave_is_killed(supervisor: Supervisor) -> None:
+    ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); tether.say_open()"
+    supervisor.keep("sleeper", child(ignores), is_door=True)
+    await supervisor.until_open()
+    await supervisor.stop(["sleeper"], 0.1)
+    assert supervisor.pids() == {}
+
+
+async def test_a_door_that_cannot_open_says_why(supervisor: Supervisor) -> None:
+    fails = child("tether.say_failed(ConfigError('the port is taken')); sys.exit(2)")
+    supervisor.keep("door", fails, is_door=True)
+    with pytest.raises(ConfigError, match="the port is taken"):
+        await supervisor.until_open()
+
+
+async def test_a_door_that_ends_before_it_is_open_fails_the_start(supervisor: Supervisor) -> None:
+    supervisor.keep("door", child("sys.exit(7)"), is_door=True)
+    with pytest.raises(InternalError, match=r"door ended \(7\) before it was open"):
+        await supervisor.until_open()
+
+
+async def test_a_command_that_cannot_be_started_is_tried_again(
+    supervisor: Supervisor, exits: list[tuple[str, str]]
+) -> None:
+    supervisor.keep("nothing", ["/no/such/program"])
+    await until(lambda: len(exits) > 1, "it is tried again")
 
 
 async def _pid(supervisor: Supervisor, other_than: int) -> int:
-    async with asyncio.timeout(10):
-        while True:
-            process = supervisor._processes.get("sleeper")
-            if process is not None and process.pid != other_than:
-                return process.pid
+    async with asyncio.timeout(20):
+        while supervisor.pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    return supervisor.pids()["sleeper"]

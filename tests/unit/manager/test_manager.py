@@ -40,13 +40,14 @@ def routings(views: Sequence[BlockView]) -> dict[str, str]:
     return {view.model: view.routing for view in views}
 
 
-async def test_routing_reaches_those_who_listen_and_goes_again(repository: Path, metadata: SqliteMetadata) -> None:
+async def test_routing_is_seen_and_goes_again(repository: Path, metadata: SqliteMetadata) -> None:
     manager = await start(repository, metadata)
-    heard: list[dict[str, str]] = []
-    manager.listen(lambda views: heard.append(routings(views)))
-    await manager.set_routing("a", HASHED)
-    await manager.set_routing("a", "")
-    assert heard == [{"a": "", "b": ""}, {"a": HASHED, "b": ""}, {"a": "", "b": ""}]
+    seen = [manager.revision]
+    for routing in (HASHED, ""):
+        await manager.set_routing("a", routing)
+        assert routings(manager.view()) == {"a": routing, "b": ""}
+        seen.append(await manager.wait_change(seen[-1]))
+    assert len(set(seen)) == 3
 
 
 async def test_routing_outlives_the_manager(repository: Path, metadata: SqliteMetadata) -> None:

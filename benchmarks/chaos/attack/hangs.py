@@ -1,0 +1,76 @@
+"""Processes that hang: they are found out, exchanged, and cost their neighbours no more than the time to notice."""
+
+import asyncio
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.waiting import until_seen
+
+HANG_S = 5.0  # as the server's default
+LOOP_HANG_S = 4.0
+PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
+EVERY_CALLER = 4  # each may lose what the process had in hand
+
+
+async def _stopped_gateway(scene: Scene) -> None:
+    await _exchange(scene, "gateway", _stop)
+
+
+async def _stopped_worker(scene: Scene) -> None:
+    await _exchange(scene, "worker", _stop)
+
+
+async def _hung_loop(scene: Scene) -> None:
+    tracing: list[asyncio.Task[None]] = []
+    await _exchange(scene, "gateway", lambda pid: tracing.append(asyncio.create_task(asyncio.to_thread(_hold, pid))))
+    await asyncio.gather(*tracing)
+
+
+def _stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+
+
+def _hold(pid: int) -> None:
+    """Stops the main thread alone, until the process ends: its other threads go on."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        if libc.ptrace(request, pid, None, None):
+            raise OSError(ctypes.get_errno(), f"ptrace of {pid} is not allowed")
+    while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):  # its end is told to who holds it first
+        pass
+
+
+async def _exchange(scene: Scene, role: str, hang: Callable[[int], object]) -> None:
+    before = scene.server.children(role)
+    name = min(before)
+    hang(before[name])
+
+    def is_exchanged() -> bool:
+        now = scene.server.children(role)
+        return now.keys() == before.keys() and now[name] != before[name]
+
+    await until_seen(is_exchanged, f"{name} is another process", HANG_S + LOOP_HANG_S + 15)
+    await until_seen(lambda: _metric(scene, name) >= 1, "the exchange is counted")
+    await scene.server.wait_all_workers()
+
+
+def _metric(scene: Scene, name: str) -> float:
+    return scene.server.metric("penstock_restarts", process=name, reason="hung")
+
+
+TWO_GATEWAYS: dict[str, Any] = {"flags": ("--gateways", "2"), "failures": EVERY_CALLER, "ends_processes": True}
+ATTACKS = (
+    Attack("7 stopped gateway", _stopped_gateway, hang_s=HANG_S, **TWO_GATEWAYS),
+    Attack(
+        "7 hung loop of a gateway",
+        _hung_loop,
+        settings={"data_plane": {"loop_hang_s": LOOP_HANG_S}},
+        hang_s=HANG_S,
+        **TWO_GATEWAYS,
+    ),
+    Attack("7 stopped worker", _stopped_worker, ("--workers", "2"), hang_s=HANG_S, ends_processes=True),
+)

@@ -1,0 +1,97 @@
+"""The folders of a server, each locked while it runs: its data, and where its processes meet."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import structlog
+
+from penstock.core.errors import ConfigError
+from penstock.storage.disk import is_unwritable, make_private
+
+log = structlog.get_logger()
+LOCK = "server.lock"
+RUN_PREFIX = "penstock-"
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """A temporary folder, gone with the server; those of servers that were killed go at the next start."""
+    parent = Path(tempfile.gettempdir())
+    _remove_left(parent)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=parent))
+        lock = _lock_new(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"{parent}: the server's temporary folder cannot be made there: {error.strerror}; free some space, "
+            "or set TMPDIR to another folder"
+        ) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+@contextmanager
+def data_folder(folder: Path) -> Iterator[None]:
+    """One server at a time. Where it cannot be written, those who need it say so and go on without."""
+    lock = None
+    try:
+        make_private(folder / LOCK)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        if not is_unwritable(error):
+            raise ConfigError(f"{folder}: the data directory cannot be used: {error.strerror}") from error
+        log.warning("data_dir_unwritable", data_dir=str(folder), error=error.strerror)
+    try:
+        if lock is not None:
+            _lock_data(folder, lock)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock_data(folder: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
+        raise ConfigError(
+            f"{folder}: another server uses this data directory (process {pid}); stop it, or choose another --data-dir"
+        ) from error
+    except OSError as error:  # a file system without locks
+        log.warning("data_dir_not_locked", data_dir=str(folder), error=error.strerror)
+    with suppress(OSError):  # a full disk: the lock holds without a name on it
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+
+def _lock_new(folder: Path) -> int:
+    """It gets its name once it is locked: nobody finds it and takes the server for dead."""
+    unnamed = folder / f"{LOCK}.new"
+    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    unnamed.rename(folder / LOCK)
+    return lock
+
+
+def _remove_left(parent: Path) -> None:
+    """Our own folders that have a lock which nobody holds."""
+    for folder in parent.glob(f"{RUN_PREFIX}*"):
+        with suppress(OSError):  # another server's, another user's, or gone by now
+            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+                continue
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+                log.info("removed_run_folder", folder=str(folder))
+            finally:
+                os.close(lock)

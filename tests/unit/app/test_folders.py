@@ -1,0 +1,102 @@
+"""Locks that a server holds while it runs, and what a killed one leaves."""
+
+import fcntl
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.app.folders import LOCK, data_folder, run_folder
+from penstock.core.errors import ConfigError
+
+KILLED = """
+import os
+from penstock.app.folders import run_folder
+with run_folder() as folder:
+    (folder / "config.json").write_text("{}")
+    print(folder, flush=True)
+    os._exit(9)
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_run_folder_is_private_and_goes_with_its_server(temporary: Path) -> None:
+    with run_folder() as folder:
+        assert folder.parent == temporary
+        assert mode(folder) == 0o700
+        assert mode(folder / LOCK) == 0o600
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_next_start_removes_what_a_killed_server_left(temporary: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    killed = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, env=environment, timeout=60)
+    left = Path(killed.stdout.strip())
+    assert killed.returncode == 9
+    assert (left / "config.json").exists()
+    with run_folder() as folder:
+        assert not left.exists()
+        assert folder.exists()
+
+
+def test_folders_of_others_stay(temporary: Path) -> None:
+    unlocked = temporary / "penstock-of-somebody"
+    unlocked.mkdir()
+    (temporary / "penstock-a-file").touch()
+    elsewhere = temporary / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / LOCK).touch()
+    (temporary / "penstock-a-link").symlink_to(elsewhere)
+    with run_folder() as first, run_folder() as second:
+        assert first.exists()
+        assert second.exists()
+    assert {path.name for path in temporary.iterdir()} == {
+        "penstock-of-somebody",
+        "penstock-a-file",
+        "elsewhere",
+        "penstock-a-link",
+    }
+
+
+def test_a_temporary_folder_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match=r"No such file or directory.*TMPDIR"), run_folder():
+        pass
+
+
+def test_data_is_private_and_of_one_server_at_a_time(tmp_path: Path) -> None:
+    data = tmp_path / "deep" / "data"
+    with data_folder(data):
+        assert mode(data) == 0o700
+        assert mode(data / LOCK) == 0o600
+        with pytest.raises(ConfigError, match=rf"{data}: .*\(process {os.getpid()}\).*--data-dir"), data_folder(data):
+            pass
+    with data_folder(data):
+        pass
+
+
+def test_a_lock_whose_file_says_nothing_still_holds(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=r"\(process unknown\)"), data_folder(tmp_path):
+            pass
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    with pytest.raises(ConfigError, match="cannot be used"), data_folder(tmp_path / "data"):
+        pass
