@@ -1,5 +1,6 @@
 """Blocks keep their ids over restarts."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -45,9 +46,22 @@ async def test_routing_is_kept_replaced_and_forgotten(tmp_path: Path) -> None:
 async def test_a_store_of_an_earlier_version_gets_what_it_lacks(tmp_path: Path) -> None:
     store = await SqliteMetadata.open(tmp_path / "metadata.db")
     block = await store.block_id("m", "1")
-    await store._connection.execute("DROP TABLE routing")
     await store.close()
+    with sqlite3.connect(tmp_path / "metadata.db") as earlier:
+        earlier.execute("DROP TABLE routing")
+    earlier.close()
     again = await SqliteMetadata.open(tmp_path / "metadata.db")
     assert await again.routings() == {}
     assert await again.block_id("m", "1") == block
     await again.close()
+
+
+async def test_the_files_are_their_owners_alone(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "metadata.db"
+    await (await SqliteMetadata.open(file)).close()
+    file.chmod(0o644)  # of an earlier version
+    store = await SqliteMetadata.open(file)
+    await store.block_id("m", "1")
+    assert [path.stat().st_mode & 0o777 for path in file.parent.iterdir()] == [0o600]
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    await store.close()

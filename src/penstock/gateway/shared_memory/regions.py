@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from penstock.core.errors import InvalidRequest, Refused, RequestTooLarge
+from penstock.core.errors import InvalidRequest, Refused, RequestTooLarge, Unavailable
 from penstock.gateway.shared_memory.region import (
     OpenRegion,
     Region,
@@ -117,8 +117,8 @@ class SharedMemory:
             _check_same(known, region)
         elif sum(1 for _ in self._folder.glob("*.json")) >= self._max_regions:
             raise Refused(f"{self._max_regions} shared memory regions are registered already: unregister some")
-        draft.write_bytes(orjson.dumps(asdict(region)))
         try:
+            draft.write_bytes(orjson.dumps(asdict(region)))
             if known is None:
                 os.link(draft, file)  # fails where another gateway was faster
             else:
@@ -126,6 +126,8 @@ class SharedMemory:
         except FileExistsError:
             if (winner := _read(file)) is not None:
                 _check_same(winner, region)
+        except OSError as error:
+            raise Unavailable(f"the region cannot be noted: {error.strerror}: free some temporary space") from error
         finally:
             draft.unlink(missing_ok=True)
 

@@ -14,6 +14,7 @@ from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.outage import RETRY_S, Outage
 from penstock.storage.cache.sqlite_file import open_file
+from penstock.storage.disk import is_unwritable
 
 log = structlog.get_logger()
 WRITE_EVERY_S = 0.1  # what comes within it is written together
@@ -21,6 +22,7 @@ BATCH_BYTES = 1024 * 1024  # of one transaction: a read waits for it
 BATCH_ROWS = 256
 MIN_BUFFER_BYTES = 1024 * 1024
 CLOSE_S = 5.0
+FAULTS = (OSError, aiosqlite.Error, ConfigError)  # of a file that was open, or is opened anew
 
 
 @dataclass(slots=True, eq=False)
@@ -58,12 +60,15 @@ class SqliteStore(MemoryStore):
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._connection = await open_file(self._file)
+        """Where the disk is full or read-only, answers are kept in memory, and the file is tried again later."""
         try:
+            self._connection = await open_file(self._file)
             await self._take_over(self._connection)
-        except aiosqlite.Error as error:
-            await self._connection.close()
-            raise ConfigError(f"{self._file}: the response cache cannot be used: {error}; delete it") from error
+        except (OSError, aiosqlite.Error) as error:
+            if not is_unwritable(error):
+                await self._close_file()
+                raise ConfigError(f"{self._file}: the response cache cannot be used: {error}; delete it") from error
+            self._failed("open", error)
         self._writer = asyncio.create_task(self._write_forever(), name="cache-writer")
 
     async def _take_over(self, connection: aiosqlite.Connection) -> None:
@@ -93,8 +98,12 @@ class SqliteStore(MemoryStore):
             await asyncio.wait_for(self._flush(), CLOSE_S)
         except (TimeoutError, aiosqlite.Error) as error:
             self._failed("write", error)
+        await self._close_file()
+
+    async def _close_file(self) -> None:
         connection, self._connection = self._connection, None
-        await asyncio.wait_for(connection.close(), CLOSE_S)
+        if connection is not None:
+            await asyncio.wait_for(connection.close(), CLOSE_S)
 
     async def get(self, key: bytes) -> bytes | None:
         entry = self._lru.find(key, self._clock())
@@ -173,7 +182,7 @@ class SqliteStore(MemoryStore):
             self._has_work.clear()
             try:
                 await self._flush()
-            except aiosqlite.Error as error:
+            except FAULTS as error:
                 self._failed("write", error)
                 self._has_work.set()
                 await asyncio.sleep(RETRY_S)
@@ -181,13 +190,15 @@ class SqliteStore(MemoryStore):
     async def _flush_or_raise(self) -> None:
         try:
             await self._flush()
-        except aiosqlite.Error as error:
+        except FAULTS as error:
             self._failed("write", error)
-            raise Unavailable(f"{self._file}: the response cache cannot be written: {error}") from error
+            raise Unavailable(f"the response cache's file cannot be written: {error}") from error
 
     async def _flush(self) -> None:
         """Writes what is pending now. What fails stays pending."""
         async with self._turn:
+            if self._connection is None:
+                self._connection = await self._begin_anew()
             for batch in self._batches(list(self._pending)):
                 await self._commit(batch)
                 for key, change in batch:
@@ -197,6 +208,17 @@ class SqliteStore(MemoryStore):
                         self._on_disk.discard(key)
         if self._outage.worked():
             log.info("cache_file_back", file=str(self._file))
+
+    async def _begin_anew(self) -> aiosqlite.Connection:
+        """A file that could not be opened at the start: what it has may be older than what is in memory."""
+        connection = await open_file(self._file)
+        try:
+            await connection.execute("DELETE FROM entries")
+            await connection.commit()
+        except BaseException:
+            await connection.close()
+            raise
+        return connection
 
     def _batches(self, keys: list[bytes]) -> Iterator[list[tuple[bytes, _Change]]]:
         batch: list[tuple[bytes, _Change]] = []

@@ -7,6 +7,7 @@ import aiosqlite
 import structlog
 
 from penstock.core.errors import ConfigError
+from penstock.storage.disk import is_unwritable, make_private
 
 log = structlog.get_logger()
 # In the header of the file: only a file that says so is ours to throw away.
@@ -31,8 +32,10 @@ class _Damaged(Exception):
 
 
 async def open_file(file: Path) -> aiosqlite.Connection:
-    """A file of ours that is damaged is begun anew: a cache has nothing to lose. Any other raises ConfigError."""
-    _make_folder(file)
+    """A file of ours that is damaged is begun anew: a cache has nothing to lose. Any other raises ConfigError.
+
+    What a full or read-only disk says is raised as it is: the file may be opened later.
+    """
     if not _is_ours(file):
         raise ConfigError(
             f"{file}: this is not a response cache: delete it, or set response_cache.url to another file",
@@ -47,6 +50,8 @@ async def open_file(file: Path) -> aiosqlite.Connection:
                 file.with_name(file.name + suffix).unlink(missing_ok=True)
             return await _connect(file)
     except (_Damaged, OSError, aiosqlite.Error) as error:
+        if is_unwritable(error):
+            raise
         raise ConfigError(
             f"{file}: the response cache cannot be opened: {error}; where another server has it open, "
             "give each its own data_dir or response_cache.url",
@@ -55,6 +60,7 @@ async def open_file(file: Path) -> aiosqlite.Connection:
 
 
 async def _connect(file: Path) -> aiosqlite.Connection:
+    make_private(file)
     connection = await aiosqlite.connect(file, timeout=BUSY_TIMEOUT_S)
     try:
         await _prepare(connection)
@@ -85,15 +91,6 @@ async def _prepare(connection: aiosqlite.Connection) -> None:
             raise _Damaged(str(verdict))
 
 
-def _make_folder(file: Path) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{file}: the folder of the response cache cannot be made: {error}", file=str(file)
-        ) from error
-
-
 def _is_ours(file: Path) -> bool:
     """Also one that is not there, or still empty."""
     try:
@@ -102,6 +99,8 @@ def _is_ours(file: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError as error:
+        if is_unwritable(error):
+            raise
         raise ConfigError(f"{file}: the response cache cannot be read: {error}", file=str(file)) from error
     is_cache = header.startswith(_MAGIC) and int.from_bytes(header[68:72], "big") == APPLICATION_ID
     return not header or is_cache
