@@ -29,3 +29,11 @@ def write_model(folder: Path, name: str, content: bytes, **settings: Any) -> Non
     (folder / "1").mkdir(parents=True)
     (folder / "1" / name).write_bytes(content)
     (folder / "model.yaml").write_text(yaml.safe_dump(settings))
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """All at once: a server that reads it meanwhile finds what was there, or this."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    written = file.with_name(f".{file.name}.new")
+    written.write_bytes(content)
+    written.replace(file)

@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, sessions, slow_reader
+from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, rollout, sessions, slow_reader
 from benchmarks.chaos.attack import run as attack
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
 from penstock.telemetry.machine import describe_machine
@@ -26,6 +26,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "malformed": malformed.run,
     "sessions": sessions.run,
     "reload": reload.run,
+    "rollout": rollout.run,
     "slow_reader": slow_reader.run,
     "attack": attack.run,
 }

@@ -257,6 +257,45 @@ def test_a_reload_takes_what_is_there_now(pair, models):
     assert infer(pair, "changing", 5.0) == 20.0
 
 
+def states(server: ServerProcess, model: str) -> dict[str, str]:
+    return {block["version"]: block["state"] for block in server.status()["blocks"] if block["model"] == model}
+
+
+def test_a_version_that_does_not_load_leaves_the_one_before_serving(pair, models):
+    """Continues the life of `changing`, which has come to version 2."""
+    load = f"{pair.http_url}/v2/repository/models/changing/load"
+    (models / "changing/3").mkdir()
+    (models / "changing/3/model.onnx").write_bytes(b"no model")
+    refused = httpx.post(load, timeout=WAIT_S)
+    assert refused.status_code == 503
+    assert "version 3 failed to load" in refused.json()["error"]
+    assert "serves on (version 2)" in refused.json()["error"]
+    assert states(pair, "changing") == {"1": "unloaded", "2": "ready", "3": "failed"}
+    assert httpx.get(f"{pair.http_url}/v2/health/ready").status_code == 200
+    assert httpx.get(f"{pair.http_url}/v2/models/changing/versions/3/ready").status_code == 503
+    assert httpx.get(f"{pair.http_url}/v2/models/changing/ready").status_code == 200
+    old = pair.children("worker")
+    for pid in old.values():
+        os.kill(pid, signal.SIGKILL)
+    assert infer(pair, "changing", 5.0) == 20.0, "workers that start again serve it, too"
+    write_factor(models, "changing", 6.0, version=4)
+    httpx.post(load, timeout=WAIT_S).raise_for_status()
+    assert [infer(pair, "changing", 5.0) for _ in range(CONNECTIONS)] == [30.0] * CONNECTIONS
+    assert states(pair, "changing") == {"1": "unloaded", "2": "unloaded", "3": "unloaded", "4": "ready"}
+    answer = httpx.post(f"{pair.http_url}/v2/models/changing/versions/2/infer", json=floats_json(1.0))
+    assert (answer.status_code, answer.json()["error"]) == (503, "model 'changing' version 2 is unloaded")
+
+
+def test_an_unload_lets_end_what_was_taken(pair):
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(infer, pair, "slow", 2000.0) for _ in range(4)]
+        eventually(lambda: pair.metric("penstock_inflight_requests") == 4, "all are taken")
+        httpx.post(f"{pair.http_url}/v2/repository/models/slow/unload", timeout=WAIT_S).raise_for_status()
+        assert [future.result(WAIT_S) for future in running] == [2000.0] * 4
+    assert httpx.post(f"{pair.http_url}/v2/models/slow/infer", json=floats_json(1.0)).status_code == 503
+    assert httpx.get(f"{pair.http_url}/v2/health/ready").status_code == 200
+
+
 # --- starts that are refused
 
 

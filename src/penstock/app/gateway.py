@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,7 @@ class Gateway:
             open_store(config.response_cache, gateway_id, config.data_dir),
             config.response_cache,
             CacheMetrics(registry),
+            self._resolver.is_current,
         )
         self._sessions = SessionRuns(config.limits)
         self._session_metrics = SessionMetrics(registry)
@@ -128,7 +129,7 @@ class Gateway:
         self._http = http_server(app, limits)
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
-            asyncio.create_task(self._watch(catalogue.is_server_ready), name="gateway-watch"),
+            asyncio.create_task(self._watch(catalogue), name="gateway-watch"),
         ]
         return port
 
@@ -160,18 +161,19 @@ class Gateway:
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:
         for block_id, error in gone.items():
-            self._sessions.retire(block_id, error)
-            self._dispatcher.retire(block_id, error)
+            self._sessions.retire(block_id, error, self._resolver.heir(block_id))
+        self._dispatcher.retire(gone)
 
-    async def _watch(self, is_ready: Callable[[], bool]) -> None:
+    async def _watch(self, catalogue: Catalogue) -> None:
         """Keeps the health service and the gauges true."""
         was_ready = None
         while True:
-            ready = is_ready()
-            if ready is not was_ready and self._grpc is not None:
-                was_ready = ready
-                await self._grpc.set_ready(ready)
-                log.info("readiness", ready=ready)
+            catalogue.look(asyncio.get_running_loop().time())
+            problem = catalogue.unreadiness()
+            if was_ready is not (not problem) and self._grpc is not None:
+                was_ready = not problem
+                await self._grpc.set_ready(was_ready)
+                log.info("readiness", ready=was_ready, why=problem)
             self._publish()
             await asyncio.sleep(WATCH_S)
 

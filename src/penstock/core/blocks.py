@@ -46,6 +46,7 @@ class BlockView:
     state: BlockState
     reason: str
     routing: str = ""  # JSON of core.settings.Routing that stands before the model's own; empty: none
+    has_served: bool = False  # since it was deployed
 
 
 Listener = Callable[[Sequence[BlockView]], None]

@@ -62,6 +62,8 @@ class Health(Section):
     eject_s: Annotated[float, Field(gt=0, le=3600)] = 5.0  # until the first probe; doubles while probes fail
     eject_max_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0
     max_ejected: Annotated[float, Field(ge=0, le=1)] = 0.5  # share of the block's workers; one always stays
+    # Requests in hand and none answered for so long: the gateway is not ready. 0: it does not matter.
+    unanswered_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
 
 
 class Caching(Section):

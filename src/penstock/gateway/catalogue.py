@@ -10,6 +10,7 @@ from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
+from penstock.serving.readiness import Readiness
 from penstock.serving.resolve import Resolver
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 
@@ -34,18 +35,31 @@ class Catalogue:
         self.control = control
         self._admission = admission
         self._dispatcher = dispatcher
+        self._readiness = Readiness()
 
     @property
     def server_version(self) -> str:
         return version("penstock-serve")
 
+    def look(self, now: float) -> None:
+        """Sees which blocks are stuck: call it some times a second."""
+        self._readiness.look(self._dispatcher.activities(), now)
+
+    def unreadiness(self) -> str:
+        """Why no requests should be sent here; empty: they should."""
+        if self._admission.is_draining:
+            return "it is shutting down"
+        if not self.resolver.has_heard:
+            return "it does not know yet what there is to serve"
+        return self._readiness.problem(self.resolver.views(), self.resolver.held)
+
     def is_server_ready(self) -> bool:
-        return not self._admission.is_draining and self.resolver.is_server_ready()
+        return not self.unreadiness()
 
     def is_model_ready(self, model: str, version: str) -> bool:
         """Raises for a model that does not exist."""
         if self.resolver.is_ready(model, version):
-            return True
+            return not self._readiness.is_stuck(self.resolver.resolve(model, version).block_id)
         if not any(view.model == model and version in ("", view.version) for view in self.resolver.views()):
             self.resolver.resolve(model, version)
         return False

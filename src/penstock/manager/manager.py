@@ -1,20 +1,23 @@
 """The manager: deploys models as blocks, assigns them to workers, and tells gateways what there is."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.blocks import BlockState, BlockView
+from penstock.core.blocks import BlockView
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
-from penstock.manager.registry import DeployedBlock, Registry
+from penstock.manager.registry import Chosen, DeployedBlock, Registry, WorkerState
 from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder
 from penstock.storage.metadata_sqlite import Metadata
 
 log = structlog.get_logger()
+UNLOAD_S = 30.0
+GO_S = 2.0  # what a load waits for those that it replaced: they end what they run, however long that takes
+MAX_SPARES = 3  # older versions that are tried where the latest does not load, and none serves
 
 
 class Manager:
@@ -27,6 +30,7 @@ class Manager:
         self._gateways: dict[str, str] = {}  # id to endpoint
         self._routings: dict[str, str] = {}  # by model, as JSON, what stands before its model.yaml
         self._changed = asyncio.Condition()
+        self._deploying = asyncio.Lock()  # who reads a folder later deploys later
         self.revision = 0  # of everything that an assignment or a view shows
 
     async def deploy_all(self) -> None:
@@ -41,23 +45,32 @@ class Manager:
         await self._notify()
 
     async def load(self, model: str) -> None:
-        """Deploys the model anew from its folder; returns when every worker has it, or raises why not."""
+        """Deploys the model anew from its folder; returns when every worker has it, or raises why not.
+
+        What served before serves until then, and on where it fails.
+        """
         folder = self._repository / model
         if not NAME.match(model) or not (folder / "model.yaml").is_file():
             raise UnknownModel(f"the repository has no model '{model}'")
-        found = await asyncio.to_thread(read_model_folder, folder)
-        await self._deploy(found)
-        await self._notify()
-        await self._settle(model, found.settings.timeouts.load_s)
-        if reason := self._registry.failure(model):
-            raise ModelNotReady(f"model '{model}' failed to load: {reason}")
+        async with self._deploying:
+            found = await asyncio.to_thread(read_model_folder, folder)
+            await self._deploy(found)
+            await self._notify()
+        load_s = found.settings.timeouts.load_s
+        if not await self._becomes(lambda: self._registry.has_answered(model), load_s):
+            versions = ", ".join(found.versions)
+            raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {load_s} s")
+        if failure := self._registry.failure(model):
+            raise ModelNotReady(f"model '{model}' {failure}")
+        await self._becomes(lambda: self._registry.is_settled(model), GO_S)
 
     async def unload(self, model: str) -> None:
         if not self._registry.of_model(model):
             raise UnknownModel(f"the repository has no model '{model}'")
         self._registry.withdraw(model)
         await self._notify()
-        await self._settle(model, timeout_s=30.0)
+        if not await self._becomes(lambda: self._registry.is_settled(model), UNLOAD_S):
+            raise ModelNotReady(f"model '{model}' takes no more requests, but some worker runs it after {UNLOAD_S} s")
 
     async def set_routing(self, model: str, routing_json: str) -> None:
         if not self._registry.of_model(model):
@@ -76,7 +89,7 @@ class Manager:
 
     def view(self) -> list[BlockView]:
         return [
-            BlockView(b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""))
+            BlockView(b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""), b.has_served)
             for b in self._registry.blocks()
         ]
 
@@ -90,7 +103,7 @@ class Manager:
 
     def assigned(self) -> tuple[list[str], list[DeployedBlock]]:
         """The gateways' endpoints and the blocks; every worker holds every wanted block."""
-        return sorted(self._gateways.values()), self._registry.wanted()
+        return sorted(self._gateways.values()), self._registry.assigned()
 
     async def gateway_joined(self, gateway_id: str, endpoint: str) -> None:
         self._gateways[gateway_id] = endpoint
@@ -100,7 +113,7 @@ class Manager:
         if self._gateways.pop(gateway_id, None) is not None:
             await self._notify()
 
-    async def worker_reported(self, worker: str, states: Iterable[tuple[str, BlockState, str, int]]) -> None:
+    async def worker_reported(self, worker: str, states: Iterable[tuple[str, WorkerState]]) -> None:
         if self._registry.worker_reported(worker, states):
             await self._notify()
 
@@ -109,8 +122,10 @@ class Manager:
         await self._notify()
 
     async def _deploy(self, folder: ModelFolder) -> None:
-        blocks = [(version, await self._metadata.block_id(folder.name, version)) for version in folder.versions]
-        self._registry.deploy(folder.name, str(folder.path.resolve()), blocks)
+        versions = [*folder.versions, *folder.older[:MAX_SPARES]]
+        blocks = [Chosen(version, await self._metadata.block_id(folder.name, version)) for version in versions]
+        chosen = len(folder.versions)
+        self._registry.deploy(folder.name, str(folder.path.resolve()), blocks[:chosen], blocks[chosen:])
         log.info("deployed", model=folder.name, versions=list(folder.versions))
 
     async def _read_routings(self) -> dict[str, str]:
@@ -122,12 +137,14 @@ class Manager:
                 log.warning("routing_passed_over", model=model, routing=routing)
         return found
 
-    async def _settle(self, model: str, timeout_s: float) -> None:
+    async def _becomes(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until it is so, and returns whether it became so in time."""
         async with self._changed:
             try:
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._registry.is_settled(model)), timeout_s)
+                await asyncio.wait_for(self._changed.wait_for(is_so), timeout_s)
             except TimeoutError:
-                raise ModelNotReady(f"model '{model}' is not settled on every worker after {timeout_s} s") from None
+                return False
+        return True
 
     async def _notify(self) -> None:
         async with self._changed:

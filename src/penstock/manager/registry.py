@@ -1,16 +1,40 @@
-"""The blocks of a cluster: which are wanted, and how far each worker is with them. Decides; never acts."""
+"""The blocks of a cluster: which are wanted, and how far each worker is with them. Decides; never acts.
 
-from collections.abc import Iterable
+A deployment chooses versions of a model. What served before and was not chosen stays until every worker has what was
+chosen; only then does it go. Where what was chosen does not load, it stays for good, or an older version is taken up.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
 
 from penstock.core.blocks import BlockState
 
+LOADING, READY, FAILED = BlockState.LOADING, BlockState.READY, BlockState.FAILED
+UNLOADED, DORMANT = BlockState.UNLOADED, BlockState.DORMANT
+SERVABLE = (READY, DORMANT)
+# Workers that may end while they load a version that another stands in for, before it is given up.
+MAX_LOSSES = 2
+LOST = "worker processes ended while they loaded it; see the log, and load it again"
 
-@dataclass(slots=True)
-class WorkerState:
-    state: BlockState
+
+class Role(Enum):
+    CHOSEN = "chosen"  # by the newest deployment of its model
+    STANDS_IN = "stands in"  # until the chosen ones are ready
+    WITHDRAWN = "withdrawn"
+
+
+class WorkerState(NamedTuple):
+    state: BlockState  # of the newest revision
     reason: str
     revision: int
+    is_serving: bool = False  # that revision, or an earlier one
+
+
+class Chosen(NamedTuple):
+    version: str
+    block_id: str
 
 
 @dataclass(slots=True)
@@ -20,92 +44,195 @@ class DeployedBlock:
     version: str
     folder: str
     revision: int
-    is_wanted: bool = True
+    role: Role = Role.CHOSEN
+    replaces: tuple[str, ...] = ()  # blocks that stand in for it
+    has_served: bool = False  # since it was deployed, and not only beside those that it is to replace
+    losses: int = 0  # workers that ended while they loaded it
     workers: dict[str, WorkerState] = field(default_factory=dict)
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.role is not Role.WITHDRAWN
+
+    @property
+    def is_given_up(self) -> bool:
+        return self.losses >= MAX_LOSSES
 
     def state(self) -> tuple[BlockState, str]:
         if not self.is_wanted:
-            return BlockState.UNLOADED, "unloaded"
-        states = self.workers.values()
-        if any(worker.state is BlockState.READY for worker in states):
-            return BlockState.READY, ""
-        if any(worker.state is BlockState.DORMANT for worker in states):
-            return BlockState.DORMANT, ""
-        failed = [worker for worker in states if worker.state is BlockState.FAILED]
-        if failed and len(failed) == len(self.workers):
-            return BlockState.FAILED, failed[0].reason
-        return BlockState.LOADING, "loading"
+            return UNLOADED, "unloaded"
+        if self.is_given_up:
+            return FAILED, LOST
+        states = {LOADING if self._is_outdated(found) else found.state for found in self.workers.values()}
+        reason = self.failure()
+        if self.replaces:  # it is not asked before every worker has it
+            has_failed = FAILED in states and LOADING not in states
+            return (FAILED, reason) if has_failed else (LOADING, "loading")
+        if any(found.is_serving for found in self.workers.values()):
+            return READY, reason and f"serves, but was not loaded anew: {reason}"
+        if DORMANT in states:
+            return DORMANT, ""
+        return (FAILED, reason) if states == {FAILED} else (LOADING, "loading")
+
+    def failure(self) -> str:
+        """Why some worker could not load its newest revision; empty: none failed."""
+        if self.is_given_up:
+            return LOST
+        failed = [found for found in self.workers.values() if found.state is FAILED and not self._is_outdated(found)]
+        return failed[0].reason if failed else ""
+
+    def _is_outdated(self, found: WorkerState) -> bool:
+        """The worker has not yet said how the newest revision of what failed is."""
+        return found.state is FAILED and found.revision < self.revision
+
+    def withdraw(self) -> None:
+        self.role, self.replaces, self.has_served, self.losses = Role.WITHDRAWN, (), False, 0
 
 
 class Registry:
     def __init__(self) -> None:
         self._blocks: dict[str, DeployedBlock] = {}
+        self._spares: dict[str, list[Chosen]] = {}  # by model: what may stand in where nothing serves, best first
         self._workers: set[str] = set()
         self._revision = 0
 
     def blocks(self) -> list[DeployedBlock]:
         return list(self._blocks.values())
 
-    def wanted(self) -> list[DeployedBlock]:
-        return [block for block in self._blocks.values() if block.is_wanted]
+    def assigned(self) -> list[DeployedBlock]:
+        """What every worker should hold; what is to replace others comes after them."""
+        wanted = [block for block in self._blocks.values() if block.is_wanted and not block.is_given_up]
+        return sorted(wanted, key=lambda block: bool(block.replaces))
 
     def of_model(self, model: str) -> list[DeployedBlock]:
         return [block for block in self._blocks.values() if block.model == model]
 
-    def deploy(self, model: str, folder: str, versions: Iterable[tuple[str, str]]) -> int:
-        """These (version, block id) of the model are wanted, loaded anew where they were; its others are not."""
+    def deploy(self, model: str, folder: str, versions: Sequence[Chosen], spares: Sequence[Chosen] = ()) -> int:
+        """These versions of the model are wanted, loaded anew where they were; its others go when these are there."""
         self._revision += 1
-        chosen = dict(versions)
+        self._spares[model] = list(spares)
+        chosen = {each.block_id for each in versions}
         for block in self.of_model(model):
-            block.is_wanted = block.version in chosen
-        for version, block_id in chosen.items():
-            known = self._blocks.get(block_id)
-            if known is None:
-                self._blocks[block_id] = DeployedBlock(block_id, model, version, folder, self._revision)
+            if block.block_id in chosen:
+                continue
+            if block.is_wanted and block.has_served:
+                block.role, block.replaces = Role.STANDS_IN, ()
             else:
-                known.folder, known.revision, known.is_wanted = folder, self._revision, True
+                block.withdraw()
+        for each in versions:
+            self._want(each, model, folder, Role.CHOSEN)
+        self._link(model)
         return self._revision
 
     def withdraw(self, model: str) -> None:
+        self._spares.pop(model, None)
         for block in self.of_model(model):
-            block.is_wanted = False
+            block.withdraw()
 
-    def worker_reported(self, worker: str, states: Iterable[tuple[str, BlockState, str, int]]) -> bool:
+    def worker_reported(self, worker: str, states: Iterable[tuple[str, WorkerState]]) -> bool:
         """Returns whether anything changed."""
         is_changed = worker not in self._workers
         self._workers.add(worker)
-        reported = {block_id: WorkerState(state, reason, revision) for block_id, state, reason, revision in states}
+        reported = dict(states)
         for block in self._blocks.values():
             new = reported.get(block.block_id)
-            if block.workers.get(worker) != new:
-                is_changed = True
-                if new is None:
-                    del block.workers[worker]
-                else:
-                    block.workers[worker] = new
+            if block.workers.get(worker) == new:
+                continue
+            is_changed = True
+            if new is None:
+                del block.workers[worker]
+                continue
+            block.workers[worker] = new
+            if block.is_wanted and not block.replaces and (new.is_serving or new.state is DORMANT):
+                block.has_served = True
+        if is_changed:
+            self._advance()
         return is_changed
 
     def worker_left(self, worker: str) -> None:
         self._workers.discard(worker)
         for block in self._blocks.values():
-            block.workers.pop(worker, None)
+            left = block.workers.pop(worker, None)
+            if left is not None and left.state is LOADING and block.replaces:
+                block.losses += 1
+        self._advance()
 
     def is_settled(self, model: str) -> bool:
-        """Every worker has answered the newest revision of the model's blocks, well or badly."""
-        return bool(self._workers) and all(self._is_block_settled(block) for block in self.of_model(model))
+        """Every worker has answered the newest revision of what was chosen, well or badly; what went has gone."""
+        return self.has_answered(model) and not any(
+            block.workers for block in self.of_model(model) if not block.is_wanted
+        )
+
+    def has_answered(self, model: str) -> bool:
+        blocks = [block for block in self.of_model(model) if block.role is Role.CHOSEN]
+        return bool(self._workers) and all(map(self._is_answered, blocks))
 
     def failure(self, model: str) -> str:
-        """Why the newest revision did not load on some worker; empty: it did."""
+        """Which version of the newest deployment did not load on some worker, and why; empty: all did."""
         for block in self.of_model(model):
-            for state in block.workers.values():
-                if block.is_wanted and state.state is BlockState.FAILED:
-                    return state.reason
+            if block.role is Role.CHOSEN and (reason := block.failure()):
+                serving = [other.version for other in self.of_model(model) if other.state()[0] in SERVABLE]
+                consolation = f"; what served before serves on (version {', '.join(serving)})" if serving else ""
+                return f"version {block.version} failed to load: {reason}{consolation}"
         return ""
 
-    def _is_block_settled(self, block: DeployedBlock) -> bool:
-        if not block.is_wanted:
-            return not block.workers
-        return self._workers == set(block.workers) and all(
-            worker.revision >= block.revision and worker.state is not BlockState.LOADING
-            for worker in block.workers.values()
+    # --- how it follows
+
+    def _want(self, chosen: Chosen, model: str, folder: str, role: Role) -> None:
+        known = self._blocks.get(chosen.block_id)
+        if known is None:
+            known = self._blocks[chosen.block_id] = DeployedBlock(chosen.block_id, model, chosen.version, folder, 0)
+        known.folder, known.revision, known.role, known.losses = folder, self._revision, role, 0
+
+    def _link(self, model: str) -> None:
+        blocks = self.of_model(model)
+        standing_in = tuple(block.block_id for block in blocks if block.role is Role.STANDS_IN)
+        for block in blocks:
+            if block.role is Role.CHOSEN:
+                block.replaces = () if block.has_served else standing_in
+
+    def _advance(self) -> None:
+        for model in {block.model for block in self._blocks.values() if block.is_wanted}:
+            self._replace(model)
+            self._fall_back(model)
+
+    def _replace(self, model: str) -> None:
+        """What was chosen has arrived: it takes over."""
+        blocks = self.of_model(model)
+        chosen = [block for block in blocks if block.role is Role.CHOSEN]
+        if not any(block.role is Role.STANDS_IN for block in blocks) or not all(map(self._has_arrived, chosen)):
+            return
+        for block in blocks:
+            if block.role is Role.STANDS_IN:
+                block.withdraw()
+        for block in chosen:
+            block.replaces, block.has_served = (), True
+
+    def _fall_back(self, model: str) -> None:
+        """Nothing of the model loads: the next older version is tried."""
+        wanted = [block for block in self.of_model(model) if block.is_wanted]
+        spares = self._spares.get(model)
+        if not spares or not self._workers or not all(self._has_failed(block) for block in wanted):
+            return
+        self._revision += 1
+        self._want(spares.pop(0), model, wanted[0].folder, Role.STANDS_IN)
+        self._link(model)
+
+    def _has_failed(self, block: DeployedBlock) -> bool:
+        return block.is_given_up or (self._is_answered(block) and block.state()[0] is FAILED)
+
+    def _has_arrived(self, block: DeployedBlock) -> bool:
+        return (
+            not block.is_given_up
+            and self._is_answered(block)
+            and all(found.state in SERVABLE for found in block.workers.values())
+        )
+
+    def _is_answered(self, block: DeployedBlock) -> bool:
+        if block.is_given_up:
+            return True
+        return (
+            bool(self._workers)
+            and self._workers == set(block.workers)
+            and all(found.revision >= block.revision and found.state is not LOADING for found in block.workers.values())
         )

@@ -9,6 +9,7 @@ import grpc
 from penstock.core.blocks import BlockState
 from penstock.core.errors import PenstockError
 from penstock.manager.manager import Manager
+from penstock.manager.registry import WorkerState
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
@@ -74,7 +75,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
 
     async def _take(self, report: pb.WorkerReport) -> None:
         await self._manager.worker_reported(
-            report.worker_id, [(b.block_id, BlockState(b.state), b.reason, b.revision) for b in report.blocks]
+            report.worker_id,
+            [(b.block_id, WorkerState(BlockState(b.state), b.reason, b.revision, b.is_serving)) for b in report.blocks],
         )
 
     def _assignment(self) -> pb.Assignment:
@@ -88,6 +90,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                     version=block.version,
                     folder=block.folder,
                     revision=block.revision,
+                    replaces=block.replaces,
                 )
                 for block in blocks
             ],

@@ -23,6 +23,7 @@ class ModelFolder:
     path: Path
     settings: ModelSettings
     versions: tuple[str, ...]  # those to serve, oldest first
+    older: tuple[str, ...] = ()  # where that is the latest alone, those before it, newest first
 
     def settings_of(self, version: str) -> ModelSettings:
         """The model's settings, with the version's own version.yaml laid over them."""
@@ -48,17 +49,22 @@ def read_model_folder(path: Path) -> ModelFolder:
         raise ConfigError(f"{path}: a model's name is letters, digits, '.', '_' and '-', at most 128", file=str(path))
     settings = read_yaml(path / "model.yaml", ModelSettings)
     try:
-        versions = _versions(path, settings)
+        present = _present(path, settings)
+        versions = _chosen(path, settings, present)
     except OSError as error:
         raise ConfigError(f"{error.filename or path}: cannot be read: {error.strerror}", file=str(path)) from error
-    return ModelFolder(path.name, path, settings, tuple(str(version) for version in versions))
+    older = present[-2::-1] if settings.versions == "latest" else []
+    return ModelFolder(path.name, path, settings, tuple(map(str, versions)), tuple(map(str, older)))
 
 
-def _versions(path: Path, settings: ModelSettings) -> list[int]:
-    """The versions to serve, oldest first."""
+def _present(path: Path, settings: ModelSettings) -> list[int]:
     found = sorted(int(child.name) for child in path.iterdir() if child.name.isdecimal() and child.is_dir())
     named = {version: version_settings(path, str(version), settings).file for version in found if version > 0}
-    present = [version for version, file in named.items() if (path / str(version) / file).is_file()]
+    return [version for version, file in named.items() if (path / str(version) / file).is_file()]
+
+
+def _chosen(path: Path, settings: ModelSettings, present: list[int]) -> list[int]:
+    """The versions to serve, oldest first."""
     chosen = choose_versions(settings, present)
     if not isinstance(settings.versions, str) and (missing := sorted(set(settings.versions) - set(present))):
         raise ConfigError(f"{path}: versions {missing} have no {settings.file}", file=str(path))
@@ -114,8 +120,9 @@ def _may_be_model(child: Path) -> bool:
 
 
 def read_version(folder: Path, version: str) -> ModelFolder:
-    model = read_model_folder(folder)
-    if version not in model.versions:
+    """One of them, whatever is wrong with the others; also one that serves until another can take its place."""
+    model = ModelFolder(folder.name, folder, read_yaml(folder / "model.yaml", ModelSettings), (version,))
+    if not model.file(version).is_file():
         raise ConfigError(f"{folder}: version {version} is not there any more")
     return model.of_version(version)
 

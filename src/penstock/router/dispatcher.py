@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from random import Random
 
@@ -18,7 +19,7 @@ from penstock.router.answers import AnswerStream
 from penstock.router.jobs import JobTable
 from penstock.router.lanes.lane import Lane, Member
 from penstock.router.queues import BlockRules
-from penstock.router.slots import Job, Offer, SlotStanding
+from penstock.router.slots import BlockActivity, Job, Offer, SlotStanding
 from penstock.telemetry.metrics import RouterMetrics
 
 log = structlog.get_logger()
@@ -114,8 +115,9 @@ class Dispatcher:
             job.heed(request.controls, block.settings, now())
         return job
 
-    def retire(self, block_id: str, error: PenstockError) -> None:
-        self._perform(self._table.retire(block_id, error))
+    def retire(self, blocks: Mapping[str, PenstockError]) -> None:
+        """What waits for these blocks is run by the workers that have them still, and fails with the last of those."""
+        self._perform(self._table.retire(blocks))
 
     def set_routings(self, routings: dict[str, Routing]) -> None:
         """By block, what stands before the model's own. It takes effect at once, and nothing that waits is lost."""
@@ -142,12 +144,18 @@ class Dispatcher:
             sleeper.lane.wake(sleeper.key, block_id)
 
     def descriptions(self) -> dict[str, BlockDescription]:
-        """The blocks that some worker holds, in memory or dormant; who has described one counts before who has not."""
+        """The blocks that some worker holds, in memory or dormant; who has described one counts before who has not.
+
+        Where workers hold it of different files, as while it is loaded anew, it has no fingerprint.
+        """
         found: dict[str, BlockDescription] = {}
         for member in self._members.values():
             for block_id, block in member.blocks.items():
-                if block.is_described or block_id not in found:
+                known = found.get(block_id)
+                if known is None or not known.is_described:
                     found[block_id] = block
+                elif block.is_described and block.fingerprint != known.fingerprint:
+                    found[block_id] = replace(block, fingerprint="")
         return found
 
     def workers(self) -> list[Member]:
@@ -159,6 +167,9 @@ class Dispatcher:
     def queue_lengths(self) -> dict[str, tuple[int, int]]:
         """How many jobs wait and how many run, by block."""
         return self._table.lengths()
+
+    def activities(self) -> dict[str, BlockActivity]:
+        return self._table.activities()
 
     async def statistics(self) -> list[BlockStatistics]:
         return summed(chain.from_iterable(await asyncio.gather(*[lane.statistics() for lane in self._lanes])))
@@ -198,7 +209,7 @@ class Dispatcher:
         self._settle(job, outcome if isinstance(outcome, PenstockError) else _of_request(outcome, job.request))
 
     def _answered_in_part(self, worker: bytes, job_id: int, attempt: int, response: InferResponse) -> None:
-        job = self._table.partial(worker, job_id, attempt)
+        job = self._table.partial(worker, job_id, attempt, now())
         answers = self._streams.get(job_id)
         if job is None or answers is None:
             self._metrics.late_replies.inc()

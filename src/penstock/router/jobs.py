@@ -5,7 +5,8 @@ A job with a key or a session belongs to one worker and waits for that one; any 
 Every method takes `now` and returns the actions that follow; same state and event, same actions.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from math import inf
 
 from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout, WorkerLost
@@ -15,7 +16,9 @@ from penstock.router.ejections import Ejections
 from penstock.router.health import TIMEOUT
 from penstock.router.policies.policy import Draw
 from penstock.router.queues import BlockRules, Queue, homes
-from penstock.router.slots import Job, Offer, Slot, SlotStanding
+from penstock.router.slots import BlockActivity, Job, Offer, Slot, SlotStanding
+
+UNANSWERED = frozenset({DeadlineExceeded.code, QueueTimeout.code})  # a worker says so, but has no answer
 
 
 class JobTable:
@@ -38,6 +41,19 @@ class JobTable:
         """How many jobs wait and how many run, by block."""
         return {
             block_id: (queue.length, sum(slot.in_flight for slot in queue.slots.values()))
+            for block_id, queue in self._queues.items()
+        }
+
+    def activities(self) -> dict[str, BlockActivity]:
+        return {
+            block_id: BlockActivity(
+                queue.length + sum(slot.in_flight for slot in queue.slots.values()),
+                queue.length,
+                queue.unanswered,
+                max((slot.heard for slot in queue.slots.values()), default=0.0),
+                max((slot.latency_s for slot in queue.slots.values()), default=0.0),
+                queue.rules.health.unanswered_s,
+            )
             for block_id, queue in self._queues.items()
         }
 
@@ -66,13 +82,14 @@ class JobTable:
                 queue.move(queue.drain_all())
             self._switched[block_id] = None
 
-    def retire(self, block_id: str, error: PenstockError) -> list[Action]:
-        """The block will get no worker any more: fails what waits for one."""
-        queue = self._queues.get(block_id)
-        waiting = queue.drain_all() if queue else []
-        for job in waiting:
-            del self._jobs[job.job_id]
-        return [FailJob(job, error) for job in waiting]
+    def retire(self, blocks: Mapping[str, PenstockError]) -> list[Action]:
+        """Nobody else asks these blocks, and no others are retired: what waits is run by the workers that have them
+        still, and fails with the last of those."""
+        actions: list[Action] = []
+        for block_id, queue in self._queues.items():
+            queue.retired = blocks.get(block_id)
+            actions += self._fail_stranded(queue)
+        return actions
 
     # --- jobs
 
@@ -114,10 +131,15 @@ class JobTable:
         del self._jobs[job_id]
         queue.release(slot, job)
         if code:
+            if code in UNANSWERED:
+                queue.unanswered += 1
+            else:
+                slot.heard = now
             actions = self._ejections.judge(queue, slot, code, message, now) + self._fail_orphans(queue)
         else:
             actions = []
             slot.measure(now - job.sent, now)
+            slot.heard = now
             if slot.condition is not None and not slot.is_ejected:
                 slot.condition = None
         job.home = worker
@@ -127,11 +149,12 @@ class JobTable:
             queue.review(slot)
         return job, actions
 
-    def partial(self, worker: bytes, job_id: int, attempt: int) -> Job | None:
+    def partial(self, worker: bytes, job_id: int, attempt: int, now: float) -> Job | None:
         """The job that one of several answers belongs to, or None for a late or unknown one."""
         job = self._jobs.get(job_id)
         if job is None or job.slot is None or job.slot.worker != worker or job.attempt != attempt:
             return None
+        job.slot.heard = now
         return job
 
     def cancel(self, job_id: int, now: float) -> list[Action]:
@@ -189,7 +212,7 @@ class JobTable:
             actions.append(Retry(job, "handed_back"))
         for block_id, slots in touched.items():
             queue = self._queues[block_id]
-            actions += self._fail_orphans(queue) + queue.spread(slots, now)
+            actions += self._fail_orphans(queue) + queue.spread(slots, now) + self._fail_stranded(queue)
         return actions
 
     def probed(self, worker: bytes, block_id: str, problem: str, now: float) -> list[Action]:
@@ -238,6 +261,7 @@ class JobTable:
     def _drop(self, job: Job) -> Slot | None:
         """The job is gone; returns the slot that ran it, whose credit has to be handed on."""
         queue = self._queues[job.block_id]
+        queue.unanswered += 1
         slot = job.slot
         del self._jobs[job.job_id]
         if slot is None:
@@ -254,13 +278,21 @@ class JobTable:
         queue.move(waiting)
         actions += [self._lose(queue, job) for job in reversed(lost)]
         actions += self._fail_orphans(queue)
-        return actions + queue.spread(homes([*waiting, *lost]), now)
+        return actions + queue.spread(homes([*waiting, *lost]), now) + self._fail_stranded(queue)
 
     def _fail_orphans(self, queue: Queue) -> list[Action]:
         orphans, queue.orphans = queue.orphans, []
         for job in orphans:
             del self._jobs[job.job_id]
         return [FailJob(job, _homeless()) for job in orphans]
+
+    def _fail_stranded(self, queue: Queue) -> list[Action]:
+        if queue.retired is None or not queue.is_stranded:
+            return []
+        stranded = queue.drain_all()
+        for job in stranded:
+            del self._jobs[job.job_id]
+        return [FailJob(job, copy(queue.retired)) for job in stranded]
 
     def _lose(self, queue: Queue, job: Job) -> Action:
         job.slot = None

@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from penstock.core.errors import InvalidRequest, QueueFull
+from penstock.core.errors import InvalidRequest, PenstockError, QueueFull
 from penstock.core.settings import BlockSettings, Health, Priorities, Routing
 from penstock.router.actions import Action, Send
 from penstock.router.policies.hashing import KeyPlaces
@@ -42,6 +43,8 @@ class Queue:
         self.line = Line()  # for any slot
         self.homeless = Line()  # jobs that belong to one slot, while there is none
         self.orphans: list[Job] = []  # jobs whose home is gone for good: to be failed
+        self.unanswered = 0  # jobs that left without an answer: too late, or given up
+        self.retired: PenstockError | None = None  # what is told to those who wait when the last slot goes
         self.length = 0  # of all lines together
         self._levels: defaultdict[int, int] = defaultdict(int)  # how many wait, by level
 
@@ -168,8 +171,15 @@ class Queue:
         """Whether the only worker that may run it is gone, or takes no more."""
         return job.is_bound and self.slots.get(job.home) not in self.places
 
+    @property
+    def is_stranded(self) -> bool:
+        """Nobody takes its jobs, and nobody will."""
+        return self.retired is not None and not self.places and not self.ejected
+
     def check_room(self, job: Job) -> None:
-        """Raises QueueFull."""
+        """Raises QueueFull, or why the block takes no more."""
+        if self.retired is not None and self.is_stranded:
+            raise copy(self.retired)
         if self.length >= self.rules.max_queue:
             raise QueueFull(f"{self.length} requests wait for this block already (max_queue)", block=job.block_id)
         bound = self.rules.priorities.policy(job.priority).max_queue if self._has_bounds else None

@@ -146,6 +146,7 @@ class Slot:
     condition: Condition | None = None  # what speaks against it
     latency_s: float = 0.0  # follows peaks at once and forgets them over MEMORY_S; 0: nothing known
     measured: float = 0.0  # when that was
+    heard: float = 0.0  # when it last answered a job, well or badly; 0: never
     # The policy's own notes.
     position: int = -1
     bucket: int = 0
@@ -204,3 +205,14 @@ class SlotStanding:
     reason: str
     ejected_for_s: float
     next_probe_s: float
+
+
+class BlockActivity(NamedTuple):
+    """Whether a block's requests are answered, at one look."""
+
+    in_hand: int  # requests that wait or run
+    waiting: int
+    unanswered: int  # requests so far that left without an answer: too late, or given up by their callers
+    heard: float  # when some worker last answered one; 0: never
+    latency_s: float  # of answers of late
+    unanswered_s: float  # health.unanswered_s of its settings

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
 
+WITHDRAWN = "withdrawn"  # the reason of an error: nothing was run, and another version may run it
 SERVABLE = (BlockState.READY, BlockState.DORMANT)  # a dormant block is loaded by the worker that gets its request
 
 
@@ -13,23 +14,26 @@ class Resolver:
 
     A block that was ready stays resolvable while its workers are away, so that requests wait for them
     rather than fail; it goes when the manager says that it is unloaded or failed, or no longer names it.
+    A name alone is the newest version that the manager calls ready and workers hold. One that was replaced answers
+    for the name until its successor's workers have come here.
     """
 
     def __init__(self) -> None:
-        self._has_heard = False
+        self.has_heard = False  # from the manager
         self._views: dict[str, BlockView] = {}
         self._known: dict[str, BlockDescription] = {}
-        self._held: set[str] = set()
+        self.held: set[str] = set()  # blocks that some worker offers here
+        self._retired: dict[str, PenstockError] = {}
         self._table: dict[tuple[str, str], BlockDescription] = {}
 
     def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
-        """Returns the blocks that went, with what to tell those who wait for them."""
-        self._has_heard = True
+        """Returns the blocks that take no more requests, with what to tell those who wait for them."""
+        self.has_heard = True
         self._views = {view.block_id: view for view in views}
         return self._rebuild()
 
     def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
-        self._held = set(held)
+        self.held = set(held)
         for block_id, block in held.items():
             # What is as it was stays the same object: others keep what they found out about it.
             if self._known.get(block_id) != block:
@@ -43,23 +47,23 @@ class Resolver:
             raise self._unknown(model, version)
         return block
 
+    def heir(self, block_id: str) -> BlockDescription | None:
+        """What answers for the model of a block that takes no more requests."""
+        view = self._views.get(block_id)
+        return None if view is None else self._table.get((view.model, ""))
+
+    def is_current(self, block: BlockDescription) -> bool:
+        """Whether the block is still as it was described: of the same files on all workers."""
+        return self._known.get(block.block_id) is block
+
     def is_ready(self, model: str, version: str = "") -> bool:
         block = self._table.get((model, version))
-        return block is not None and block.block_id in self._held
-
-    def is_server_ready(self) -> bool:
-        """Some block takes requests, and none is on its way."""
-        ready = [block for block in self._table.values() if block.block_id in self._held]
-        waiting = any(
-            view.state is BlockState.LOADING or (view.state in SERVABLE and view.block_id not in self._held)
-            for view in self._views.values()
-        )
-        return bool(ready) and not waiting
+        return block is not None and block.block_id in self.held
 
     def has_caught_up(self) -> bool:
         """The manager has spoken, and workers have come with all that it calls ready or dormant."""
-        return self._has_heard and all(
-            view.block_id in self._held for view in self._views.values() if view.state in SERVABLE
+        return self.has_heard and all(
+            view.block_id in self.held for view in self._views.values() if view.state in SERVABLE
         )
 
     def views(self) -> list[BlockView]:
@@ -74,29 +78,37 @@ class Resolver:
         return sorted(found, key=int)
 
     def _rebuild(self) -> dict[str, PenstockError]:
-        gone: dict[str, PenstockError] = {}
-        for block_id, block in list(self._known.items()):
-            view = self._views.get(block_id)
-            if self._is_served(block_id, view):
-                continue
-            del self._known[block_id]
-            why = f"model '{block.model}' version {block.version} is {_standing(view)}"
-            gone[block_id] = ModelNotReady(why)
         self._table = {}
         for block in sorted(self._known.values(), key=lambda known: int(known.version)):
-            self._table[block.model, block.version] = block
-            # The newest version that workers hold answers for the model.
-            newest = self._table.get((block.model, ""))
-            if newest is None or block.block_id in self._held or newest.block_id not in self._held:
+            view = self._views.get(block.block_id)
+            if self._is_served(block.block_id, view):
+                self._table[block.model, block.version] = block
+                continue
+            why = f"model '{block.model}' version {block.version} is {_standing(view)}"
+            self._retired[block.block_id] = ModelNotReady(why, reason=WITHDRAWN)
+            if block.block_id not in self.held:
+                del self._known[block.block_id]
+        wanted = {view.model for view in self._views.values() if view.state is not BlockState.UNLOADED}
+        for block in sorted(self._known.values(), key=self._fitness):
+            if block.model in wanted or not self._views:
                 self._table[block.model, ""] = block
-        return gone
+        for block in self._table.values():
+            self._retired.pop(block.block_id, None)
+        return self._retired
+
+    def _fitness(self, block: BlockDescription) -> tuple[bool, bool, bool, int]:
+        """To answer for its model: the higher, the better."""
+        view = self._views.get(block.block_id)
+        is_held = block.block_id in self.held
+        is_servable = view is None or view.state in SERVABLE
+        return is_held and is_servable, is_held, is_servable, int(block.version)
 
     def _is_served(self, block_id: str, view: BlockView | None) -> bool:
         if view is None:
             # The manager may not have spoken yet; what workers hold may be called.
-            return block_id in self._held and not self._views
+            return block_id in self.held and not self._views
         if view.state is BlockState.FAILED:
-            return block_id in self._held  # an earlier revision serves on
+            return block_id in self.held  # on some workers
         return view.state is not BlockState.UNLOADED
 
     def _unknown(self, model: str, version: str) -> PenstockError:

@@ -9,13 +9,13 @@ from typing import Self
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, PenstockError, Refused
+from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, ModelNotReady, PenstockError, Refused
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.plans import Plan, Plans
-from penstock.serving.resolve import Resolver
+from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import OpenSpan, Traces
@@ -48,29 +48,40 @@ class Serving:
     async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
         """`block` is the request's, where the edge had to resolve it already; so for `stream`."""
         with _Admitted(self, request, block) as admitted:
-            plan = admitted.plan
-            response = admitted.response = await self._route(plan, request, admitted.deadline)
-            response.version = plan.version
-            return response
+            while True:
+                plan = admitted.plan
+                try:
+                    response = admitted.response = await self._route(plan, request, admitted.deadline)
+                except ModelNotReady as error:
+                    admitted.move(error)
+                    continue
+                response.version = plan.version
+                return response
 
     async def stream(
         self, request: InferRequest, block: BlockDescription | None = None
     ) -> AsyncGenerator[InferResponse, None]:
         """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
         with _Admitted(self, request, block) as admitted:
-            plan = admitted.plan
-            if plan.is_decoupled:
+            while True:
+                plan = admitted.plan
                 block = plan.block
-                if request.controls.session is not None and not block.settings.sessions.is_stateful:
-                    raise InvalidRequest(f"model '{block.model}' keeps no sessions: its answers have no order to keep")
-                async with aclosing(self.dispatcher.stream(block, request, admitted.deadline)) as answers:
-                    async for response in answers:
-                        admitted.response = response
+                try:
+                    if not plan.is_decoupled:
+                        response = admitted.response = await self._route(plan, request, admitted.deadline)
                         response.version = plan.version
-                        yield response
-                return
-            response = admitted.response = await self._route(plan, request, admitted.deadline)
-            response.version = plan.version
+                        break
+                    if request.controls.session is not None and not block.settings.sessions.is_stateful:
+                        said = f"model '{block.model}' keeps no sessions: its answers have no order to keep"
+                        raise InvalidRequest(said)
+                    async with aclosing(self.dispatcher.stream(block, request, admitted.deadline)) as answers:
+                        async for response in answers:
+                            admitted.response = response
+                            response.version = plan.version
+                            yield response
+                    return
+                except ModelNotReady as error:
+                    admitted.move(error)
         yield response
 
     def _route(self, plan: Plan, request: InferRequest, deadline: float) -> Awaitable[InferResponse]:
@@ -140,6 +151,18 @@ class _Admitted:
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
             self._span.end()
+
+    def move(self, error: ModelNotReady) -> None:
+        """Plans the request for the version that answers now; raises the error unless another was withdrawn before
+        the request ran."""
+        serving, request = self._serving, self._request
+        if error.reason != WITHDRAWN or request.version:
+            raise error
+        block = serving.resolver.resolve(request.model, request.version)
+        if block.block_id == self.plan.block.block_id:
+            raise error
+        self.plan = serving.plans.of(block)
+        self.plan.read(request)
 
     def _fail(self, error: BaseException, block: BlockDescription | None) -> None:
         """Raises InternalError in place of what nobody expected."""

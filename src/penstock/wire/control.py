@@ -59,7 +59,9 @@ class RemoteControl:
                 async for view in self._stub.Watch(self._request):
                     self._listener(
                         [
-                            BlockView(b.block_id, b.model, b.version, BlockState(b.state), b.reason, b.routing)
+                            BlockView(
+                                b.block_id, b.model, b.version, BlockState(b.state), b.reason, b.routing, b.has_served
+                            )
                             for b in view.blocks
                         ]
                     )

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 MANAGER_RETRY_S = 0.5
 TICK_S = 0.05
 FLUSH_S = 0.25  # counts to the shared metrics
-FAREWELL_S = 1.0  # what gateways get to answer the last hello
+HEARD_S = 1.0  # what gateways get to answer the last hello
 
 
 class Worker:
@@ -93,12 +93,17 @@ class Worker:
     async def _reports(self) -> AsyncIterator[manager_pb2.WorkerReport]:
         while True:
             self._report.clear()
+            await self._be_heard()  # first: who is told that a block is here, or gone, may rely on every gateway
             yield manager_pb2.WorkerReport(
                 worker_id=self._worker_id,
                 pid=os.getpid(),
                 blocks=[
                     manager_pb2.BlockState(
-                        block_id=block_id, state=held.state, reason=held.reason, revision=held.block.revision
+                        block_id=block_id,
+                        state=held.state,
+                        reason=held.reason,
+                        revision=held.block.revision,
+                        is_serving=held.is_resident,
                     )
                     for block_id, held in self._blocks.held()
                 ],
@@ -110,7 +115,12 @@ class Worker:
         if self._is_draining:
             return
         self._meet(assignment.gateways)
-        self._blocks.assign([Assigned(b.block_id, b.model, b.version, b.folder, b.revision) for b in assignment.blocks])
+        self._blocks.assign(
+            [
+                Assigned(b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces))
+                for b in assignment.blocks
+            ]
+        )
 
     # --- the gateways
 
@@ -185,15 +195,15 @@ class Worker:
             await asyncio.wait_for(self._blocks.drain(), self._config.data_plane.drain_s)
         except TimeoutError:
             log.warning("drain_timeout", jobs=len(self._blocks))
-        await self._farewell()
+        await self._be_heard()  # or jobs would be on their way to a closed door
         for link in self._links.values():
             link.close("the worker stops")
         for task in list(self._tasks):
             task.cancel()
         await self._blocks.close()
 
-    async def _farewell(self) -> None:
-        """Waits until every gateway knows that we take no more, so that no job is on its way to a closed door."""
-        end = time.monotonic() + FAREWELL_S
+    async def _be_heard(self) -> None:
+        """Waits until every gateway knows what is held here now; one that hangs is not waited for."""
+        end = time.monotonic() + HEARD_S
         while time.monotonic() < end and not all(link.is_hello_answered for link in self._links.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

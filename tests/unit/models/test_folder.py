@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.models.folder import fingerprint_of, model_files, read_model_folder
+from penstock.core.errors import ConfigError
+from penstock.models.folder import fingerprint_of, model_files, read_model_folder, read_version
 from tests.small_models import write_folder
 
 
@@ -36,3 +37,17 @@ def test_any_other_file_is_another_fingerprint(model: Path, changed: str) -> Non
     with (model / changed).open("ab") as file:
         file.write(b"\n")
     assert fingerprint(model) != first
+
+
+def test_a_version_is_read_whatever_is_wrong_with_the_others(model: Path) -> None:
+    (model / "2").mkdir()
+    (model / "2" / "model.onnx").write_bytes(b"no network")
+    found = read_model_folder(model)
+    assert (found.versions, found.older) == (("2",), ("1",))
+    assert read_version(model, "1").versions == ("1",)
+    (model / "2" / "version.yaml").write_text("nonsense: 1\n")
+    with pytest.raises(ConfigError, match="nonsense"):
+        read_model_folder(model)
+    assert read_version(model, "1").versions == ("1",), "it may be the one that serves"
+    with pytest.raises(ConfigError, match="version 3 is not there"):
+        read_version(model, "3")

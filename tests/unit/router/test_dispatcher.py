@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -244,11 +245,21 @@ async def test_a_retired_block_fails_what_waits_for_it(bed: Bed) -> None:
     worker = await bed.worker()
     running, waiting = bed.ask(), bed.ask()
     job = await worker.get_job()
-    bed.dispatcher.retire("blk", ModelNotReady("it is gone"))
+    bed.dispatcher.retire({"blk": ModelNotReady("it is gone")})
+    worker.say_hello()
     with pytest.raises(ModelNotReady, match="it is gone"):
         await waiting
     worker.answer(job)
     await running
+
+
+async def test_while_workers_hold_a_block_of_different_files_it_has_no_fingerprint(bed: Bed) -> None:
+    old, new = replace(block(), fingerprint="old"), replace(block(), fingerprint="new")
+    first = await bed.worker("a", offer(old))
+    await bed.worker("b", offer(old))
+    assert bed.dispatcher.descriptions()["blk"].fingerprint == "old"
+    await first.join(offer(new))
+    assert bed.dispatcher.descriptions()["blk"].fingerprint == ""
 
 
 # --- streams

@@ -142,10 +142,56 @@ def test_cancelled_jobs_do_not_pile_up_in_the_line() -> None:
 def test_a_retired_block_fails_what_waits() -> None:
     jobs = table()
     jobs.submit(job(1), 0.0)
-    (failed,) = jobs.retire(BLOCK, ModelNotReady("unloaded"))
+    (failed,) = jobs.retire({BLOCK: ModelNotReady("unloaded")})
     assert isinstance(failed, FailJob)
     assert isinstance(failed.error, ModelNotReady)
+    with pytest.raises(ModelNotReady, match="unloaded"):
+        jobs.submit(job(2), 0.0)
     assert len(jobs) == 0
+    assert jobs.retire({}) == []
+    assert jobs.submit(job(3), 0.0) == [], "it is wanted again, and waits for a worker"
+
+
+def test_what_waits_for_a_retired_block_is_run_by_the_workers_that_have_it_still() -> None:
+    jobs = table()
+    join(jobs, A, 1)
+    for number in (1, 2, 3):
+        jobs.submit(job(number), 0.0)
+    assert jobs.retire({BLOCK: ModelNotReady("unloaded")}) == []
+    assert [type(action) for action in jobs.complete(A, 1, 1, 1.0)[1]] == [Send]
+    stranded = jobs.join(A, [], 2.0)
+    assert [type(action) for action in stranded] == [FailJob]
+    assert jobs.complete(A, 2, 1, 3.0)[0] is not None, "what it runs is answered"
+
+
+@pytest.mark.parametrize("is_death", [True, False])
+def test_what_comes_back_from_the_last_worker_of_a_retired_block_fails_at_once(is_death: bool) -> None:
+    jobs = table()
+    join(jobs, A, 2)
+    jobs.submit(job(1), 0.0)
+    jobs.retire({BLOCK: ModelNotReady("unloaded")})
+    if is_death:
+        actions = jobs.leave(A, 1.0)
+    else:
+        jobs.join(A, [], 1.0)
+        actions = jobs.hand_back(A, [1], 1.0)
+    assert isinstance(actions[-1], FailJob)
+    assert len(jobs) == 0
+
+
+def test_whether_a_block_answers_is_told() -> None:
+    jobs = table()
+    join(jobs, A, 1)
+    assert jobs.activities()[BLOCK].heard == 0.0
+    for number in (1, 2, 3):
+        jobs.submit(job(number, deadline=100.0), 1.0)
+    seen = jobs.activities()[BLOCK]
+    assert (seen.in_hand, seen.waiting, seen.unanswered, seen.heard) == (3, 2, 0, 0.0)
+    jobs.complete(A, 1, 1, 5.0)
+    jobs.complete(A, 2, 1, 6.0, "deadline_exceeded")
+    jobs.cancel(3, 7.0)
+    seen = jobs.activities()[BLOCK]
+    assert (seen.in_hand, seen.waiting, seen.unanswered, seen.heard) == (0, 0, 2, 5.0)
 
 
 def test_a_worker_must_not_offer_what_nobody_declared() -> None:
@@ -157,10 +203,10 @@ def test_a_partial_answer_leaves_the_job_running() -> None:
     jobs = table()
     join(jobs, A, 1)
     jobs.submit(job(1), 0.0)
-    assert jobs.partial(B, 1, 1) is None
-    assert jobs.partial(A, 1, 2) is None
-    assert jobs.partial(A, 2, 1) is None
-    running = jobs.partial(A, 1, 1)
+    assert jobs.partial(B, 1, 1, 0.0) is None
+    assert jobs.partial(A, 1, 2, 0.0) is None
+    assert jobs.partial(A, 2, 1, 0.0) is None
+    running = jobs.partial(A, 1, 1, 0.0)
     assert running is not None
     assert running.job_id == 1
     assert jobs.lengths()[BLOCK][1] == 1

@@ -171,12 +171,12 @@ def test_levels_and_timeouts_hold_for_those_who_wait_for_one_worker() -> None:
 def test_a_retired_block_fails_all_that_wait_in_any_line() -> None:
     jobs = table(rules("hash", 100))
     jobs.submit(job(1, key="x"), 0.0)
-    assert failed(jobs.retire(BLOCK, ModelNotReady("gone"))) == [1]
+    assert failed(jobs.retire({BLOCK: ModelNotReady("gone")})) == [1]
     join(jobs, A, 1)
     jobs.submit(job(2, key="x"), 0.0)
     jobs.submit(job(3, key="x"), 0.0)
     jobs.submit(job(4), 0.0)
-    assert sorted(failed(jobs.retire(BLOCK, ModelNotReady("gone")))) == [3, 4]
+    assert sorted(failed(jobs.join(A, [], 0.0))) == [3, 4]
     assert (len(jobs), jobs.lengths()[BLOCK][0], jobs.lengths()[BLOCK][1]) == (1, 0, 1)
 
 

@@ -35,6 +35,7 @@ class Walk:
         self.credits: dict[bytes, int] = {}
         self.running: dict[int, tuple[bytes, int]] = {}
         self.open: dict[int, Job] = {}
+        self.is_retired = False
         self.ended: Counter[int] = Counter()
         self.probes: set[bytes] = set()
         self.ejected: set[bytes] = set()
@@ -98,13 +99,13 @@ class Walk:
         self.open[made.job_id] = made
         try:
             self.perform(self.table.submit(made, self.now))
-        except (QueueFull, InvalidRequest, WorkerLost):
+        except (QueueFull, InvalidRequest, WorkerLost, ModelNotReady):
             del self.open[made.job_id]
 
     def complete(self) -> None:
         if self.running:
             number, (worker, attempt) = self.rng.choice(list(self.running.items()))
-            assert self.table.partial(worker, number, attempt) is self.open[number]
+            assert self.table.partial(worker, number, attempt, self.now) is self.open[number]
             del self.running[number]
             done, actions = self.table.complete(worker, number, attempt, self.now, self.rng.choice(CODES), "broken")
             assert done is not None
@@ -161,8 +162,8 @@ class Walk:
         self.table.declare(BLOCK, self.rules)
 
     def retire(self) -> None:
-        self.perform(self.table.retire(BLOCK, ModelNotReady("unloaded")))
-        assert self.table.lengths()[BLOCK][0] == 0
+        self.is_retired = not self.is_retired
+        self.perform(self.table.retire({BLOCK: ModelNotReady("unloaded")} if self.is_retired else {}))
 
     def tick(self) -> None:
         self.now += self.rng.random() * 2
@@ -178,6 +179,7 @@ class Walk:
         assert {number for number, found in self.open.items() if found.slot is not None} == self.running.keys()
         assert len(table) == table.lengths()[BLOCK][0] + table.lengths()[BLOCK][1]
         assert set(queue.ejected) == self.ejected
+        assert not queue.is_stranded or not queue.length, "jobs wait for nobody"
         waiting = [found for found in self.open.values() if found.slot is None]
         assert Counter(found.priority for found in waiting) == +Counter(queue._levels)
         for slot in queue.slots.values():

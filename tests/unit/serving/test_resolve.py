@@ -7,7 +7,7 @@ import pytest
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
 from penstock.core.settings import BlockSettings
-from penstock.serving.resolve import Resolver
+from penstock.serving.resolve import WITHDRAWN, Resolver
 
 
 def block(version: str = "1", model: str = "m") -> BlockDescription:
@@ -45,12 +45,10 @@ def test_a_block_whose_workers_died_stays_resolvable_but_not_ready() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view()])
     resolver.workers_changed(held(block()))
-    assert resolver.is_server_ready()
     assert resolver.workers_changed({}) == {}
     resolver.cluster_changed([view(state=BlockState.LOADING)])
     assert resolver.resolve("m", "").block_id == "blk-m1"
     assert not resolver.is_ready("m")
-    assert not resolver.is_server_ready()
 
 
 def test_a_gateway_that_comes_later_catches_up() -> None:
@@ -98,18 +96,9 @@ def test_unknown_names_and_versions_say_what_there_is() -> None:
         resolver.resolve("m", "7")
 
 
-def test_one_failed_model_does_not_make_the_server_unready() -> None:
-    resolver = Resolver()
-    broken = BlockView("blk-b", "b", "1", BlockState.FAILED, "bad")
-    resolver.cluster_changed([view(), broken])
-    resolver.workers_changed(held(block()))
-    assert resolver.is_server_ready()
-
-
 def test_a_dormant_block_resolves_and_is_ready() -> None:
     resolver = Resolver()
     resolver.cluster_changed([view(state=BlockState.DORMANT)])
-    assert not resolver.is_server_ready()
     assert not resolver.has_caught_up()
     with pytest.raises(ModelNotReady, match="has no worker at this gateway yet"):
         resolver.resolve("m", "")
@@ -117,7 +106,6 @@ def test_a_dormant_block_resolves_and_is_ready() -> None:
     resolver.workers_changed(held(unknown_yet))
     assert resolver.resolve("m", "") is unknown_yet
     assert resolver.is_ready("m")
-    assert resolver.is_server_ready()
     assert resolver.has_caught_up()
 
 
@@ -151,3 +139,68 @@ def test_those_who_wait_for_a_block_that_fails_are_told_why() -> None:
     resolver.workers_changed({})
     gone = resolver.cluster_changed([view(state=BlockState.FAILED, reason="no such file")])
     assert gone["blk-m1"].message == "model 'm' version 1 is failed (no such file)"
+
+
+# --- from one version to another
+
+
+def test_a_name_is_the_newest_version_that_is_ready() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1"), view("2", BlockState.LOADING)])
+    resolver.workers_changed(held(block("1"), block("2")))
+    assert resolver.resolve("m", "").version == "1", "some worker does not have the other yet"
+    assert resolver.resolve("m", "2").version == "2"
+    assert resolver.cluster_changed([view("1"), view("2", BlockState.FAILED, "on one worker")]) == {}
+    assert resolver.resolve("m", "").version == "1"
+    gone = resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2")])
+    assert resolver.resolve("m", "").version == "2"
+    assert list(gone) == ["blk-m1"]
+    assert (gone["blk-m1"].reason, gone["blk-m1"].message) == (WITHDRAWN, "model 'm' version 1 is unloaded")
+    heir = resolver.heir("blk-m1")
+    assert heir is not None
+    assert heir.version == "2"
+    with pytest.raises(ModelNotReady, match="version 1 is unloaded"):
+        resolver.resolve("m", "1")
+
+
+def test_a_version_that_was_replaced_answers_until_its_successor_has_come() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1")])
+    resolver.workers_changed(held(block("1")))
+    assert resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2")]) == {}
+    assert resolver.resolve("m", "").version == "1"
+    assert list(resolver.workers_changed(held(block("1"), block("2")))) == ["blk-m1"]
+    assert resolver.resolve("m", "").version == "2"
+
+
+def test_a_model_that_is_unloaded_is_not_called_by_its_name_however_long_workers_have_it() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1"), view("2")])
+    resolver.workers_changed(held(block("1"), block("2")))
+    gone = resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2", BlockState.UNLOADED)])
+    assert set(gone) == {"blk-m1", "blk-m2"}
+    with pytest.raises(ModelNotReady, match="unloaded"):
+        resolver.resolve("m", "")
+    assert resolver.heir("blk-m1") is None
+
+
+def test_what_went_stays_gone_until_it_is_served_again() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1")])
+    resolver.workers_changed(held(block("1")))
+    resolver.cluster_changed([view("1", BlockState.UNLOADED)])
+    assert list(resolver.workers_changed({})) == ["blk-m1"], "what comes back late is told so, too"
+    resolver.cluster_changed([view("1", BlockState.LOADING)])
+    assert resolver.workers_changed(held(block("1"))) == {}
+
+
+def test_a_block_of_other_files_is_no_longer_the_one_that_was_described() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view()])
+    resolver.workers_changed(held(block()))
+    first = resolver.resolve("m", "")
+    assert resolver.is_current(first)
+    resolver.workers_changed(held(replace(block(), fingerprint="others")))
+    assert not resolver.is_current(first)
+    resolver.workers_changed(held(block()))
+    assert not resolver.is_current(first), "what began before may have run with the others"

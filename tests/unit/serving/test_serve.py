@@ -23,6 +23,7 @@ from penstock.core.errors import (
     EngineFailed,
     InternalError,
     InvalidRequest,
+    ModelNotReady,
     PenstockError,
     QueueFull,
     RequestTooLarge,
@@ -36,7 +37,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.key import KeyMaker
 from penstock.serving.cache.responses import ResponseCache
-from penstock.serving.resolve import Resolver
+from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.serve import Serving
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.storage.cache.store import open_store
@@ -78,6 +79,7 @@ class FakeDispatcher:
     def __init__(self) -> None:
         self.ran: list[tuple[BlockDescription, InferRequest, float]] = []
         self.error: Exception | None = None
+        self.failing: set[str] | None = None  # blocks that meet the error; None: all
         self.answers = 3
         self.is_called = asyncio.Event()
         self.gate = asyncio.Event()
@@ -91,7 +93,7 @@ class FakeDispatcher:
         self.ran.append((described, request, deadline))
         self.is_called.set()
         await self.gate.wait()
-        if self.error is not None:
+        if self.error is not None and (self.failing is None or described.block_id in self.failing):
             raise self.error
         timing = Timing(compute_ns=1_000, batch_rows=2)
         return InferResponse(request.model, "", request.request_id, request.inputs, timing)
@@ -192,6 +194,37 @@ async def test_each_step_refuses_before_the_next_is_asked(bed: Bed, way: str, mo
 async def test_an_answer_names_the_version_that_gave_it(bed: Bed) -> None:
     assert (await bed.serving.serve(ask())).version == "3"
     assert [answer.version for answer in await bed.stream(ask("talker"))] == ["3", "3", "3"]
+
+
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_request_whose_version_went_before_it_ran_is_run_by_the_next(bed: Bed, way: str, model: str) -> None:
+    old = bed.resolver.resolve(model, "")
+    new = replace(old, block_id="blk-new", version="4")
+    bed.dispatcher.error = ModelNotReady("version 3 is unloaded", reason=WITHDRAWN)
+    bed.dispatcher.gate.clear()
+    asked = asyncio.create_task(bed.send(way, ask(model)))
+    await bed.dispatcher.is_called.wait()
+    bed.resolver.cluster_changed(
+        [
+            BlockView(old.block_id, model, "3", BlockState.UNLOADED, ""),
+            BlockView("blk-new", model, "4", BlockState.READY, ""),
+        ]
+    )
+    bed.resolver.workers_changed({"blk-new": new})
+    bed.dispatcher.failing = {old.block_id}
+    bed.dispatcher.gate.set()
+    await asked
+    assert [ran.version for ran, _, _ in bed.dispatcher.ran[:2]] == ["3", "4"]
+
+
+@pytest.mark.parametrize(("asked", "reason"), [("3", WITHDRAWN), ("", "other")])
+async def test_a_request_for_that_version_alone_or_that_failed_otherwise_is_told(
+    bed: Bed, asked: str, reason: str
+) -> None:
+    bed.dispatcher.error = ModelNotReady("it went", reason=reason)
+    with pytest.raises(ModelNotReady, match="it went"):
+        await bed.serving.serve(ask(version=asked))
+    assert len(bed.dispatcher.ran) == 1
 
 
 async def test_what_is_no_batch_has_no_rows_to_count(bed: Bed) -> None:

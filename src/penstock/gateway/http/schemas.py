@@ -168,7 +168,7 @@ class SharedMemoryStatus(RootModel[list[SharedMemoryRegion]]):
 
 
 class HealthAnswer(BaseModel):
-    status: Literal["ready"]
+    status: Literal["alive"]
 
 
 class Status(BaseModel):

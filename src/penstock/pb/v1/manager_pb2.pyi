@@ -18,16 +18,18 @@ class WorkerReport(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ...) -> None: ...
 
 class BlockState(_message.Message):
-    __slots__ = ("block_id", "state", "reason", "revision")
+    __slots__ = ("block_id", "state", "reason", "revision", "is_serving")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    IS_SERVING_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     state: str
     reason: str
     revision: int
-    def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    is_serving: bool
+    def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., is_serving: _Optional[bool] = ...) -> None: ...
 
 class Assignment(_message.Message):
     __slots__ = ("gateways", "blocks")
@@ -38,18 +40,20 @@ class Assignment(_message.Message):
     def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ...) -> None: ...
 
 class BlockAssignment(_message.Message):
-    __slots__ = ("block_id", "model", "version", "folder", "revision")
+    __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
+    REPLACES_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
     folder: str
     revision: int
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
+    replaces: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("gateway_id", "endpoint")
@@ -66,20 +70,22 @@ class ClusterView(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ...) -> None: ...
 
 class BlockView(_message.Message):
-    __slots__ = ("block_id", "model", "version", "state", "reason", "routing")
+    __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
+    HAS_SERVED_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
     state: str
     reason: str
     routing: str
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ...) -> None: ...
+    has_served: bool
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model",)

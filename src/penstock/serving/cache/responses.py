@@ -29,7 +29,15 @@ DIGESTED_AT_ONCE = 1024 * 1024  # bytes: more are digested in a thread, so that 
 
 
 class ResponseCache:
-    def __init__(self, store: CacheStore, settings: CacheSettings, metrics: CacheMetrics) -> None:
+    def __init__(
+        self,
+        store: CacheStore,
+        settings: CacheSettings,
+        metrics: CacheMetrics,
+        is_current: Callable[[BlockDescription], bool] = lambda block: True,
+    ) -> None:
+        """`is_current` says whether a block is still as described: else its answers may be of other files."""
+        self._is_current = is_current
         self._store = store
         self._settings = settings
         self._metrics = metrics
@@ -152,7 +160,7 @@ class ResponseCache:
         return None if kept is None else self._read(kept)
 
     async def _keep(self, known: "_BlockCache", key: bytes, answer: CachedAnswer) -> None:
-        if answer.size_bytes() > self._largest:
+        if answer.size_bytes() > self._largest or not self._is_current(known.block):
             return
         kept = encode(answer)
         if len(kept) <= self._largest:

@@ -5,6 +5,7 @@ from penstock.serving.sessions.parts import Session, Step
 
 ENDED = "has ended: start it anew with sequence_start"
 LOST = "is lost: its worker is gone and with it the model's state; start it anew with sequence_start"
+REPLACED = "is over: another version of the model has taken its place; start it anew with sequence_start"
 
 
 def mixed(session: Session) -> SessionError:

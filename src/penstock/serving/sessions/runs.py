@@ -76,9 +76,10 @@ class SessionRuns:
         """The worker is gone, or holds these blocks no more: sessions whose state was there are lost."""
         self._perform(self._table.lost(worker, block_ids, now()))
 
-    def retire(self, block_id: str, error: PenstockError) -> None:
-        """The block is gone: fails what waits in its sessions, and forgets them."""
-        self._perform(self._table.retire(block_id, error))
+    def retire(self, block_id: str, error: PenstockError, heir: BlockDescription | None = None) -> None:
+        """The block takes no more: its sessions go on with its heir, or what waits in them fails."""
+        inherits = None if heir is None else (heir.block_id, heir.settings.sessions)
+        self._perform(self._table.retire(block_id, error, inherits, now()))
 
     def tick(self) -> None:
         """Forgets idle sessions: call it now and then. Deadlines have a timer of their own."""

@@ -16,10 +16,11 @@ from penstock.core.errors import (
     WorkerLost,
 )
 from penstock.core.requests import SessionStep
+from penstock.core.settings import Sessions
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.answers import KeptAnswers, Outcome
 from penstock.serving.sessions.deadlines import TicketDeadlines
-from penstock.serving.sessions.faults import ENDED, LOST
+from penstock.serving.sessions.faults import ENDED, LOST, REPLACED
 from penstock.serving.sessions.lives import SessionLives
 from penstock.serving.sessions.parts import (
     Action,
@@ -128,16 +129,28 @@ class SessionTable:
                     self._lives.rest(session, now)
         return actions
 
-    def retire(self, block_id: str, error: PenstockError) -> list[Action]:
-        """The block is gone, and its sessions with it: what waits fails; what runs is answered, and no more."""
+    def retire(
+        self, block_id: str, error: PenstockError, heir: tuple[str, Sessions] | None = None, now: float = 0.0
+    ) -> list[Action]:
+        """The block is gone. Its sessions go on with its heir, but for those of which a model had the state; without an
+        heir what waits fails. What runs is answered, in either case."""
         block = self._blocks.pop(block_id, None)
         if block is None:
             return []
+        to = None if heir is None else self._blocks.setdefault(heir[0], BlockSessions(heir[1]))
         actions: list[Action] = []
-        for session in block.sessions.values():
-            actions += session.refuse(session.waiting, error)
-            self._lives.forget_answers(session)
-            session.life, session.is_known = 0, False
+        for session in list(block.sessions.values()):
+            if to is None or session.session_id in to.sessions:
+                actions += session.refuse(session.waiting, error)
+                self._lives.forget_answers(session)
+                session.life, session.is_known = 0, False
+                continue
+            to.sessions[session.session_id] = session
+            session.block = to
+            to.waiting += len(session.waiting)
+            if not session.over and (block.settings.is_stateful or to.settings.is_stateful):
+                actions += self._end(session, REPLACED)
+            self._lives.rest(session, now)
         return actions
 
     def tick(self, now: float) -> list[Action]:

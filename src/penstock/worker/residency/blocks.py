@@ -57,7 +57,7 @@ class Blocks:
         self._config = config
         self._metrics = metrics
         self._owner = owner
-        self._residency = Residency(config.worker.memory_budget_bytes)
+        self._residency = Residency(config.worker.memory_budget_bytes, config.data_plane.drain_s)
         self._resident: dict[str, Resident] = {}
         self._ending: list[Resident] = []  # let go of, but still running
         self._dormant: dict[str, Dormant] = {}
@@ -141,7 +141,7 @@ class Blocks:
 
     async def drain(self) -> None:
         """Returns when nothing runs."""
-        await asyncio.gather(*(resident.runner.drain() for resident in self._resident.values()))
+        await asyncio.gather(*(each.runner.drain() for each in (*self._resident.values(), *self._ending)))
 
     async def close(self) -> None:
         """Call it after `drain`, or to abandon what runs. Models with code of their own are told, within a bound."""
@@ -289,8 +289,8 @@ class Blocks:
         self._owner.spawn(self._end(resident))
 
     async def _end(self, resident: Resident) -> None:
-        """Lets what runs end, keeps the counts, and frees the model."""
-        await resident.end(self._config.data_plane.drain_s)
+        """Lets what runs end, by its own deadline, keeps the counts, and frees the model."""
+        await resident.end(resident.runner.longest_s() + self._config.data_plane.drain_s)
         self._ending.remove(resident)
         size_bytes, counted = resident.size_bytes, resident.runner.statistics
         _part(self._past, counted).merge(counted)

@@ -3,10 +3,12 @@
 A block that is not in memory may be dormant: its jobs are taken, and the first of them has it loaded. One block is
 loaded at a time. Under a budget, blocks that nobody uses make room, the least recently used first; where that does not
 suffice, a load waits until another block falls idle. A reload of a block that serves needs no room: for the moment
-both its revisions are in memory, whatever the budget.
+both its revisions are in memory, whatever the budget. So for a version that replaces another: it is loaded beside it,
+even where it is lazy, so that it is known to load before the other goes. What is no longer wanted takes jobs until
+none has come for a moment: gateways hear of it one after the other.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -24,6 +26,11 @@ from penstock.worker.residency.steps import (
     Why,
 )
 
+LINGER_S = 0.25  # a block that is not wanted any more takes jobs until none came for so long
+NO_ROOM = (
+    "the models in use leave no room for it in worker.memory_budget_bytes: raise the budget, or load it again later"
+)
+
 
 @dataclass(slots=True)
 class HeldBlock:
@@ -36,6 +43,7 @@ class HeldBlock:
     is_resident: bool = False
     resident_bytes: int = 0
     last_used: float = 0.0
+    leaves: float = inf  # since when nobody wants it: it goes when it has been idle for a moment
 
 
 @dataclass(slots=True)
@@ -54,9 +62,10 @@ class _Loading:
 
 
 class Residency:
-    def __init__(self, budget_bytes: int = 0) -> None:
-        """A budget of 0 is none."""
+    def __init__(self, budget_bytes: int = 0, drain_s: float = 20.0) -> None:
+        """A budget of 0 is none. What is not wanted any more goes after `drain_s`, idle or not."""
         self.held: dict[str, HeldBlock] = {}
+        self._drain_s = drain_s
         self._budget: float = budget_bytes or inf
         self._line: dict[str, _Want] = {}  # blocks to load, oldest first
         self._loading: _Loading | None = None
@@ -88,15 +97,20 @@ class Residency:
     def assign(self, blocks: Iterable[Assigned], now: float) -> list[Action]:
         """These are wanted, at these revisions, and no others."""
         wanted = {block.block_id: block for block in blocks}
-        actions: list[Action] = [self._withdraw(known) for known in list(self.held) if known not in wanted]
+        actions: list[Action] = []
+        for known in [known for known in self.held if known not in wanted]:
+            actions += self._withdraw(known, now)
         fresh: list[Assigned] = []
         for block_id, block in wanted.items():
             held = self.held.get(block_id)
+            if held is not None:
+                held.leaves = inf
             if held is None:
                 self.held[block_id] = HeldBlock(block)
             elif held.block.revision < block.revision:
                 held.block, held.state, held.reason, held.is_surveyed = block, BlockState.LOADING, "", False
             else:
+                held.block = block  # it may have others to replace
                 continue
             fresh.append(block)
         if fresh:
@@ -105,7 +119,7 @@ class Residency:
 
     def surveyed(self, block: Assigned, outlook: Outlook, now: float) -> list[Action]:
         held = self.held.get(block.block_id)
-        if held is None or held.block != block:
+        if held is None or held.block != block or held.leaves < inf:
             return []  # what is wanted now has a survey of its own
         is_first = held.outlook is None
         if held.outlook is None or held.outlook.files_bytes != outlook.files_bytes:
@@ -117,12 +131,13 @@ class Residency:
         elif held.is_resident:
             self._line[block.block_id] = _Want(Why.RELOAD, may_evict=False)
         elif block.block_id not in self._line and not self._is_loading(block.block_id):
-            if outlook.is_lazy:
+            if outlook.is_lazy and not block.replaces:
                 actions.append(self._rest(held))
             else:
                 # At the start the blocks are loaded while they fit. One that somebody loads anew may have its room.
-                until = inf if is_first else now + outlook.max_waiting_s
-                self._line[block.block_id] = _Want(Why.START, not is_first, until)
+                is_asked_for = not is_first or bool(block.replaces)
+                until = now + outlook.max_waiting_s if is_asked_for else inf
+                self._line[block.block_id] = _Want(Why.START, is_asked_for, until)
         return actions + self._advance(now)
 
     def demand(self, block_id: str, now: float) -> list[Action]:
@@ -145,7 +160,7 @@ class Residency:
         assert self._loading is not None, "nothing was being loaded"
         loading, self._loading = self._loading, None
         held = self.held.get(block.block_id)
-        if held is None or held.block != block:
+        if held is None or held.block != block or loading.is_orphan:
             self._leaving_bytes += size_bytes
             self._queue_again(loading)
             return False, self._advance(now)
@@ -177,7 +192,8 @@ class Residency:
         return self._advance(now)
 
     def tick(self, now: float) -> list[Action]:
-        actions: list[Action] = []
+        leaving = [held for held in self.held.values() if self._may_leave(held, now)]
+        actions: list[Action] = [self._let_go(held) for held in leaving]
         for held in self.held.values():
             idle_s = held.outlook.idle_unload_s if held.outlook is not None else 0.0
             if idle_s and now - held.last_used >= idle_s and self._may_go(held, now):
@@ -186,8 +202,11 @@ class Residency:
             if not self.held[block_id].is_surveyed:
                 continue
             del self._line[block_id]
-            if self.held[block_id].state is not BlockState.DORMANT:
-                actions.append(self._rest(self.held[block_id]))
+            held = self.held[block_id]
+            if held.block.replaces and held.state is BlockState.LOADING:  # it must be known to load
+                actions.append(self._fail(held, NO_ROOM))
+            elif held.state is not BlockState.DORMANT:
+                actions.append(self._rest(held))
         return actions + self._advance(now)
 
     # --- how it follows
@@ -202,15 +221,16 @@ class Residency:
             held = self.held[block_id]
             if not held.is_surveyed:
                 continue
-            short = self.occupied_bytes + held.size_bytes - self._budget
+            short = self.occupied_bytes + held.size_bytes - self._replaced_bytes(held) - self._budget
+            leaving_bytes = self._leaving_bytes + self._unwanted_bytes()
             if held.is_resident or short <= 0:
                 return [*actions, self._start(held, want)]
-            if short <= self._leaving_bytes:
+            if short <= leaving_bytes:
                 return actions  # its room is on the way; nobody may take it meanwhile
             if not want.may_evict:
                 del self._line[block_id]
                 actions.append(self._rest(held))
-            elif victims := self._victims(short - self._leaving_bytes, now):
+            elif victims := self._victims(short - leaving_bytes, now, held.block.replaces):
                 for victim in victims:
                     actions += self._send_to_rest(victim, "evicted")
                 return actions
@@ -220,7 +240,7 @@ class Residency:
     def _trim(self, now: float) -> list[Action]:
         """A block may turn out larger than its files: then others go as soon as they may."""
         actions: list[Action] = []
-        over = self._settled_bytes() - self._budget
+        over = self._settled_bytes() - self._passing_bytes() - self._budget
         for held in self._idle(now) if over > 0 else ():
             if over > 0:
                 over -= held.resident_bytes
@@ -231,15 +251,18 @@ class Residency:
         del self._line[held.block.block_id]
         if held.is_resident:
             want.why = Why.RELOAD
-        self._loading = _Loading(held.block, want, 0 if held.is_resident else held.size_bytes)
+        room_bytes = 0 if held.is_resident else max(0, held.size_bytes - self._replaced_bytes(held))
+        self._loading = _Loading(held.block, want, room_bytes)
         return LoadBlock(held.block, want.why)
 
-    def _victims(self, needed_bytes: float, now: float) -> list[HeldBlock]:
+    def _victims(self, needed_bytes: float, now: float, spared: Sequence[str]) -> list[HeldBlock]:
         """The least recently used that make so much room together; none where all of them would not."""
         victims: list[HeldBlock] = []
         for held in self._idle(now):
             if needed_bytes <= 0:
                 break
+            if held.block.block_id in spared:
+                continue
             victims.append(held)
             needed_bytes -= held.resident_bytes
         return victims if needed_bytes <= 0 else []
@@ -252,6 +275,8 @@ class Residency:
         """Not what has jobs, is being reloaded, or could not be loaded again because its newest revision is broken."""
         if not held.is_resident or held.state is not BlockState.READY or held.block.block_id in self._busy:
             return False
+        if held.leaves < inf:
+            return False  # it goes by itself, and does not come back
         return held.outlook is None or now - held.last_used >= held.outlook.keep_s
 
     def _send_to_rest(self, held: HeldBlock, event: str) -> list[Action]:
@@ -268,15 +293,27 @@ class Residency:
         self._line.pop(held.block.block_id, None)
         return FailBlock(held.block, reason)
 
-    def _withdraw(self, block_id: str) -> Action:
-        held = self.held.pop(block_id)
+    def _withdraw(self, block_id: str, now: float) -> list[Action]:
+        """What is in memory takes jobs for a moment longer."""
+        held = self.held[block_id]
         self._line.pop(block_id, None)
         if self._loading is not None and self._loading.block.block_id == block_id:
             self._loading.is_orphan = True
-        if not held.is_resident:
-            return ForgetBlock(block_id)
+        if held.is_resident:
+            held.leaves = min(held.leaves, now)
+            return []
+        del self.held[block_id]
+        return [ForgetBlock(block_id)]
+
+    def _may_leave(self, held: HeldBlock, now: float) -> bool:
+        is_busy = held.block.block_id in self._busy
+        is_idle = not is_busy and now - max(held.last_used, held.leaves) >= LINGER_S
+        return held.leaves <= now and (is_idle or now - held.leaves >= self._drain_s)
+
+    def _let_go(self, held: HeldBlock) -> UnloadBlock:
+        del self.held[held.block.block_id]
         self._leaving_bytes += held.resident_bytes
-        return UnloadBlock(block_id, "unloaded")
+        return UnloadBlock(held.block.block_id, "unloaded")
 
     def _queue_again(self, loading: _Loading) -> None:
         """What was being loaded is outdated: those who wait for it wait for the newer revision."""
@@ -291,6 +328,27 @@ class Residency:
     def _settled_bytes(self) -> int:
         resident = sum(held.resident_bytes for held in self.held.values() if held.is_resident)
         return resident + (self._loading.room_bytes if self._loading is not None else 0)
+
+    def _unwanted_bytes(self) -> int:
+        """Of those that go as soon as they are idle."""
+        return sum(held.resident_bytes for held in self.held.values() if held.leaves < inf)
+
+    def _replaced_bytes(self, held: HeldBlock) -> int:
+        """What those take that go once this one is there: for the moment they need not make room for it."""
+        return sum(
+            other.resident_bytes
+            for other in (self.held.get(block_id) for block_id in held.block.replaces)
+            if other is not None and other.is_resident and other.leaves == inf
+        )
+
+    def _passing_bytes(self) -> int:
+        """What is only for the moment beside what replaces it, or on its way out."""
+        replaced = {block_id for held in self.held.values() for block_id in held.block.replaces if held.is_resident}
+        return self._unwanted_bytes() + sum(
+            held.resident_bytes
+            for block_id, held in self.held.items()
+            if block_id in replaced and held.is_resident and held.leaves == inf
+        )
 
     def _too_large(self, size_bytes: int) -> str:
         return (

@@ -1,6 +1,6 @@
 """What residency is told of blocks, and the steps that it decides on."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -19,6 +19,7 @@ class Assigned:
     version: str
     folder: str
     revision: int
+    replaces: tuple[str, ...] = field(default=(), compare=False)  # blocks that serve until every worker has this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import structlog
 
-from penstock.core.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, PenstockError
+from penstock.core.errors import Cancelled, DeadlineExceeded, InvalidRequest, PenstockError, WorkerLost
 from penstock.core.tensors import Array, Tensor
 from penstock.engines.base import CallContext, ContextEngine
 from penstock.models.loading import LoadedBlock
@@ -37,6 +37,7 @@ class CallRunner(BlockRunner):
     ) -> None:
         settings = loaded.description.settings
         self._is_decoupled = settings.is_decoupled
+        self._is_stateful = settings.sessions.is_stateful
         self._calls = CallExecution(loaded.task, engine, self._is_decoupled, self._answer_soon)
         super().__init__(loaded, tools, tasks, self._calls, Batcher(ALONE, delaying_levels(settings.priorities)))
         self._sessions = ModelSessions(settings.sessions.idle_s)
@@ -46,6 +47,9 @@ class CallRunner(BlockRunner):
         self._enter(job)
         if job.session is not None:
             self._sessions.enter(job.session.session_id)
+            if self._is_stateful and not job.session.is_start and not self._sessions.is_begun(job.session.session_id):
+                self._end(job, WorkerLost("the model that had the session's state is gone; nothing was run"))
+                return
         if self._is_decoupled:
             if job.response_credits == 0:
                 why = "this model gives any number of answers to one request: ask it through a stream "
@@ -68,8 +72,6 @@ class CallRunner(BlockRunner):
             await told.wait()
 
     def close(self) -> asyncio.Event:
-        for job in [job for job in self._jobs if job.answers is not None]:
-            self._end(job, Draining("the model was unloaded before it had given all its answers; ask again"))
         self._idle.cancel()
         if over := self._sessions.clear():
             self._tell(over, LEAVES, lambda problem: None)

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import inf
 
-from penstock.core.errors import DeadlineExceeded, PenstockError, QueueTimeout
+from penstock.core.errors import DeadlineExceeded, Draining, PenstockError, QueueTimeout
 from penstock.core.tensors import Tensor
 from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Prepared
@@ -115,12 +115,18 @@ class BlockRunner:
         for done in waiting:
             done(problem)
 
+    def longest_s(self) -> float:
+        """What the job with the latest deadline has left."""
+        return max(0.0, max((job.deadline for job in self._jobs), default=0.0) - now())
+
     async def drain(self) -> None:
         """Returns when nothing is left to run."""
         await self._drained.wait()
 
     def close(self) -> asyncio.Event:
-        """Call it after `drain`, or to abandon what runs. The event: threads have left, the engine is closed."""
+        """Call it after `drain`, or to give up what runs. The event: threads have left, the engine is closed."""
+        for job in list(self._jobs):
+            self._end(job, Draining("the model was unloaded before it had answered; ask again"))
         self.counts.flush()
         self._expiry.cancel()
         if self._tasks is not None:

@@ -32,6 +32,10 @@ class ModelSessions:
         self._sessions[session_id].jobs += 1
         self._idle.pop(session_id, None)
 
+    def is_begun(self, session_id: str) -> bool:
+        """Whether the model has heard of it."""
+        return self._sessions[session_id].is_begun
+
     def start(self, step: SessionStep) -> tuple[bool, bool]:
         """A job goes to the model: is the session new to it, and is what it knows of an earlier one over?"""
         session = self._sessions[step.session_id]

@@ -35,13 +35,13 @@ async def test_metrics_json_is_always_json(client):
     assert answer.json()["seen"]["type"] == "counter"
 
 
-async def test_health_is_readiness(served, client):
-    assert (await client.get("/healthz")).json() == {"status": "ready"}
+async def test_health_is_the_process(served, client):
+    assert (await client.get("/healthz")).json() == {"status": "alive"}
     served.admission.is_draining = True
-    answer = await client.get("/healthz")
-    assert answer.status_code == 503
-    assert answer.json()["error"]
-    assert (await client.get("/v2/health/live")).status_code == 200
+    answer = await client.get("/v2/health/ready")
+    assert (answer.status_code, answer.json()["error"]) == (503, "the server is not ready: it is shutting down")
+    for path in ("/healthz", "/v2/health/live"):
+        assert (await client.get(path)).status_code == 200, "it answers; whoever ends it now ends what it drains"
 
 
 async def test_status(client):

@@ -4,11 +4,12 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import DeadlineExceeded, EngineFailed, WorkerLost
@@ -65,7 +66,13 @@ class Harness:
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.registry = CollectorRegistry()
         chosen = CacheSettings(**{"timeout_s": 5.0, **settings})
-        self.cache = ResponseCache(open_store(chosen, "gateway-0", folder), chosen, CacheMetrics(self.registry))
+        self.others: set[str] = set()  # blocks that are of other files by now
+        self.cache = ResponseCache(
+            open_store(chosen, "gateway-0", folder),
+            chosen,
+            CacheMetrics(self.registry),
+            lambda block: block.block_id not in self.others,
+        )
         self.model = Model()
 
     async def ask(
@@ -389,3 +396,18 @@ async def test_requests_go_on_while_redis_is_killed_and_come_back_to_it(tmp_path
         stop.set()
         await asyncio.gather(*tasks)
         await harness.cache.close()
+
+
+@pytest.mark.parametrize("mode", ["use", "refresh"])
+async def test_an_answer_that_may_be_of_other_files_is_given_and_not_kept(
+    tmp_path: Path, mode: Literal["use", "refresh"]
+) -> None:
+    harness = Harness(tmp_path)
+    harness.model.gate.clear()
+    asked = asyncio.create_task(harness.ask(controls=Controls(cache=mode)))
+    await until(lambda: harness.model.runs == 1, "it runs")
+    harness.others.add(BLOCK.block_id)
+    harness.model.gate.set()
+    await asked
+    await harness.ask()
+    assert harness.model.runs == 2

@@ -335,6 +335,42 @@ def test_with_its_block_go_its_sessions() -> None:
     assert sent.table.open_sessions() == 0
 
 
+def test_sessions_go_on_with_the_version_that_replaces_theirs() -> None:
+    sent = Sent()
+    for number in (1, 2):
+        sent.send(number, "done")
+        sent.finish(session="done")
+    running, waiting = sent.send(1, "busy"), sent.send(2, "busy")
+    sent.perform(sent.table.retire("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
+    assert (sent.table.open_sessions(), sent.table.waiting_steps()) == (2, 1)
+    sent.finish(session="busy")
+    assert sent.text(running) == "1"
+    sent.finish(ModelNotReady("unloaded"), session="busy")
+    assert sent.error(waiting, ModelNotReady), "whoever asked sends it to the new version"
+    sent.send(2, "busy", block="new")
+    sent.send(3, "done", block="new")
+    assert sent.numbers() == [2, 3]
+    sent.finish(session="busy")
+    sent.finish(session="done")
+    again = sent.send(2, "done", block="new")
+    assert sent.text(again) == "2", "its answers are kept"
+
+
+def test_sessions_of_a_model_that_keeps_state_end_with_their_version() -> None:
+    sent = Sent(is_stateful=True)
+    sent.send(1)
+    sent.finish()
+    sent.send(2)
+    waiting = sent.send(3)
+    sent.perform(sent.table.retire("blk", ModelNotReady("unloaded"), ("new", sent.settings), 0.0))
+    assert "another version of the model has taken its place" in sent.error(waiting, SessionError)
+    sent.finish()
+    with pytest.raises(SessionError, match="start it anew with sequence_start"):
+        sent.send(3, block="new")
+    sent.send(1, start=True, block="new")
+    assert sent.numbers() == [1]
+
+
 def test_a_server_that_leaves_ends_what_it_can() -> None:
     sent = Sent()
     vain = sent.send(2, "a")

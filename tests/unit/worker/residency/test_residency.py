@@ -15,8 +15,8 @@ EAGER = Outlook(files_bytes=10)
 LAZY = Outlook(is_lazy=True, files_bytes=10)
 
 
-def block(name: str = "a", revision: int = 1) -> Assigned:
-    return Assigned(f"blk-{name}", name, "1", f"/models/{name}", revision)
+def block(name: str = "a", revision: int = 1, *replaces: str) -> Assigned:
+    return Assigned(f"blk-{name}", name, "1", f"/models/{name}", revision, tuple(f"blk-{each}" for each in replaces))
 
 
 def deploy(residency: Residency, outlook: Outlook, *names: str, now: float = 0.0) -> list[Action]:
@@ -67,8 +67,84 @@ def test_the_same_assignment_twice_does_nothing() -> None:
 def test_what_is_not_wanted_any_more_is_let_go_of() -> None:
     residency = in_memory(0, "a", "b")
     deploy(residency, LAZY, "c")
-    assert residency.assign([block("b")], 5.0) == [steps.UnloadBlock("blk-a", "unloaded"), steps.ForgetBlock("blk-c")]
+    assert residency.assign([block("b")], 5.0) == [steps.ForgetBlock("blk-c")]
+    assert residency.tick(5.2) == [], "some gateway may not have heard of it yet"
+    assert residency.tick(5.25) == [steps.UnloadBlock("blk-a", "unloaded")]
     assert set(residency.held) == {"blk-b"}
+
+
+def test_what_is_not_wanted_any_more_ends_its_jobs_first() -> None:
+    residency = in_memory(0, "a")
+    residency.assign([], 5.0)
+    residency.look(["blk-a"], [], 6.0)
+    assert residency.tick(6.0) == []
+    residency.look([], ["blk-a"], 9.0)
+    assert residency.tick(9.1) == []
+    assert residency.tick(9.25) == [steps.UnloadBlock("blk-a", "unloaded")]
+
+
+def test_what_is_not_wanted_any_more_goes_after_its_time_idle_or_not() -> None:
+    residency = in_memory(0, "a")
+    residency.assign([], 5.0)
+    residency.look(["blk-a"], [], 24.9)
+    assert residency.tick(24.9) == []
+    residency.look(["blk-a"], [], 25.0)
+    assert residency.tick(25.0) == [steps.UnloadBlock("blk-a", "unloaded")]
+
+
+def test_what_is_wanted_again_before_it_went_is_loaded_anew_beside_itself() -> None:
+    residency = in_memory(0, "a")
+    residency.assign([], 5.0)
+    assert residency.assign([block(revision=2)], 5.1) == [steps.SurveyBlocks((block(revision=2),))]
+    assert residency.tick(50.0) == []
+    assert residency.surveyed(block(revision=2), EAGER, 50.0) == [steps.LoadBlock(block(revision=2), RELOAD)]
+
+
+# --- one that replaces another
+
+
+def test_what_replaces_another_is_loaded_beside_it_whatever_the_budget() -> None:
+    residency = in_memory(10, "a")
+    newer = block("b", 2, "a")
+    assert residency.assign([block("a"), newer], 5.0) == [steps.SurveyBlocks((newer,))]
+    assert residency.surveyed(newer, EAGER, 5.0) == [steps.LoadBlock(newer, START)]
+    assert residency.loaded(newer, 10, 6.0) == (True, []), "neither has to go for the other"
+    assert residency.tick(7.0) == []
+    residency.assign([block("b", 2)], 8.0)
+    assert residency.tick(9.0) == [steps.UnloadBlock("blk-a", "unloaded")]
+
+
+def test_what_replaces_another_is_loaded_although_it_is_lazy() -> None:
+    residency = Residency()
+    deploy(residency, LAZY, "a")
+    newer = block("b", 2, "a")
+    residency.assign([block("a"), newer], 5.0)
+    assert residency.surveyed(newer, LAZY, 5.0) == [steps.LoadBlock(newer, START)]
+
+
+def test_what_replaces_another_and_finds_no_room_fails() -> None:
+    residency = in_memory(20, "a", "c")
+    newer = block("b", 2, "a")
+    residency.assign([block("a"), block("c"), newer], 5.0)
+    residency.look(["blk-a", "blk-c"], [], 5.0)
+    assert residency.surveyed(newer, Outlook(files_bytes=15, max_waiting_s=3.0), 5.0) == []
+    residency.look(["blk-a", "blk-c"], [], 8.0)
+    (failed,) = residency.tick(8.0)
+    assert isinstance(failed, steps.FailBlock)
+    assert "worker.memory_budget_bytes" in failed.reason
+    assert state(residency, "a") is BlockState.READY
+
+
+def test_what_replaces_another_may_have_the_room_of_a_third() -> None:
+    residency = in_memory(20, "a", "c")
+    newer = block("b", 2, "a")
+    residency.assign([block("a"), block("c"), newer], 5.0)
+    residency.look([], [], 5.0)
+    assert residency.surveyed(newer, Outlook(files_bytes=15), 5.0) == [
+        steps.UnloadBlock("blk-c", "evicted"),
+        steps.RestBlock("blk-c"),
+    ]
+    assert residency.released(10, 6.0) == [steps.LoadBlock(newer, START)]
 
 
 def test_what_was_withdrawn_while_it_loaded_is_not_taken_up() -> None:
@@ -119,7 +195,8 @@ def test_a_failed_reload_keeps_the_old_one_serving_and_in_memory() -> None:
     assert residency.tick(100.0) == [], "out of memory it could not come back"
     deploy(residency, Outlook(is_lazy=True, files_bytes=20), "b", now=100.0)
     assert residency.demand("blk-b", 100.0) == []
-    assert residency.assign([], 101.0) == [steps.UnloadBlock("blk-a", "unloaded"), steps.ForgetBlock("blk-b")]
+    assert residency.assign([], 101.0) == [steps.ForgetBlock("blk-b")]
+    assert residency.tick(102.0) == [steps.UnloadBlock("blk-a", "unloaded")]
 
 
 def test_a_reload_that_turns_out_larger_than_the_budget_keeps_the_old_one() -> None:
@@ -151,7 +228,8 @@ def test_those_who_wait_for_an_outdated_revision_wait_for_the_newer() -> None:
 def test_what_was_withdrawn_while_it_was_reloaded_and_wanted_again_is_loaded_as_new() -> None:
     residency = in_memory(0, "a")
     reload(residency, EAGER, "a", 2)
-    assert residency.assign([], 5.0) == [steps.UnloadBlock("blk-a", "unloaded")]
+    assert residency.assign([], 5.0) == []
+    assert residency.tick(5.5) == [steps.UnloadBlock("blk-a", "unloaded")]
     assert residency.assign([block(revision=3)], 6.0) == [steps.SurveyBlocks((block(revision=3),))]
     assert residency.surveyed(block(revision=3), LAZY, 7.0) == [steps.RestBlock("blk-a")]
     assert residency.loaded(block(revision=2), 10, 8.0) == (False, []), "it is lazy now, and nobody waits for it"
@@ -436,7 +514,9 @@ class World:
                 del self.wanted[name]
                 continue
             self.revisions[name] += 1
-            self.wanted[name] = assigned = block(name, self.revisions[name])
+            others = [other for other in self.wanted if other != name]
+            replaced = [self.random.choice(others)] if others and self.random.random() < 0.3 else []
+            self.wanted[name] = assigned = block(name, self.revisions[name], *replaced)
             self.outlooks[assigned] = Outlook(
                 is_lazy=self.random.random() < 0.5,
                 idle_unload_s=self.random.choice([0.0, 2.0]),
@@ -512,8 +592,8 @@ class World:
         if self.residency.occupied_bytes - sum(self.leaving) > self.budget:
             for block_id in self.resident:
                 held = self.residency.held[block_id]
-                is_pinned = self.running[block_id] or held.state is not BlockState.READY
-                assert is_pinned or self.is_kept(block_id), "it could have made room"
+                is_pinned = self.running[block_id] or held.state is not BlockState.READY or held.leaves <= self.now
+                assert is_pinned or self.is_kept(block_id) or self.is_replaced(), "it could have made room"
 
     # --- what was decided
 
@@ -540,8 +620,12 @@ class World:
         assert held.block == action.block
         assert (action.why is RELOAD) == (held.block.block_id in self.resident)
         if action.why is not RELOAD:
-            self.room = held.size_bytes
-            assert self.residency.occupied_bytes <= self.budget, "only a reload may need more than there is"
+            staying = [each for each in action.block.replaces if each in self.resident]
+            replaced = sum(self.resident[each] for each in staying if self.residency.held[each].leaves > self.now)
+            self.room = max(0, held.size_bytes - replaced)
+            assert action.block.replaces or self.residency.occupied_bytes <= self.budget, (
+                "only a reload may need more than there is"
+            )
         self.loading = action
 
     def unload(self, block_id: str, event: str) -> None:
@@ -556,6 +640,10 @@ class World:
     def is_kept(self, block_id: str) -> bool:
         outlook = self.residency.held[block_id].outlook
         return outlook is not None and self.now - self.used[block_id] < outlook.keep_s
+
+    def is_replaced(self) -> bool:
+        """Some block is only for the moment beside what replaces it."""
+        return any(held.block.replaces and held.is_resident for held in self.residency.held.values())
 
     def check(self) -> None:
         here = sum(self.running.values()) + sum(map(len, self.waiting.values()))

@@ -34,11 +34,11 @@ class OipRest:
     async def live(self, request: Request) -> Response:
         return json_answer({"live": True})
 
-    @Route("GET", "/v2/health/ready", "Can requests be served?", answer=schemas.Ready)
+    @Route("GET", "/v2/health/ready", "Should requests be sent here?", answer=schemas.Ready)
     async def ready(self, request: Request) -> Response:
-        if self._catalogue.is_server_ready():
-            return json_answer({"ready": True})
-        return json_answer({"ready": False, "error": "the server is not ready"}, 503)
+        if problem := self._catalogue.unreadiness():
+            return json_answer({"ready": False, "error": f"the server is not ready: {problem}"}, 503)
+        return json_answer({"ready": True})
 
     @Route("GET", "/v2/models/stats", "Statistics of all", answer=schemas.Statistics)
     @Route("GET", _of_model("/stats"), "Model statistics", answer=schemas.Statistics)

@@ -1,0 +1,169 @@
+"""When the server is ready: scripts of what a gateway sees of its blocks."""
+
+from penstock.core.blocks import BlockState, BlockView
+from penstock.router.slots import BlockActivity
+from penstock.serving.readiness import Readiness
+
+READY, LOADING, FAILED = BlockState.READY, BlockState.LOADING, BlockState.FAILED
+
+
+def view(version: int = 1, state: BlockState = READY, has_served: bool | None = None, model: str = "m") -> BlockView:
+    is_served = state is READY if has_served is None else has_served
+    return BlockView(f"blk-{model}{version}", model, str(version), state, "", "", is_served)
+
+
+def settled(*views: BlockView) -> Readiness:
+    readiness = Readiness()
+    assert readiness.problem(views, {each.block_id for each in views}) == ""
+    return readiness
+
+
+# --- what the manager and the workers say
+
+
+def test_it_is_ready_when_the_first_models_have_settled() -> None:
+    readiness = Readiness()
+    views = [view(), view(model="n", state=LOADING)]
+    assert "model 'm' version 1" in readiness.problem(views, set()), "no worker has come yet"
+    assert "model 'n' version 1 is being loaded" in readiness.problem(views, {"blk-m1"})
+    assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+
+
+def test_a_model_that_never_loaded_is_failed_and_nothing_more() -> None:
+    readiness = Readiness()
+    assert readiness.problem([view(), view(model="n", state=FAILED)], {"blk-m1"}) == ""
+
+
+def test_where_nothing_loads_it_is_not_ready() -> None:
+    readiness = Readiness()
+    assert readiness.problem([view(state=FAILED)], set()) == "no model could be loaded"
+
+
+def test_without_models_it_is_ready_to_be_given_some() -> None:
+    readiness = Readiness()
+    assert readiness.problem([], set()) == ""
+    assert readiness.problem([view(state=BlockState.UNLOADED)], set()) == ""
+    assert readiness.problem([view(state=LOADING)], set()) == ""
+    assert readiness.problem([view(state=FAILED)], set()) == "no model could be loaded"
+    assert readiness.problem([view()], {"blk-m1"}) == ""
+
+
+def test_it_stays_ready_while_versions_and_revisions_are_loaded_and_fail() -> None:
+    readiness = settled(view())
+    held = {"blk-m1"}
+    assert readiness.problem([view(), view(2, LOADING)], held) == ""
+    assert readiness.problem([view(), view(2, FAILED)], held) == ""
+    assert readiness.problem([view(), view(2, FAILED), view(model="new", state=LOADING)], held) == ""
+    assert readiness.problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m1", "blk-m2"}) == ""
+    assert readiness.problem([view(state=BlockState.UNLOADED), view(2)], {"blk-m2"}) == ""
+
+
+def test_a_block_that_served_and_has_no_worker_makes_it_unready_until_one_comes() -> None:
+    readiness = settled(view(), view(model="n"))
+    views = [view(), view(model="n", state=LOADING, has_served=True)]
+    assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
+    views = [view(), view(model="n", state=FAILED, has_served=True)]
+    assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
+    assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+
+
+# --- whether requests are answered
+
+
+class Block:
+    """One block, looked at four times a second."""
+
+    def __init__(self, unanswered_s: float = 10.0) -> None:
+        self.readiness = settled(view())
+        self.now = 100.0
+        self.seen = BlockActivity(0, 0, 0, 0.0, 0.0, unanswered_s)
+        self.look()
+
+    def look(self, **changes: float) -> bool:
+        """Whether it is stuck."""
+        self.seen = self.seen._replace(**changes)  # type: ignore[arg-type]
+        self.readiness.look({"blk-m1": self.seen}, self.now)
+        return self.readiness.is_stuck("blk-m1")
+
+    def pass_time(self, seconds: float) -> bool:
+        for _ in range(int(seconds * 4)):
+            self.now += 0.25
+            stuck = self.look()
+        return stuck
+
+    def answer(self) -> bool:
+        return self.look(heard=self.now)
+
+
+def test_requests_that_wait_while_none_is_answered_make_it_unready() -> None:
+    block = Block()
+    block.answer()
+    block.look(in_hand=3, waiting=1)
+    assert not block.pass_time(9.5)
+    assert block.pass_time(1)
+    assert "has answered none of its requests for 10 s" in block.readiness.problem([view()], {"blk-m1"})
+    assert not block.answer()
+    assert block.readiness.problem([view()], {"blk-m1"}) == ""
+
+
+def test_requests_that_time_out_one_after_the_other_make_it_unready() -> None:
+    block = Block()
+    for number in range(1, 6):
+        block.look(in_hand=1)
+        block.pass_time(2)
+        block.look(in_hand=0, unanswered=number)
+    assert block.pass_time(1)
+
+
+def test_a_single_request_that_takes_long_does_not() -> None:
+    block = Block()
+    block.look(in_hand=1)
+    assert not block.pass_time(60)
+
+
+def test_a_request_with_hardly_any_time_does_not() -> None:
+    block = Block()
+    block.look(in_hand=1)
+    block.pass_time(0.25)
+    block.look(in_hand=0, unanswered=1)
+    assert not block.pass_time(60)
+
+
+def test_a_busy_block_that_answers_is_not_stuck_however_long_its_queue() -> None:
+    block = Block()
+    block.look(in_hand=1000, waiting=900)
+    for _ in range(30):
+        assert not block.pass_time(5)
+        assert not block.answer()
+
+
+def test_a_slow_block_has_more_patience() -> None:
+    block = Block()
+    block.look(in_hand=5, waiting=2)
+    block.pass_time(8)
+    block.look(heard=block.now, latency_s=8.0)
+    assert not block.pass_time(15)
+    assert block.pass_time(2)
+
+
+def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
+    block = Block()
+    block.look(in_hand=1)
+    block.pass_time(20)
+    assert block.look(in_hand=0, unanswered=1)
+    assert block.pass_time(29)
+    assert not block.pass_time(2)
+
+
+def test_a_model_may_say_that_it_does_not_matter() -> None:
+    block = Block(unanswered_s=0.0)
+    block.look(in_hand=3, waiting=1)
+    assert not block.pass_time(100)
+
+
+def test_a_version_that_was_replaced_does_not_matter_either() -> None:
+    block = Block()
+    block.look(in_hand=3, waiting=1)
+    assert block.pass_time(11)
+    views = [view(state=BlockState.UNLOADED), view(2)]
+    assert block.readiness.problem(views, {"blk-m1", "blk-m2"}) == ""
