@@ -32,7 +32,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
             (models / name).symlink_to(ROOT / "models" / name)
     if (models / "minilm").exists():
         write_scorer(models)
-    with ServerProcess(models, folder) as running:
+    with ServerProcess(models, folder, "--allow-shared-memory") as running:
         yield running
 
 

@@ -269,7 +269,7 @@ def test_every_gateway_knows_every_region(make, tmp_path: Path):
     models.mkdir()
     write_identity(models, "identity", "FP32")
     handle = make(16, np.array([[1.5, 2.5]], np.float32))
-    with ServerProcess(models, tmp_path, "--gateways", "2") as server:
+    with ServerProcess(models, tmp_path, "--gateways", "2", "--allow-shared-memory") as server:
         with connect("http", server) as client:
             register(client, "r", handle, 16)
             given = shared_input(client, "x", [1, 2], "FP32", "r", 8)._get_tensor()

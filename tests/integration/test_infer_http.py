@@ -71,7 +71,12 @@ class Connection:
 
 
 def request(*extra: str, body: bytes = BODY, path: str = PATH, version: str = "1.1", length: bool = True) -> bytes:
-    lines = [f"POST {path} HTTP/{version}", "Host: x", f"Inference-Header-Content-Length: {len(HEADER)}", *extra]
+    lines = [
+        f"POST {path} HTTP/{version}",
+        "Host: localhost",
+        f"Inference-Header-Content-Length: {len(HEADER)}",
+        *extra,
+    ]
     if length:
         lines.append(f"Content-Length: {len(body)}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
@@ -145,9 +150,9 @@ def test_close_and_old_http_are_respected(server: ServerProcess) -> None:
 
 def test_an_answer_is_compressed_where_the_client_asks_and_it_is_worth_it(server: ServerProcess) -> None:
     rows = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [8, 256], "data": [0.0] * 2048}]}).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nContent-Length: {len(rows)}\r\n\r\n".encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: gzip\r\nContent-Length: {len(rows)}"
     with Connection(server) as connection:
-        connection.send(head + rows)
+        connection.send(head.encode() + b"\r\n\r\n" + rows)
         status, headers, _ = connection.answer()
         assert (status, headers["content-encoding"]) == (200, "gzip")
 

@@ -40,7 +40,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pair(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two gateways before two workers."""
-    flags = ("--gateways", "2", "--workers", "2", "--host", "0.0.0.0")
+    flags = ("--gateways", "2", "--workers", "2", "--host", "0.0.0.0", "--insecure")
     settings = {"data_plane": {"hang_s": 2.0}}
     with ServerProcess(models, tmp_path_factory.mktemp("pair"), *flags, settings=settings) as running:
         eventually(lambda: len(gateways_listening(running)) == 2, "both gateways listen")

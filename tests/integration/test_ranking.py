@@ -184,7 +184,7 @@ def block(server: ServerProcess) -> str:
 
 def test_a_client_that_leaves_takes_its_rerank_along(server: ServerProcess) -> None:
     body = json.dumps({"model": "encoder", "query": QUERY, "documents": texts.passages()}).encode()
-    head = f"POST /v1/rerank HTTP/1.1\r\nhost: here\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/rerank HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode()
     with socket.create_connection(("127.0.0.1", server.http_port)) as door:
         door.sendall(head + body)
         eventually(lambda: sum(server.status()["queues"][block(server)].values()), "the request is inside")

@@ -11,14 +11,14 @@ from typing import Any
 
 import psutil
 
-from benchmarks.chaos.attack import hangs, parameters, waiting
+from benchmarks.chaos.attack import doors, hangs, parameters, waiting
 from benchmarks.chaos.attack.neighbours import Asked, Neighbours
 from benchmarks.chaos.attack.strike import Attack, Broken, Scene
 from benchmarks.chaos.malformed import add_models
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.server import ServerProcess
 
-ATTACKS: tuple[Attack, ...] = (*parameters.ATTACKS, *waiting.ATTACKS, *hangs.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*parameters.ATTACKS, *waiting.ATTACKS, *hangs.ATTACKS, *doors.ATTACKS)
 GROWTH_MIB = 1024
 LOOK_S = 0.05
 STRIKE_S = 180.0  # no strike takes longer

@@ -25,6 +25,7 @@ from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.http.app import build_http_app
+from penstock.gateway.http.doorman import Doorman, machine_names
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.server import http_server
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -118,13 +119,23 @@ class Gateway:
         limits = self._config.limits
         await self._cache.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
-        memory = SharedMemory(self._metrics_folder.parent / "shared-memory", max_request_bytes=limits.max_message_bytes)
+        memory = SharedMemory(
+            self._metrics_folder.parent / "shared-memory",
+            max_request_bytes=limits.max_message_bytes,
+            is_allowed=self._config.allow_shared_memory,
+        )
         self._grpc = GrpcServer(OipGrpc(self._serving, catalogue, memory), limits, SharedMemoryGrpc(memory))
         port = await self._grpc.start(self._config.host, grpc_port)
         reader = SnapshotReader(self._metrics_folder)
         self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
         app = build_http_app(
-            self._serving, catalogue, limits, lambda: shared_registry(self._metrics_folder), self._live, memory
+            self._serving,
+            catalogue,
+            limits,
+            lambda: shared_registry(self._metrics_folder),
+            Doorman(self._config, machine_names()),
+            self._live,
+            memory,
         )
         self._http = http_server(app, limits)
         self._tasks = [

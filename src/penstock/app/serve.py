@@ -29,6 +29,7 @@ SUPERVISOR = "supervisor"
 
 def run_serve(config: Config, on_listening: OnListening = lambda http, grpc: None) -> None:
     """`on_listening` is told the HTTP and gRPC addresses once they are open."""
+    config.check_reach()
     start_logs(config.telemetry, role="serve")
     with data_folder(config.data_dir), run_folder() as folder:
         uvloop.run(_serve(config, ServerPlaces(folder), on_listening))

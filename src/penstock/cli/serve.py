@@ -22,6 +22,18 @@ Tether = Annotated[int | None, typer.Option(help="The inherited socket of the su
 def serve(
     models: ServedModels = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Listen where other machines reach it, without authentication.")
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name that clients call this server by; may be repeated.")
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None, typer.Option(help="An origin whose pages may call this server; may be repeated.")
+    ] = None,
+    allow_shared_memory: Annotated[
+        bool | None, typer.Option("--allow-shared-memory", help="Let clients of this machine share memory with it.")
+    ] = None,
     http_port: Annotated[int | None, typer.Option(help="REST, metrics and health. [default: 8080]")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC. [default: 50051]")] = None,
     gateways: Annotated[int | None, typer.Option(help="Gateway processes that share the ports.")] = None,
@@ -38,6 +50,10 @@ def serve(
         config,
         models=models,
         host=host,
+        insecure=insecure,
+        allowed_hosts=allowed_host or None,
+        allowed_origins=allowed_origin or None,
+        allow_shared_memory=allow_shared_memory,
         http_port=http_port,
         grpc_port=grpc_port,
         gateways=gateways,
@@ -56,17 +72,21 @@ def _with_readable_logs(config: "Config") -> "Config":
 
 
 def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
+    open_to = "" if found.config.is_local else f"Whoever reaches {found.config.host} may use it: no authentication"
     if not sys.stderr.isatty():
-        if found.advice:
-            import structlog
+        import structlog
 
+        if found.advice:
             structlog.get_logger().warning("model_left_out", advice=found.advice)
+        if open_to:
+            structlog.get_logger().warning("insecure", advice=open_to)
         return
     example = "upscale photo.jpg larger.png" if found.advice else 'embed "What a penstock does"'
     lines = [
         f"Penstock serves {found.config.models} at {http} and, for gRPC, at {grpc}. Try, in another terminal:",
         f"    penstock {example} --grpc {grpc}",
         f"    penstock status --http {http}",
+        *([f"Warning: {open_to}."] if open_to else []),
         *([found.advice + "."] if found.advice else []),
         "Ctrl-C stops it.",
     ]

@@ -1,16 +1,24 @@
 """The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Section
 from penstock.core.yaml_file import laid_over, read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _split(given: Any) -> Any:
+    return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]  # a list, or names with commas between them
 
 
 class Limits(Section):
@@ -62,6 +70,10 @@ class Config(Section):
     models: Path = Path("models")
     data_dir: Path = Path("penstock-data")
     host: str = "127.0.0.1"
+    insecure: bool = False  # a host that others reach is meant: there is no authentication
+    allowed_hosts: Names = ()  # further names that clients may call the server by
+    allowed_origins: Names = ()  # whose pages may call it from browsers
+    allow_shared_memory: bool = False  # clients of this machine may register regions
     http_port: Port = 8080
     grpc_port: Port = 50051
     gateways: Annotated[int, Field(ge=1, le=64)] = 1
@@ -71,6 +83,22 @@ class Config(Section):
     response_cache: CacheSettings = CacheSettings()
     worker: WorkerSettings = WorkerSettings()
     telemetry: Telemetry = Telemetry()
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it; of a name but the one that always means this machine, nobody knows."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def check_reach(self) -> None:
+        if not self.is_local and not self.insecure:
+            raise ConfigError(
+                f"host '{self.host}' is open to other machines, and there is no authentication yet: whoever reaches it "
+                "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) where "
+                "the network keeps others out"
+            )
 
 
 class _Environment(Config, BaseSettings):

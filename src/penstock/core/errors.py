@@ -5,7 +5,9 @@ PenstockError
 │   ├── UnknownModel        no such model, version or block
 │   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
 │   ├── InvalidImage        bytes that are not an image we read, or a bomb
-│   └── SessionError        out of its session's order, or its session has ended
+│   ├── SessionError        out of its session's order, or its session has ended
+│   ├── Forbidden           not to this caller, or not on this server: a setting says who and what
+│   └── UnknownHost         it is for a host that this server does not answer to
 ├── Refused                 an admission limit: nothing ran, try later or send less
 │   ├── RequestTooLarge     message size, rows or tokens: the same request never fits
 │   ├── QueueFull           the block has too many requests waiting
@@ -63,6 +65,14 @@ class InvalidImage(InvalidRequest):
 
 class SessionError(InvalidRequest):
     code = "session_error"
+
+
+class Forbidden(InvalidRequest):
+    code = "forbidden"
+
+
+class UnknownHost(InvalidRequest):
+    code = "unknown_host"
 
 
 class Refused(PenstockError):

@@ -13,6 +13,8 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "invalid_tensor": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "invalid_image": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "session_error": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "forbidden": (grpc.StatusCode.PERMISSION_DENIED, 403),
+    "unknown_host": (grpc.StatusCode.INVALID_ARGUMENT, 421),
     "refused": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     "request_too_large": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     "queue_full": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),

@@ -41,3 +41,35 @@ def test_an_impossible_flag_is_named() -> None:
 def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_needs_nothing_more(host: str) -> None:
+    config = load_config(host=host)
+    assert config.is_local
+    config.check_reach()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "0", "192.0.2.1", "gpu-box", "127.0.0.1.evil.example"])
+def test_beyond_loopback_is_asked_for(host: str) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        load_config(host=host).check_reach()
+    load_config(host=host, insecure=True).check_reach()
+
+
+def test_beyond_loopback_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("host: 0.0.0.0\n")
+    with pytest.raises(ConfigError, match="--insecure"):
+        load_config(file).check_reach()
+    monkeypatch.setenv("PENSTOCK_HOST", "::")
+    with pytest.raises(ConfigError, match="--insecure"):
+        load_config().check_reach()
+    monkeypatch.setenv("PENSTOCK_INSECURE", "true")
+    load_config().check_reach()
+
+
+def test_several_names_in_the_environment_have_commas_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ALLOWED_HOSTS", "penstock, penstock.svc")
+    assert load_config().allowed_hosts == ("penstock", "penstock.svc")
+    assert load_config(allowed_hosts=["other"]).allowed_hosts == ("other",)

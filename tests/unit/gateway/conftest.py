@@ -9,14 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.config import Limits
+from penstock.core.config import Config, Limits
 from penstock.core.errors import PenstockError, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import TensorSpec
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.http.app import build_http_app
+from penstock.gateway.http.app import HttpApp, build_http_app
+from penstock.gateway.http.doorman import Doorman
 from penstock.serving.admission import Admission
 from penstock.serving.resolve import Resolver
 
@@ -143,7 +144,12 @@ class Served:
         dispatcher, serving = cast(Any, FakeDispatcher()), cast(Any, self.serving)
         serving.resolver = self.resolver
         self.catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)
-        self.app = build_http_app(serving, self.catalogue, Limits(max_message_bytes=MAX_BYTES), lambda: self.registry)
+        self.limits = Limits(max_message_bytes=MAX_BYTES)
+        self.app = self.build_app(Config(allowed_hosts=("penstock",)))
+
+    def build_app(self, config: Config) -> HttpApp:
+        serving = cast(Any, self.serving)
+        return build_http_app(serving, self.catalogue, self.limits, lambda: self.registry, Doorman(config))
 
 
 @pytest.fixture

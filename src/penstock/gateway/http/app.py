@@ -8,6 +8,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp
 
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InternalError, PenstockError
@@ -15,6 +18,7 @@ from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
 from penstock.gateway.http.calls import RestCalls
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.live.routes import LiveRest
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
@@ -29,6 +33,8 @@ from penstock.gateway.streams.websocket import websocket_routes
 from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+METHODS = ("GET", "POST", "PUT", "DELETE")  # that pages of allowed origins may use
+EXPOSED = ("penstock-code", "retry-after", "x-request-id", "inference-header-content-length")
 OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
 
@@ -37,6 +43,7 @@ def build_http_app(
     catalogue: Catalogue,
     limits: Limits,
     metrics_registry: Callable[[], CollectorRegistry],
+    doorman: Doorman,
     live: LiveStreams | None = None,
     memory: SharedMemory | None = None,
 ) -> "HttpApp":
@@ -64,15 +71,31 @@ def build_http_app(
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
     routed.add_exception_handler(Exception, _bug)
-    return HttpApp(InferEndpoint(serving, catalogue, limits, memory), routed)
+    return HttpApp(InferEndpoint(serving, catalogue, limits, memory), routed, doorman, serving)
 
 
 class HttpApp:
-    def __init__(self, infer: InferEndpoint, routed: FastAPI) -> None:
+    def __init__(self, infer: InferEndpoint, routed: FastAPI, doorman: Doorman, serving: Serving) -> None:
         self.infer = infer
+        self.doorman = doorman
         self._routed = routed
+        self._serving = serving
+        self._inside: ASGIApp = self._answer
+        if doorman.origins:
+            self._inside = CORSMiddleware(
+                self._answer, doorman.origins, METHODS, ("*",), allow_private_network=True, expose_headers=EXPOSED
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self.doorman.refusal(scope["headers"], scope.get("method", ""))
+        if error is None:
+            await self._inside(scope, receive, send)
+            return
+        self._serving.turned_away("rest" if scope["type"] == "http" else "websocket", error)
+        refusal = await _penstock_error(HTTPConnection(scope), error)
+        await refusal(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
             found = INFER.fullmatch(scope["path"])
             if found is not None:
@@ -81,7 +104,7 @@ class HttpApp:
         await self._routed(scope, receive, send)
 
 
-async def _penstock_error(request: Request, error: Any) -> Response:
+async def _penstock_error(request: HTTPConnection, error: Any) -> Response:
     headers = statuses.headers(error)
     if not error.is_retryable:
         headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
@@ -107,7 +130,7 @@ async def _client_left(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody hears it
 
 
-def _error(request: Request, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
+def _error(request: HTTPConnection, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
     path = request.scope["path"]
     if not path.startswith(OPENAI):
         return json_answer({"error": message}, status, headers)

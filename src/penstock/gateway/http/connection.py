@@ -1,7 +1,8 @@
 """uvicorn's HTTP connection, with a shorter way for inference requests that are small and plain.
 
 ASGI costs such a request more than all that is done with it: a scope, a cycle, events in and out. What is not plain
-(compressed or chunked, pipelined, asked to continue) goes the usual way, to the same endpoint.
+(compressed or chunked, pipelined, asked to continue, sent by a page, for another host) goes the usual way, to the same
+endpoint.
 """
 
 import asyncio
@@ -11,19 +12,21 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.oip.infer import HttpAnswer, InferEndpoint
 
 INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 # Larger bodies come in parts and want to be refused before they are read.
 PLAIN_BYTES = 64 * 1024
 # Headers that ask for more than the short way has.
-UNUSUAL = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade")
+UNUSUAL = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site")
 
 
 class InferProtocol(HttpToolsProtocol):
-    def __init__(self, endpoint: InferEndpoint, **options: Any) -> None:
+    def __init__(self, endpoint: InferEndpoint, doorman: Doorman, **options: Any) -> None:
         super().__init__(**options)
         self._endpoint = endpoint
+        self._doorman = doorman
         self._inference: asyncio.Task[None] | None = None
 
     def on_message_begin(self) -> None:
@@ -76,7 +79,9 @@ class InferProtocol(HttpToolsProtocol):
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or len(length) > 8 or int(length) > PLAIN_BYTES:
             return None
-        if any(name in headers for name in UNUSUAL):
+        if any(name in headers for name in UNUSUAL) or len(headers) < len(self.headers):
+            return None
+        if not self._doorman.answers_to(headers.get(b"host", b"")):
             return None
         model, version = found.group(1, 2)
         try:

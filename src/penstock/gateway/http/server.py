@@ -18,7 +18,7 @@ from penstock.gateway.streams.websocket_protocol import StreamProtocol
 def http_server(app: HttpApp, limits: Limits) -> uvicorn.Server:
     config = uvicorn.Config(
         cast("uvicorn._types.ASGIApplication", app),
-        http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer)),
+        http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer, app.doorman)),
         loop="none",
         lifespan="off",
         log_config=None,

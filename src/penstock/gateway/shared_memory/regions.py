@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from penstock.core.errors import InvalidRequest, Refused, RequestTooLarge, Unavailable
+from penstock.core.errors import Forbidden, InvalidRequest, Refused, RequestTooLarge, Unavailable
 from penstock.gateway.shared_memory.region import (
     OpenRegion,
     Region,
@@ -32,15 +32,24 @@ class _Known:
 class SharedMemory:
     """The registrations are files in a folder that all gateways of a server share: any of them may get the request."""
 
-    def __init__(self, folder: Path, max_regions: int = 1024, max_request_bytes: int = 64 * 1024 * 1024) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_regions: int = 1024,
+        max_request_bytes: int = 64 * 1024 * 1024,
+        is_allowed: bool = True,
+    ) -> None:
+        """Where it is not allowed there are no regions, and none can be registered."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._max_regions = max_regions
         self._max_request_bytes = max_request_bytes
+        self._is_allowed = is_allowed
         self._known: dict[str, _Known] = {}  # what was read of the files
         self._opened: WeakValueDictionary[str, OpenRegion] = WeakValueDictionary()
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        self._check_allowed()
         if not 0 < len(name) <= MAX_NAME:
             raise InvalidRequest(f"a shared memory region's name has 1 to {MAX_NAME} characters")
         if byte_size < 1 or offset < 0:
@@ -91,6 +100,7 @@ class SharedMemory:
         return opened
 
     def _find(self, name: str) -> Region:
+        self._check_allowed()
         known = self._known.get(name)
         file = self._file(name) if known is None else known.file
         try:
@@ -109,6 +119,13 @@ class SharedMemory:
             self._known.clear()  # some of them are registered no more
         self._known[name] = _Known(file, stamp, region)
         return region
+
+    def _check_allowed(self) -> None:
+        if not self._is_allowed:
+            raise Forbidden(
+                "this server shares no memory with clients: send the data, or start it with --allow-shared-memory "
+                "(setting allow_shared_memory)"
+            )
 
     def _put(self, region: Region) -> None:
         file, draft = self._file(region.name), self._folder / f"{secrets.token_hex(8)}.draft"

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -116,7 +115,6 @@ class WebSocketEdge:
         """Raises what refuses the connection; a model that is only not ready may be soon."""
         if self.serving.admission.is_draining:
             raise Draining("this server is shutting down; connect to another")
-        _check_origin(websocket)
         options = read_options(websocket.query_params)
         model, version = websocket.path_params["model"], websocket.path_params.get("version", "")
         try:
@@ -212,10 +210,3 @@ async def _messages(websocket: WebSocket) -> AsyncIterator[Message]:
             return
         yield event["bytes"] if text is None else text
         del event, text  # the next may be long in coming
-
-
-def _check_origin(websocket: WebSocket) -> None:
-    """Browsers let pages of any site open WebSockets anywhere: as over HTTP, only this server's own pages may."""
-    origin = websocket.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != websocket.headers.get("host", "").lower():
-        raise InvalidRequest(f"pages of {origin[:200]} may not open streams here: only pages of this server's host may")

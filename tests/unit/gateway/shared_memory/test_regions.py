@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.core.errors import InvalidRequest, InvalidTensor, Refused, RequestTooLarge
+from penstock.core.errors import Forbidden, InvalidRequest, InvalidTensor, Refused, RequestTooLarge
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import Tensor, from_array
 from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
@@ -435,3 +435,18 @@ def test_rest_requests_where_no_memory_is_served():
     ):
         with pytest.raises(InvalidRequest, match="takes no tensors from shared memory"):
             decode_infer(encoded(**message), NOTHING)
+
+
+def test_memory_that_nobody_opened_has_no_regions(tmp_path: Path) -> None:
+    memory = SharedMemory(tmp_path, is_allowed=False)
+    place = RegionPlace("r", 0, 1)
+    for ask in (
+        lambda: memory.register("r", "/key", 0, 1),
+        lambda: memory.status("r"),
+        lambda: memory.read("x", place, 0),
+        lambda: memory.target("y", place),
+    ):
+        with pytest.raises(Forbidden, match="--allow-shared-memory"):
+            ask()
+    assert memory.status() == []
+    memory.unregister()  # as clients do before they begin

@@ -11,9 +11,10 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from penstock.core.config import Limits
+from penstock.core.config import Config, Limits
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http.app import build_http_app
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.live import routes as live_rest
 from penstock.gateway.http.live import streams
 from penstock.gateway.http.live.streams import LiveStreams
@@ -32,7 +33,8 @@ class Watched:
         self.published = 0
         self.error: Exception | None = None
         self.streams = LiveStreams(self.read, self.publish, catalogue.standing)
-        self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, self.streams)
+        doorman = Doorman(Config(allowed_hosts=("penstock",)))
+        self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, doorman, self.streams)
 
     def read(self) -> Snapshot:
         if self.error is not None:
