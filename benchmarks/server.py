@@ -42,6 +42,7 @@ class ServerProcess(ServerRun):
             config = folder / "config.yaml"
             config.write_text(yaml.safe_dump(dict(settings)))
             flags = (*flags, "--config", str(config))
+        self.models = models
         super().__init__(models, folder, *flags, before=before, env={**os.environ, **(environment or {})})
 
     @property
@@ -115,9 +116,9 @@ class ServerProcess(ServerRun):
         return sum(process.memory_info().rss for process in (psutil.Process(self.pid), *self.family()))
 
     def ready_workers(self) -> dict[str, int]:
-        """The workers that hold every block of the server, by id, with their process ids."""
+        """The workers that hold every block that the server wants, by id, with their process ids."""
         status = self.status()
-        wanted = {block["block_id"] for block in status["blocks"]}
+        wanted = {block["block_id"] for block in status["blocks"] if block["state"] not in ("unloaded", "failed")}
         return {worker["id"]: worker["pid"] for worker in status["workers"] if wanted <= set(worker["blocks"])}
 
     async def wait_workers(self, is_reached: Callable[[dict[str, int]], bool]) -> float:

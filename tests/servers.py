@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from benchmarks.chaos.repository import slow_network
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 ROOT = Path(__file__).parent.parent
@@ -99,39 +100,7 @@ def write_slow(repository: Path, name: str, settings: str = "") -> None:
 
     A round takes about half a millisecond.
     """
-    size = 256
-    body = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["before", "weights"], ["after"]),
-            helper.make_node("Identity", ["go_on"], ["goes_on"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("round", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("before", TensorProto.FLOAT, [size, size]),
-        ],
-        [
-            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("after", TensorProto.FLOAT, [size, size]),
-        ],
-    )
-    weights = numpy_helper.from_array(np.full((size, size), 1 / size, np.float32), "weights")
-    graph = helper.make_graph(
-        [
-            helper.make_node("ReduceMax", ["x"], ["longest"], keepdims=0),
-            helper.make_node("Cast", ["longest"], ["rounds"], to=TensorProto.INT64),
-            helper.make_node("Loop", ["rounds", "", "weights"], ["last"], body=body),
-            helper.make_node("ReduceMin", ["last"], ["least"], keepdims=0),
-            helper.make_node("Sub", ["least", "least"], ["nothing"]),
-            helper.make_node("Add", ["x", "nothing"], ["y"]),
-        ],
-        "slow",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "m"])],
-        [weights],
-    )
-    write_model(repository, name, graph, settings)
+    write_model(repository, name, slow_network(), settings)
 
 
 def write_model(repository: Path, name: str, graph: onnx.GraphProto, settings: str = "", version: int = 1) -> None:

@@ -36,6 +36,12 @@ class Result:
         self.figures[figure] = value
         self.bars.append(ScenarioBar(figure, low, high))
 
+    def add(self, name: str, other: "Result") -> None:
+        """Takes in what another found, its details under a name."""
+        self.figures |= other.figures
+        self.bars += other.bars
+        self.details[name] = other.details
+
     def missed(self) -> list[ScenarioBar]:
         return [bar for bar in self.bars if not bar.is_met(self.figures)]
 

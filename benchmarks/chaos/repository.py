@@ -64,3 +64,39 @@ def _echo_network(layers: int) -> onnx.GraphProto:
             numpy_helper.from_array(np.array([1], dtype=np.int64), "axes"),
         ],
     )
+
+
+def slow_network() -> onnx.GraphProto:
+    """`x` FP32 [n, m] comes back as `y` after as many rounds of work as its largest number: half a millisecond each."""
+    size = 256
+    body = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["before", "weights"], ["after"]),
+            helper.make_node("Identity", ["go_on"], ["goes_on"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("round", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("before", TensorProto.FLOAT, [size, size]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("after", TensorProto.FLOAT, [size, size]),
+        ],
+    )
+    weights = numpy_helper.from_array(np.full((size, size), 1 / size, np.float32), "weights")
+    return helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["x"], ["longest"], keepdims=0),
+            helper.make_node("Cast", ["longest"], ["rounds"], to=TensorProto.INT64),
+            helper.make_node("Loop", ["rounds", "", "weights"], ["last"], body=body),
+            helper.make_node("ReduceMin", ["last"], ["least"], keepdims=0),
+            helper.make_node("Sub", ["least", "least"], ["nothing"]),
+            helper.make_node("Add", ["x", "nothing"], ["y"]),
+        ],
+        "slow",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "m"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "m"])],
+        [weights],
+    )

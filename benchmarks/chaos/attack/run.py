@@ -11,14 +11,16 @@ from typing import Any
 
 import psutil
 
-from benchmarks.chaos.attack import doors, hangs, parameters, waiting
+from benchmarks.chaos import rollout
+from benchmarks.chaos.attack import doors, hangs, parameters, versions, waiting
 from benchmarks.chaos.attack.neighbours import Asked, Neighbours
 from benchmarks.chaos.attack.strike import Attack, Broken, Scene
 from benchmarks.chaos.malformed import add_models
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.server import ServerProcess
 
-ATTACKS: tuple[Attack, ...] = (*parameters.ATTACKS, *waiting.ATTACKS, *hangs.ATTACKS, *doors.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (*parameters.ATTACKS, *waiting.ATTACKS, *hangs.ATTACKS, *doors.ATTACKS, *versions.ATTACKS)
+ROLLOUT = "9 versions under load"
 GROWTH_MIB = 1024
 LOOK_S = 0.05
 STRIKE_S = 180.0  # no strike takes longer
@@ -36,7 +38,10 @@ class Finding:
 
 
 async def run(plan: ChaosPlan) -> Result:
-    return await attack_all(plan, [attack for attack in ATTACKS if plan.chosen in attack.name])
+    result = await attack_all(plan, [attack for attack in ATTACKS if plan.chosen in attack.name])
+    if plan.chosen in ROLLOUT:
+        result.add(ROLLOUT, await rollout.run(plan))
+    return result
 
 
 async def attack_all(plan: ChaosPlan, attacks: Sequence[Attack]) -> Result:

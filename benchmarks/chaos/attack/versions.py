@@ -1,0 +1,127 @@
+"""Versions that do not load, and a block that answers nobody: the first cost nothing, the second is told."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import grpc
+import httpx
+import numpy as np
+
+from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.repository import slow_network
+from benchmarks.chaos.rollout import FLOATS, MODEL, add_version, load_model
+from benchmarks.repository import write_file, write_network
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+AT_ONCE = 8
+SLOW = "slow"
+ROUNDS = 12_000  # some seconds, in which nothing else of the block is answered
+UNANSWERED_S = 2.0
+DEADLINE_S = 120.0
+
+
+async def _broken_versions(scene: Scene) -> None:
+    folder = scene.server.models / MODEL
+    try:
+        await _break_one_after_the_other(scene, folder)
+    finally:
+        async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=DEADLINE_S) as client:
+            await client.post(f"/v2/repository/models/{MODEL}/unload")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _break_one_after_the_other(scene: Scene, folder: Path) -> None:
+    add_version(folder.parent, 1)
+    status, text = await load_model(scene.server)
+    scene.must(status == 200, f"version 1 does not load: {status} {text}")
+    good = (folder / "1" / "model.onnx").read_bytes()
+    for version, content in enumerate((b"", b"no network", good[: len(good) // 2], good[::-1]), start=2):
+        write_file(folder / str(version) / "model.onnx", content)
+        status, text = await load_model(scene.server)
+        scene.must(status == 503 and f"version {version} failed" in text, f"version {version}: {status} {text}")
+        await _must_answer(scene, 1)
+    settings = (folder / "model.yaml").read_bytes()
+    for wrong in (b"task: [", b"tusk: tensor\n", b"task: tensor\nversions: [99]\n"):
+        write_file(folder / "model.yaml", wrong)
+        status, text = await load_model(scene.server)
+        scene.must(status == 400, f"a model.yaml that says {wrong!r}: {status} {text}")
+        await _must_answer(scene, 1)
+    write_file(folder / "model.yaml", settings)
+    add_version(folder.parent, 9)
+    loads = await asyncio.gather(*(load_model(scene.server) for _ in range(AT_ONCE)))
+    scene.must({status for status, _ in loads} == {200}, f"{AT_ONCE} loads at once: {loads}")
+    await _must_answer(scene, 9)
+
+
+async def _must_answer(scene: Scene, version: int) -> None:
+    message = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(4 * FLOATS)])
+    message.inputs.add(name="x", datatype="FP32", shape=(1, FLOATS))
+    message.outputs.add(name="y")
+    async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
+        answer = await GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=DEADLINE_S)
+    found = np.frombuffer(answer.raw_output_contents[0], np.float32)
+    scene.must(np.all(found == version), f"version {version} should answer, {found[0]:g} did")
+
+
+async def _wedged_block(scene: Scene) -> None:
+    """On a server of its own: the neighbours' must stay ready."""
+    write_network(
+        scene.folder / "models" / SLOW,
+        slow_network(),
+        task="tensor",
+        engine="onnx",
+        instances={"count": 1},
+        batching={"max_rows": 1},
+        health={"unanswered_s": UNANSWERED_S},
+    )
+    with ServerProcess(scene.folder / "models", scene.folder / "server", "--workers", "1") as server:
+        async with (
+            grpc.aio.insecure_channel(server.grpc) as channel,
+            httpx.AsyncClient(base_url=server.http_url, timeout=DEADLINE_S) as client,
+        ):
+            call = GRPCInferenceServiceStub(channel).ModelInfer
+            await call(_rounds(1), timeout=DEADLINE_S)
+            wedge = asyncio.create_task(_ask(call, ROUNDS, DEADLINE_S))
+            asking = asyncio.create_task(_ask_on(call, wedge))
+            await until_seen(lambda: _status(server, "/v2/health/ready") == 503, "it is not ready", DEADLINE_S)
+            told = (await client.get("/v2/health/ready")).json()
+            scene.must(wedge.done() or SLOW in told.get("error", ""), f"readiness says {told}")
+            for path in ("/healthz", "/v2/health/live"):
+                scene.must((await client.get(path)).status_code == 200, f"{path} while the process answers")
+            await wedge
+            await asking
+            await call(_rounds(1), timeout=DEADLINE_S)
+            await until_seen(lambda: _status(server, "/v2/health/ready") == 200, "it is ready again", DEADLINE_S)
+
+
+async def _ask_on(call: grpc.aio.UnaryUnaryMultiCallable, until: "asyncio.Task[str]") -> None:
+    while not until.done():
+        await _ask(call, 1, 0.5)
+
+
+async def _ask(call: grpc.aio.UnaryUnaryMultiCallable, rounds: int, timeout_s: float) -> str:
+    try:
+        await call(_rounds(rounds), timeout=timeout_s)
+    except grpc.aio.AioRpcError as error:
+        return str(error.code().name)
+    return "OK"
+
+
+def _rounds(number: int) -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name=SLOW, raw_input_contents=[np.float32(number).tobytes()])
+    message.inputs.add(name="x", datatype="FP32", shape=(1, 1))
+    return message
+
+
+def _status(server: ServerProcess, path: str) -> int:
+    return httpx.get(f"{server.http_url}{path}", timeout=DEADLINE_S).status_code
+
+
+ATTACKS = (
+    Attack("9 versions that do not load", _broken_versions),
+    Attack("10 a block that answers nobody", _wedged_block),
+)
