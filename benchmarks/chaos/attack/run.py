@@ -12,14 +12,21 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos import rollout
-from benchmarks.chaos.attack import doors, hangs, parameters, versions, waiting
+from benchmarks.chaos.attack import doors, hangs, parameters, places, versions, waiting
 from benchmarks.chaos.attack.neighbours import Asked, Neighbours
 from benchmarks.chaos.attack.strike import Attack, Broken, Scene
 from benchmarks.chaos.malformed import add_models
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.server import ServerProcess
 
-ATTACKS: tuple[Attack, ...] = (*parameters.ATTACKS, *waiting.ATTACKS, *hangs.ATTACKS, *doors.ATTACKS, *versions.ATTACKS)
+ATTACKS: tuple[Attack, ...] = (
+    *parameters.ATTACKS,
+    *waiting.ATTACKS,
+    *hangs.ATTACKS,
+    *places.ATTACKS,
+    *doors.ATTACKS,
+    *versions.ATTACKS,
+)
 ROLLOUT = "9 versions under load"
 GROWTH_MIB = 1024
 LOOK_S = 0.05

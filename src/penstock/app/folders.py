@@ -16,6 +16,7 @@ from penstock.storage.disk import is_unwritable, make_private
 log = structlog.get_logger()
 LOCK = "server.lock"
 RUN_PREFIX = "penstock-"
+LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's limit of a socket's path
 
 
 @contextmanager
@@ -23,6 +24,8 @@ def run_folder() -> Iterator[Path]:
     """A temporary folder, gone with the server; those of servers that were killed go at the next start."""
     parent = Path(tempfile.gettempdir())
     _remove_left(parent)
+    if len(os.fsencode(parent)) > LONGEST_PARENT:
+        raise ConfigError(f"{parent}: the path is too long for sockets; set TMPDIR to a shorter one")
     try:
         folder = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=parent))
         lock = _lock_new(folder)

@@ -78,6 +78,15 @@ def test_a_temporary_folder_that_is_not_there_is_told(monkeypatch: pytest.Monkey
         pass
 
 
+def test_a_path_that_is_too_long_for_sockets_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / ("deep" * 20)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    with pytest.raises(ConfigError, match="too long for sockets; set TMPDIR"), run_folder():
+        pass
+    assert list(deep.iterdir()) == []
+
+
 def test_data_is_private_and_of_one_server_at_a_time(tmp_path: Path) -> None:
     data = tmp_path / "deep" / "data"
     with data_folder(data):

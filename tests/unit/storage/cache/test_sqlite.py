@@ -1,6 +1,7 @@
 """Answers outlive the gateway; the file is bounded, and never somebody else's."""
 
 import asyncio
+import errno
 import signal
 import sqlite3
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.waiting import until
 from penstock.core.errors import ConfigError, Unavailable
 from penstock.storage.cache import sqlite as cache_sqlite
 from penstock.storage.cache import sqlite_file as cache_sqlite_file
@@ -292,3 +294,30 @@ def rows(folder: Path) -> dict[bytes, bytes]:
     found = dict(connection.execute("SELECT key, value FROM entries").fetchall())
     connection.close()
     return found
+
+
+async def test_a_disk_that_cannot_be_written_leaves_memory_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opened(tmp_path)
+    await store.set(b"old", b"of the file", 60.0)
+    await store.close()
+
+    def refuse(file: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache_sqlite_file, "make_private", refuse)
+    with capture_logs() as logs:
+        again = await opened(tmp_path)
+        await again.set(b"new", b"in memory", 60.0)
+        assert await again.get(b"old") is None
+        assert await again.get(b"new") == b"in memory"
+        with pytest.raises(Unavailable, match="cannot be written"):
+            await again.clear(b"no such")
+        monkeypatch.undo()
+        await until(lambda: [line["event"] for line in logs] == ["cache_file_failed", "cache_file_back"])
+    await again.close()
+    third = await opened(tmp_path)
+    assert await third.get(b"new") == b"in memory"
+    assert await third.get(b"old") is None, "what memory did not know may be older than it"
+    await third.close()
