@@ -12,6 +12,7 @@ from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.tasks.base import TaskRequest
 from penstock.wire import frames
+from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import DealerSocket
 from penstock.worker.job import Holder, WorkerJob
@@ -31,6 +32,7 @@ class LinkOwner:
     statistics: Callable[[], Iterable[BlockStatistics]]
     probe: Callable[[str, Callable[[str], None]], None]  # of a block; told is what is wrong, or nothing
     wake: Callable[[str], None]  # a dormant block
+    heart: WorkerHeart
 
 
 class GatewayLink:
@@ -42,6 +44,7 @@ class GatewayLink:
         self._unanswered_hellos = 0
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_closed = False
+        self._beats = ""  # where its heart is
         self._socket = DealerSocket(self._on_message, identity)
         self._socket.connect(endpoint)
         self.say_hello()
@@ -65,9 +68,13 @@ class GatewayLink:
         if now() - self._last_statistics >= STATISTICS_S:
             self._last_statistics = now()
             self._send(encode_statistics(0, self._owner.statistics()))
-        if self._jobs and now() - self._last_heard > silence_s:
+        if self._jobs and self._silent_s() > silence_s:
             log.warning("gateway_silent", gateway=self.endpoint, jobs=len(self._jobs))
             self._abandon()
+
+    def _silent_s(self) -> float:
+        """Its loop may be busy, and so may ours have been: the hearts beat on."""
+        return min(now() - self._last_heard, self._owner.heart.silences.of(self._beats))
 
     def hand_back(self, jobs: Iterable[WorkerJob]) -> None:
         mine = [job.job_id for job in jobs if self._jobs.pop(job.job_id, None) is not None]
@@ -80,6 +87,7 @@ class GatewayLink:
         self._send(pb.Frame(bye=pb.Bye(reason=reason)))
         self._abandon()
         self._is_closed = True
+        self._owner.heart.leave(self._beats)
         self._socket.close(linger_ms=500)
 
     def _on_message(self, message: list[Buffer]) -> None:
@@ -98,6 +106,7 @@ class GatewayLink:
         match kind:
             case "welcome":
                 self._unanswered_hellos = max(0, self._unanswered_hellos - 1)
+                self._meet_heart(frame.welcome.beats)
             case "cancel":
                 for job_id in frame.cancel.job_ids:
                     if (linked := self._jobs.pop(job_id, None)) is not None:
@@ -182,6 +191,13 @@ class GatewayLink:
             holder.cancel(job)
 
     # --- what else the gateway says
+
+    def _meet_heart(self, endpoint: str) -> None:
+        if endpoint != self._beats:
+            self._owner.heart.leave(self._beats)
+            self._beats = endpoint
+        if endpoint:
+            self._owner.heart.meet(endpoint)
 
     def _on_probe(self, probe_id: int, block_id: str) -> None:
         def done(problem: str) -> None:

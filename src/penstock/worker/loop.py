@@ -18,6 +18,7 @@ from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
+from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_description
 from penstock.wire.sockets import host_identity
 from penstock.worker.job import WorkerJob
@@ -53,6 +54,7 @@ class Worker:
         self._host = host_identity()
         self._zone = config.worker.zones.get(worker_id, config.worker.zone)
         self._weight = config.worker.weights.get(worker_id, 1.0)
+        self._heart = WorkerHeart(self._identity, config.data_plane.beat_s)
         self._links: dict[str, GatewayLink] = {}
         self._report = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,7 +134,7 @@ class Worker:
             self._links.pop(endpoint).close("no longer a gateway of this cluster")
         blocks = self._blocks
         for endpoint in wanted - set(self._links):
-            owner = LinkOwner(blocks.holder, self._hello, blocks.statistics, blocks.probe, blocks.wake)
+            owner = LinkOwner(blocks.holder, self._hello, blocks.statistics, blocks.probe, blocks.wake, self._heart)
             self._links[endpoint] = GatewayLink(endpoint, self._identity, owner)
         self._announce()  # each gateway's share of the credits is another now
 
@@ -198,6 +200,7 @@ class Worker:
         await self._be_heard()  # or jobs would be on their way to a closed door
         for link in self._links.values():
             link.close("the worker stops")
+        self._heart.close()
         for task in list(self._tasks):
             task.cancel()
         await self._blocks.close()

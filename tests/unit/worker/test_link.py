@@ -1,5 +1,6 @@
 """A worker's link with a real socket at its other end: what jobs carry, and what goes back."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from math import inf
@@ -13,6 +14,7 @@ from penstock.core.requests import Controls, InferRequest, SessionStep
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
+from penstock.wire.beats import GatewayHeart, WorkerHeart
 from penstock.wire.forms import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
@@ -34,6 +36,7 @@ class Gateway(Heard):
         self.allowed: list[tuple[WorkerJob, int]] = []
         self.probes: list[tuple[str, Callable[[str], None]]] = []
         self.woken: list[str] = []
+        self.heart = WorkerHeart(b"worker", 0.05)
         self.link = GatewayLink(
             endpoint,
             b"worker",
@@ -43,6 +46,7 @@ class Gateway(Heard):
                 statistics=list,
                 probe=lambda block_id, done: self.probes.append((block_id, done)),
                 wake=self.woken.append,
+                heart=self.heart,
             ),
         )
 
@@ -69,6 +73,7 @@ class Gateway(Heard):
 
     def close(self) -> None:
         self.link.close("test")
+        self.heart.close()
         self.router.close()
 
 
@@ -172,3 +177,19 @@ async def test_jobs_of_a_block_that_is_not_here_go_back(gateway: Gateway) -> Non
     gateway.router.send(b"worker", frames.encode_job(3, 1, "blk-other", 9.0, request))
     frame, _ = await gateway.get("hand_back")
     assert list(frame.hand_back.job_ids) == [3]
+
+
+async def test_a_gateway_whose_loop_is_busy_keeps_its_jobs_and_a_dead_one_does_not(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    job = await gateway.send_job(1)
+    heart = GatewayHeart(f"ipc://{tmp_path}/h.ipc", 0.05)
+    gateway.send(welcome=pb.Welcome(beats=heart.endpoint))
+    await until(lambda: gateway.heart.silences.of(heart.endpoint) < inf)
+    await asyncio.sleep(0.5)
+    gateway.link.beat(silence_s=0.4, memory_bytes=0)
+    assert gateway.cancelled == []
+    heart.close()
+    await until(lambda: gateway.heart.silences.of(heart.endpoint) > 0.4)
+    gateway.link.beat(silence_s=0.4, memory_bytes=0)
+    assert gateway.cancelled == [job]

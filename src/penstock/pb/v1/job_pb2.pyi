@@ -57,12 +57,14 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockOffer, _Mapping]]] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("gateway_id", "beat_s")
+    __slots__ = ("gateway_id", "beat_s", "beats")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     BEAT_S_FIELD_NUMBER: _ClassVar[int]
+    BEATS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     beat_s: float
-    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ...) -> None: ...
+    beats: str
+    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ..., beats: _Optional[str] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
     __slots__ = ("block_id", "model", "version", "credits", "description", "weight", "is_dormant")

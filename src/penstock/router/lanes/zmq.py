@@ -16,6 +16,7 @@ from penstock.router.lanes.members import Members, ZmqMember
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
+from penstock.wire.beats import GatewayHeart
 from penstock.wire.forms import decode_description, decode_failure, decode_statistics
 from penstock.wire.sockets import RouterSocket
 
@@ -30,7 +31,7 @@ class ZmqLane:
     def __init__(
         self, gateway_id: str, settings: DataPlane, metrics: RouterMetrics, owner: LaneOwner, zone: str = ""
     ) -> None:
-        self._welcome = frames.encode(pb.Frame(welcome=pb.Welcome(gateway_id=gateway_id, beat_s=settings.beat_s)))
+        self._gateway_id = gateway_id
         self._settings = settings
         self._metrics = metrics
         self._owner = owner
@@ -39,11 +40,14 @@ class ZmqLane:
         self._last_query = 0
         self._next_beat = 0.0
         self._socket: RouterSocket | None = None
+        self._heart: GatewayHeart | None = None
 
     def listen(self, endpoint: str) -> str:
         """Returns the endpoint that was bound, where the port was left open."""
         self._socket = RouterSocket(self._on_message)
-        return self._socket.bind(endpoint)
+        bound = self._socket.bind(endpoint)
+        self._heart = GatewayHeart(bound, self._settings.beat_s)
+        return bound
 
     # --- what the owner asks for
 
@@ -96,7 +100,7 @@ class ZmqLane:
         self._next_beat = now + self._settings.beat_s
         beat = frames.encode(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.jobs())))
         for member in list(self._members.by_key.values()):
-            if now - member.last_heard > self._settings.silence_s:
+            if self._silent_s(member, now) > self._settings.silence_s:
                 self._remove(member.key, "silent")
             else:
                 self._send(member.key, beat)
@@ -107,6 +111,13 @@ class ZmqLane:
         self._members.close()
         if self._socket is not None:
             self._socket.close(linger_ms=200)
+        if self._heart is not None:
+            self._heart.close()
+
+    def _silent_s(self, member: ZmqMember, now: float) -> float:
+        """Its loop may be busy, and so may ours have been: the hearts beat on."""
+        silent_s = now - member.last_heard
+        return silent_s if self._heart is None else min(silent_s, self._heart.silences.of(member.key))
 
     # --- what workers say
 
@@ -179,7 +190,9 @@ class ZmqLane:
         before = member.resident()
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
-        self._send(identity, self._welcome)
+        beats = "" if self._heart is None else self._heart.endpoint
+        welcome = pb.Welcome(gateway_id=self._gateway_id, beat_s=self._settings.beat_s, beats=beats)
+        self._say(identity, pb.Frame(welcome=welcome))
         distance = self._members.distance(member)
         offers = [
             Offer(offer.block_id, offer.credits, hello.worker_id, offer.weight or 1.0, distance)
@@ -192,6 +205,8 @@ class ZmqLane:
     def _remove(self, identity: bytes, reason: str) -> None:
         member = self._members.remove(identity, reason)
         if member is not None:
+            if self._heart is not None:
+                self._heart.silences.forget(identity)
             for asked in self._queries.values():
                 self._count_in(asked, identity)
             self._owner.left(member, reason)

@@ -15,6 +15,7 @@ from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
+from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import host_identity
 from tests.unit.router.peers import Bed, Peer, block, offer, request
@@ -182,6 +183,17 @@ class TestSilence:
     async def test_a_silent_worker_leaves_its_jobs_to_others(self, bed: Bed) -> None:
         await move(bed, await bed.worker("a"))
         assert bed.counted("workers_lost", reason="silent") >= 1
+
+    async def test_a_worker_whose_heart_beats_is_alive_whatever_its_loop_does(self, bed: Bed) -> None:
+        busy = bed.peer("busy")
+        welcome = await busy.join(offer(block()))
+        heart = WorkerHeart(busy.identity, 0.05)
+        heart.meet(welcome.beats)
+        await bed.worker("hung")
+        await bed.until_counted("workers_lost", reason="silent")
+        assert [member.worker_id for member in bed.dispatcher.workers()] == ["busy"]
+        heart.close()
+        await bed.until_counted("workers_lost", 2, reason="silent")
 
 
 async def test_a_job_to_a_worker_that_cannot_be_reached_goes_to_another(bed: Bed) -> None:
