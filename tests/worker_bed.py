@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.resident import make_runner
+from penstock.worker.running.preparation import PreparedRoom
 from penstock.worker.running.runner import WorkerTools, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
@@ -148,7 +148,8 @@ class Bed:
             description,
             has_steady_cost=is_steady,
         )
-        tools = WorkerTools(ThreadPoolExecutor(1), WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
+        self.room = PreparedRoom(2**30)
+        tools = WorkerTools(self.room, WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
         self.runner = make_runner(loaded, tools)
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.partials: dict[int, list[float]] = {}

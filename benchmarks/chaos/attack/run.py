@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos import rollout
-from benchmarks.chaos.attack import doors, hangs, parameters, places, versions, waiting
+from benchmarks.chaos.attack import costly, doors, hangs, parameters, places, versions, waiting
 from benchmarks.chaos.attack.neighbours import Asked, Neighbours
 from benchmarks.chaos.attack.strike import Attack, Broken, Scene
 from benchmarks.chaos.malformed import add_models
@@ -21,6 +21,7 @@ from benchmarks.server import ServerProcess
 
 ATTACKS: tuple[Attack, ...] = (
     *parameters.ATTACKS,
+    *costly.ATTACKS,
     *waiting.ATTACKS,
     *hangs.ATTACKS,
     *places.ATTACKS,

@@ -25,6 +25,8 @@ class Limits(Section):
     max_message_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024 * 1024
     max_rows: Annotated[int, Field(ge=1)] = 4096  # of one request
     max_tokens: Annotated[int, Field(ge=1)] = 262_144  # of one request
+    max_elements: Annotated[int, Field(ge=1)] = 1_000_000  # of one BYTES tensor
+    max_prepared_bytes: Annotated[int, Field(ge=1024 * 1024)] = 1024 * 1024 * 1024  # in one worker; half for one model
     max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
     session_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of both, what may wait in sessions for earlier requests

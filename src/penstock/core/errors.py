@@ -162,3 +162,12 @@ def from_code(code: str, message: str, fields: Mapping[str, str]) -> PenstockErr
 
 def message_of(error: Exception) -> str:
     return error.message if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
+def without_trace(error: PenstockError) -> PenstockError:
+    """Without what it came from: a circle of frames and errors would keep a request until the collector comes by."""
+    following: BaseException | None = error
+    while following is not None:
+        each, following = following, following.__cause__ or following.__context__
+        each.__traceback__ = each.__cause__ = each.__context__ = None
+    return error

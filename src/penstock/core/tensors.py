@@ -1,9 +1,10 @@
 """Tensors as they travel: a name, a datatype, a shape and raw little-endian bytes."""
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import InvalidTensor
 
 Array = NDArray[Any]
+T = TypeVar("T")
 Buffer = bytes | memoryview
 
 # The Open Inference Protocol's datatypes. BYTES has no fixed size: each element is
@@ -34,6 +36,7 @@ NUMPY_TYPES: Mapping[str, np.dtype[Any]] = {
 ITEM_SIZES: Mapping[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_TYPES.items()}
 DATATYPES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_TYPES.items()}
 BYTES = "BYTES"
+_LENGTH = struct.Struct("<I").unpack_from
 MAX_RANK = 64
 MAX_ARRAY_BYTES = 2**63 - 1  # numpy counts no further, not even for an array without elements
 
@@ -104,17 +107,26 @@ def from_array(name: str, array: Array) -> Tensor:
 
 def unpack_bytes(tensor: Tensor) -> list[bytes]:
     """The elements of a BYTES tensor, as many as its shape says."""
+    return _elements(tensor, bytes)
+
+
+def view_bytes(tensor: Tensor) -> list[memoryview]:
+    """The same without copying them."""
+    return _elements(tensor, memoryview)
+
+
+def _elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
     data, offset, elements = tensor.data, 0, []
-    end = len(data)
-    for _ in range(prod(tensor.shape)):
+    end, count = len(data), prod(tensor.shape)
+    for _ in range(count):
         start = offset + 4
         if start > end:
             break
-        offset = start + int.from_bytes(data[offset:start], "little")
+        offset = start + _LENGTH(data, offset)[0]
         if offset > end:
             break
-        elements.append(bytes(data[start:offset]))
-    if offset != end or len(elements) != prod(tensor.shape):
+        elements.append(make(data[start:offset]))
+    if offset != end or len(elements) != count:
         raise InvalidTensor(
             f"input '{tensor.name}' is not {list(tensor.shape)} BYTES elements: "
             f"each is a 4-byte little-endian length and that many bytes"

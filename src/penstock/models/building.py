@@ -65,7 +65,7 @@ def build_task(spec: TaskSpec) -> Task:
 
             # A Python model's requests are never joined, and it knows itself what its first dimension is.
             is_batched = False if settings.engine == "python" and spec.batched is None else spec.batched
-            return TensorTask(signature, spec.max_rows, is_batched)
+            return TensorTask(signature, spec.max_rows, is_batched, spec.limits.max_elements)
         case "embed":
             from penstock.tasks.embed import EmbedTask
 
@@ -77,7 +77,7 @@ def build_task(spec: TaskSpec) -> Task:
         case "classify":
             from penstock.tasks.classify import ClassifyTask, RowLimits
 
-            limits = RowLimits(spec.max_rows, spec.batched, max_tokens)
+            limits = RowLimits(spec.max_rows, spec.batched, max_tokens, spec.limits.max_elements)
             return ClassifyTask(spec.folder, settings.classify, limits, signature)
         case "upscale":
             from penstock.tasks.upscale import UpscaleTask

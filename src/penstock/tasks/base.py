@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array, Tensor, TensorSpec
@@ -54,8 +54,18 @@ class TaskInput(Protocol):
     def warm_up_inputs(self) -> list[dict[str, Array]]: ...
 
 
+@runtime_checkable
+class Weighing(Protocol):
+    """A task, or its input, that can take much memory for little that is sent."""
+
+    def weigh(self, request: TaskRequest) -> int:
+        """How many bytes it takes at most, from `prepare` to its answer. Quick, and never raises."""
+        ...
+
+
 class Task(TaskInput, Protocol):
-    """`prepare` and `finish` run on the event loop where the task says they are cheap, else in a pool.
+    """`prepare` and `finish` run on the event loop where the task says they are cheap and there is little to do, else
+    in threads.
 
     Faults of the caller are InvalidRequest or RequestTooLarge; they fail that request alone.
     """

@@ -9,12 +9,12 @@ import numpy as np
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.tasks.base import Piece, Prepared, TaskInput, TaskRequest
+from penstock.tasks.base import Piece, Prepared, TaskInput, TaskRequest, Weighing
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
 from penstock.tasks.options import ClassifyOptions
-from penstock.tasks.tensor import TensorTask
+from penstock.tasks.tensor import MAX_ELEMENTS, TensorTask
 
 LABEL, SCORE = "label", "score"
 LOGITS = "logits"  # which of several outputs it is where classify.output does not say
@@ -28,6 +28,7 @@ class RowLimits:
     max_rows: int
     is_batched: bool | None = None  # None: as the file says
     max_tokens: int = 262_144  # of one request
+    max_elements: int = MAX_ELEMENTS  # of a BYTES tensor
 
 
 class ClassifyTask:
@@ -52,6 +53,9 @@ class ClassifyTask:
         self._wanted_count(request)
         # Without the outputs' names, which are not the network's.
         return self._input.prepare(TaskRequest(request.inputs, []))
+
+    def weigh(self, request: TaskRequest) -> int:
+        return self._input.weigh(request) if isinstance(self._input, Weighing) else 0
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         return self._input.join(pieces)
@@ -123,7 +127,8 @@ def _build_input(
         from penstock.tasks.image_input import ImageInput
 
         return ImageInput(options, engine, limits.max_rows, is_batched=limits.is_batched is not False)
-    return TensorTask(replace(engine, outputs=(output,)), limits.max_rows, limits.is_batched)
+    tensors = replace(engine, outputs=(output,))
+    return TensorTask(tensors, limits.max_rows, limits.is_batched, limits.max_elements)
 
 
 def _kind(options: ClassifyOptions, engine: Signature) -> str:

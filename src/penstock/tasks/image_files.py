@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.core.errors import InvalidImage, RequestTooLarge
-from penstock.core.tensors import Tensor, unpack_bytes
+from penstock.core.errors import InvalidImage, PenstockError, RequestTooLarge
+from penstock.core.tensors import Tensor, unpack_bytes, view_bytes
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.columns import check_column, take_inputs
-from penstock.tasks.images import DecodedImage, ImageHeader, decode, read_header
+from penstock.tasks.images import DecodedImage, ImageHeader, count_pixels, decode, read_header
 
 IMAGE = "image"
 EXPECTED = f"this model takes one input, '{IMAGE}' BYTES [n] or [n, 1], each element a JPEG or PNG file"
@@ -21,7 +21,15 @@ def take_files(request: TaskRequest, max_rows: int) -> Tensor:
     return tensor
 
 
-def read_headers(tensor: Tensor, max_pixels: int) -> list[ImageHeader]:
+def count_request_pixels(request: TaskRequest, max_rows: int) -> list[int]:
+    """Of each image; of a request that will be refused, none."""
+    try:
+        return [count_pixels(file) for file in view_bytes(take_files(request, max_rows))]
+    except PenstockError:
+        return []
+
+
+def read_headers(tensor: Tensor, max_pixels: int, max_scans: int) -> list[ImageHeader]:
     """Every header before any pixel: a request that is refused costs no decoding."""
     headers = []
     for index, file in enumerate(unpack_bytes(tensor)):
@@ -31,6 +39,10 @@ def read_headers(tensor: Tensor, max_pixels: int) -> list[ImageHeader]:
                 raise InvalidImage(
                     f"the image says it has {header.size} pixels; "
                     f"this model takes at most {max_pixels}: shrink it or send parts of it"
+                )
+            if header.scans > max_scans:
+                raise InvalidImage(
+                    f"the JPEG image has {header.scans} scans; this model takes at most {max_scans}: save it anew"
                 )
     return headers
 

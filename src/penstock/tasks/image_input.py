@@ -10,9 +10,11 @@ from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
-from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
+from penstock.tasks.image_files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
 from penstock.tasks.network import CHANNELS, PIXELS
 from penstock.tasks.options import ClassifyOptions
+
+DECODED_BYTES = 12  # a pixel, while it is decoded, turned and converted
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,17 @@ class ImageInput:
         self._scale, self._shift = _normalization(options, self._frame.is_channels_last)
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        headers = read_headers(take_files(request, self.signature.max_batch_size), self._options.max_pixels)
+        headers = read_headers(
+            take_files(request, self.signature.max_batch_size), self._options.max_pixels, self._options.max_scans
+        )
         pixels = (self._lay_out(self._fit(decoded.image)) for decoded in decode_all(headers))
         return Prepared([Piece({self._name: array}, key=IMAGE if self._is_batched else object()) for array in pixels])
+
+    def weigh(self, request: TaskRequest) -> int:
+        """One image is decoded at a time, and then no larger than the network takes it."""
+        pixels = count_request_pixels(request, self.signature.max_batch_size)
+        frame = self._frame.width * self._frame.height
+        return DECODED_BYTES * min(max(pixels, default=0), self._options.max_pixels) + 3 * frame * len(pixels)
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         stacked = np.stack([piece.arrays[self._name] for piece in pieces])

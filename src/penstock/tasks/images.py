@@ -1,4 +1,4 @@
-"""Images as clients send them: JPEG or PNG bytes in, eight-bit pixels upright; and PNG bytes out.
+"""Images as clients send them: JPEG or PNG bytes in, eight-bit pixels upright.
 
 Pillow gets a copy of the file without its metadata. Its metadata parsers warn through Python's process-wide
 warnings about files that strangers send, and silencing those is not thread-safe; what we need of the
@@ -6,8 +6,8 @@ metadata, the orientation, takes a few lines. Its decoders are opened by class: 
 multi-picture parsing too, and has a pixel limit of its own, with warnings.
 """
 
+import re
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -18,13 +18,21 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from penstock.core.errors import InvalidImage
+from penstock.core.tensors import Buffer
+from penstock.tasks.png import MAGIC as PNG_MAGIC
 
 MAX_SIDE = 65_535  # what JPEG can say; a strip of one pixel by millions costs more than its pixels
+# Each costs some Python. Cameras write dozens of segments, and chunks of 4 KiB and more.
+MAX_SEGMENTS = 512
+MAX_CHUNKS = 16_384
+MAX_GAP = 64 * 1024  # bytes between two segments, where none should be
 
-_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = frozenset({b"IHDR", b"PLTE", b"tRNS", b"iCCP", b"sRGB", b"IDAT", b"IEND"})
 _JPEG_MAGIC = b"\xff\xd8"
 _JPEG_SCAN = 0xDA
+_JPEG_END = 0xD9
+_JPEG_NEXT = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # what is no marker among pixels is stuffed with a zero
+_JPEG_FRAMES = frozenset({*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC})  # say how large the image is
 _JPEG_EXIF = 0xE1
 _JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # markers that no length follows
 # Comments and application segments, but for JFIF, ICC and Adobe, which say how to read the colours.
@@ -49,6 +57,7 @@ class ImageHeader:
 
     image: JpegImageFile | PngImageFile
     orientation: int
+    scans: int = 1  # of a JPEG: a progressive one has several, each for all pixels
 
     @property
     def pixels(self) -> int:
@@ -67,20 +76,41 @@ class DecodedImage:
 
 def read_header(data: bytes) -> ImageHeader:
     kind: type[JpegImageFile] | type[PngImageFile]
-    if data.startswith(_PNG_MAGIC):
+    scans = 1
+    if data.startswith(PNG_MAGIC):
         kind, (kept, exif) = PngImageFile, _strip_png(data)
     elif data.startswith(_JPEG_MAGIC):
         kind, (kept, exif) = JpegImageFile, _strip_jpeg(data)
+        scans = _count_scans(kept)
     else:
         raise InvalidImage("not a JPEG or PNG image: send the bytes of a file in one of these formats")
     try:
         image = kind(BytesIO(kept))
     except _DAMAGE as error:
         raise _damaged(error) from error
-    header = ImageHeader(image, _read_orientation(exif))
+    header = ImageHeader(image, _read_orientation(exif), scans)
     if max(image.size) > MAX_SIDE:
         raise InvalidImage(f"the image says it has {header.size} pixels; no side may be over {MAX_SIDE}: send parts")
+    if header.pixels != count_pixels(data):
+        raise InvalidImage("the image says two different sizes: save it anew")
     return header
+
+
+def count_pixels(data: Buffer) -> int:
+    """What the file says it has, found in some microseconds; 0 where it cannot be read."""
+    if data[: len(PNG_MAGIC)] == PNG_MAGIC:
+        width, height = struct.unpack_from(">II", data, 16) if len(data) >= 24 else (0, 0)
+        return int(width * height)
+    pixels = 0
+    if data[: len(_JPEG_MAGIC)] == _JPEG_MAGIC:
+        try:
+            for marker, start, _ in _jpeg_segments(data):
+                if marker in _JPEG_FRAMES:
+                    height, width = struct.unpack_from(">HH", data, start + 5)
+                    pixels = width * height
+        except (InvalidImage, struct.error):
+            return 0
+    return pixels
 
 
 def decode(header: ImageHeader) -> DecodedImage:
@@ -97,23 +127,13 @@ def decode(header: ImageHeader) -> DecodedImage:
     return DecodedImage(plain, _matching_profile(profile, plain.mode))
 
 
-def encode_png(decoded: DecodedImage) -> bytes:
-    file = BytesIO()
-    # A photograph of 640 × 480: 17 ms and 377 kB. Pillow's default takes 90 ms for 368 kB, level 1 by
-    # itself 18 ms for 404 kB. Encoding must not cost more than the network does.
-    options = {"compress_level": 1, "compress_type": zlib.Z_RLE}
-    decoded.image.save(file, "PNG", icc_profile=decoded.color_profile, **options)
-    return file.getvalue()
-
-
 def _to_eight_bits(image: Image.Image) -> Image.Image:
     """L, LA, RGB or RGBA, whatever the file had."""
     if image.mode in ("I;16", "I;16B", "I"):  # Pillow's own conversion clips at 255
         return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
     is_gray = image.mode in ("1", "L", "LA")
-    if image.has_transparency_data:
-        return image.convert("LA" if is_gray else "RGBA")
-    return image.convert("L" if is_gray else "RGB")
+    mode = ("L" if is_gray else "RGB") + ("A" if image.has_transparency_data else "")
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
 
 
 def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
@@ -124,7 +144,7 @@ def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
 
 def _strip_png(data: bytes) -> tuple[bytes, bytes]:
     """Returns (the file with the chunks that make its pixels, its EXIF)."""
-    view, kept, exif = memoryview(data), [memoryview(_PNG_MAGIC)], b""
+    view, kept, exif = memoryview(data), [memoryview(PNG_MAGIC)], b""
     for name, start, end in _png_chunks(data):
         if name == b"acTL":
             raise InvalidImage("an animated PNG: send one frame as a PNG of its own")
@@ -137,11 +157,14 @@ def _strip_png(data: bytes) -> tuple[bytes, bytes]:
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields (name, start, end); the last may reach past the data where the file is cut."""
-    start, name = len(_PNG_MAGIC), b""
-    while start + 8 <= len(data) and name != b"IEND":
+    start, name = len(PNG_MAGIC), b""
+    for _ in range(MAX_CHUNKS):
+        if start + 8 > len(data) or name == b"IEND":
+            return
         length, name = struct.unpack_from(">I4s", data, start)
         yield name, start, start + length + 12
         start += length + 12
+    raise InvalidImage(f"the PNG image has more than {MAX_CHUNKS} chunks: save it anew")
 
 
 def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
@@ -155,10 +178,12 @@ def _strip_jpeg(data: bytes) -> tuple[bytes, bytes]:
     return b"".join(kept), exif
 
 
-def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+def _jpeg_segments(data: Buffer) -> Iterator[tuple[int, int, int]]:
     """Yields (marker, start, end); the first scan comes last and reaches to the end of the file."""
-    start = data.find(b"\xff", len(_JPEG_MAGIC))
-    while 0 <= start <= len(data) - 4:
+    start = _find_marker(data, len(_JPEG_MAGIC))
+    for _ in range(MAX_SEGMENTS):
+        if not 0 <= start <= len(data) - 4:
+            break
         marker = data[start + 1]
         end = start + 2 + int.from_bytes(data[start + 2 : start + 4], "big")
         if marker == _JPEG_SCAN:
@@ -172,8 +197,31 @@ def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
             yield marker, start, end
         else:
             break
-        start = data.find(b"\xff", end)  # decoders skip what lies between segments, and so must we
+        start = _find_marker(data, end)  # decoders skip what lies between segments, and so must we
+    else:
+        raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments before its pixels: save it anew")
     raise InvalidImage("the JPEG image is cut short or damaged before its first pixel: send the whole file")
+
+
+def _count_scans(data: bytes) -> int:
+    """Up to the end of the image: other files may follow it, and other segments lie between scans."""
+    *_, (_, start, _) = _jpeg_segments(data)
+    scans = 0
+    for _ in range(MAX_SEGMENTS):
+        found = _JPEG_NEXT.search(data, start)
+        if found is None or (marker := data[found.start() + 1]) == _JPEG_END:
+            return scans
+        scans += marker == _JPEG_SCAN
+        length = 0 if marker in _JPEG_BARE else int.from_bytes(data[found.end() : found.end() + 2], "big")
+        start = found.end() + length
+    raise InvalidImage(f"the JPEG image has more than {MAX_SEGMENTS} segments: save it anew")
+
+
+def _find_marker(data: Buffer, start: int) -> int:
+    if data[start : start + 1] == b"\xff":
+        return start
+    found = bytes(data[start : start + MAX_GAP]).find(b"\xff")
+    return -1 if found < 0 else start + found
 
 
 def _read_orientation(exif: bytes) -> int:

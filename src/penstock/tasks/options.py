@@ -39,6 +39,7 @@ class ClassifyOptions(TextOptions):
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)  # ImageNet's, of values from 0 to 1
     std: tuple[Annotated[float, Field(gt=0)], ...] = (0.229, 0.224, 0.225)
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of an image that is sent
+    max_scans: Annotated[int, Field(ge=1)] = 32  # of a progressive JPEG; most have ten
 
 
 class UpscaleOptions(Section):
@@ -46,3 +47,4 @@ class UpscaleOptions(Section):
     tile: Annotated[int, Field(ge=32, le=4096)] = 256  # pixels of output along a tile's side
     overlap: Annotated[int, Field(ge=0, le=256)] = 8  # at least the network's receptive field
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input
+    max_scans: Annotated[int, Field(ge=1)] = 32  # of a progressive JPEG; most have ten

@@ -15,7 +15,7 @@ from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
 from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
-from penstock.tasks.text import TextNetwork, TextTask, read_texts
+from penstock.tasks.text import TextNetwork, TextTask
 
 QUERY, PASSAGE = "query", "passage"
 SCORE = "score"
@@ -73,7 +73,7 @@ class CosineTask(_ScoreTask):
     """Every text that a request has, however often, is encoded once."""
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        queries, passages = _read(request)
+        queries, passages = _read(request, self._network)
         places: dict[str, int] = {}
         of_query, of_passage = (
             [places.setdefault(text, len(places)) for text in texts] for texts in (queries, passages)
@@ -102,7 +102,7 @@ class CrossTask(_ScoreTask):
         self._has_sigmoid = options.activation == "sigmoid"
 
     def prepare(self, request: TaskRequest) -> Prepared:
-        queries, passages = _read(request)
+        queries, passages = _read(request, self._network)
         distinct = list(dict.fromkeys((*queries, *passages)))
         ids = dict(zip(distinct, self._network.encode(distinct, with_special=False), strict=True))
         paired = zip(repeat(queries[0]) if len(queries) == 1 else queries, passages, strict=False)
@@ -125,10 +125,10 @@ class CrossTask(_ScoreTask):
         return [from_array(SCORE, sigmoid(scores) if self._has_sigmoid else scores)]
 
 
-def _read(request: TaskRequest) -> tuple[list[str], list[str]]:
+def _read(request: TaskRequest, network: TextNetwork) -> tuple[list[str], list[str]]:
     given = take_inputs(request, [QUERY, PASSAGE], EXPECTED)
     check_outputs(request, (SCORE,))
-    queries, passages = (read_texts(tensor, EXPECTED) for tensor in given)
+    queries, passages = (network.read(tensor, EXPECTED) for tensor in given)
     if len(queries) not in (1, len(passages)):
         raise InvalidTensor(
             f"{len(queries)} queries for {len(passages)} passages; send one query for all, or one for each"

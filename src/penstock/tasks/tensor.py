@@ -1,6 +1,7 @@
 """Tensors in, tensors out, as the model file says."""
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from penstock.core.tensors import (
 )
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 
+MAX_ELEMENTS = 1_000_000  # of a BYTES tensor
+ELEMENT_BYTES = 160  # what Python, NumPy and a runtime need to hold one on its way in and out
 WARM_UP_DIMENSION = 8  # stands in for a size that the file leaves open
 
 
@@ -26,13 +29,16 @@ class TensorTask:
     is_prepare_cheap = True
     is_finish_cheap = True
 
-    def __init__(self, model: Signature, max_rows: int, is_batched: bool | None) -> None:
+    def __init__(
+        self, model: Signature, max_rows: int, is_batched: bool | None, max_elements: int = MAX_ELEMENTS
+    ) -> None:
         """`is_batched` None: the first dimension is a batch where every tensor leaves it open."""
         tensors = (*model.inputs, *model.outputs)
         if is_batched is None:
             is_batched = all(spec.shape[:1] == (-1,) for spec in tensors)
         self._is_batched = is_batched
         self._max_rows = max_rows
+        self._max_elements = max_elements
         self._inputs = {spec.name: spec for spec in model.inputs}
         self._output_index = {spec.name: index for index, spec in enumerate(model.outputs)}
         self.engine_outputs: Sequence[str] = [spec.name for spec in model.outputs]
@@ -48,12 +54,18 @@ class TensorTask:
             if spec is None or tensor.name in arrays:
                 what = "unknown" if spec is None else "repeated"
                 raise InvalidTensor(f"{what} input '{tensor.name}'; the model takes {', '.join(self._inputs)}")
-            _check(tensor, spec)
+            _check(tensor, spec, self._max_elements)
             arrays[tensor.name] = to_array(tensor)
         if len(arrays) < len(self._inputs):
             missing = [name for name in self._inputs if name not in arrays]
             raise InvalidTensor(f"missing input '{missing[0]}'; the model takes {', '.join(self._inputs)}")
         return Prepared([self._piece(arrays)])
+
+    def weigh(self, request: TaskRequest) -> int:
+        """Numbers stay as they came; each text is an object of its own, in the model's output again."""
+        texts = [tensor for tensor in request.inputs if tensor.datatype == BYTES]
+        counts = [max(0, min(prod(tensor.shape), self._max_elements)) for tensor in texts]
+        return ELEMENT_BYTES * sum(counts) + 3 * sum(len(tensor.data) for tensor in texts)
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         if len(pieces) == 1:
@@ -95,12 +107,16 @@ class TensorTask:
         return Piece(arrays, rows=count, key=tuple(array.shape[1:] for array in arrays.values()))
 
 
-def _check(tensor: Tensor, spec: TensorSpec) -> None:
+def _check(tensor: Tensor, spec: TensorSpec, max_elements: int) -> None:
     if tensor.datatype != spec.datatype:
         raise InvalidTensor(f"input '{tensor.name}' is {tensor.datatype}; the model takes {spec.datatype}")
     if not fits(tensor.shape, spec.shape):
         raise InvalidTensor(f"input '{tensor.name}' has shape {list(tensor.shape)}; the model takes {list(spec.shape)}")
     check_tensor(tensor)
+    if tensor.datatype == BYTES and (count := prod(tensor.shape)) > max_elements:
+        raise RequestTooLarge(
+            f"input '{tensor.name}' has {count} elements, over limits.max_elements ({max_elements}): split the request"
+        )
 
 
 def _zeros(spec: TensorSpec, is_batched: bool) -> Array:

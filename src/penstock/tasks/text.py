@@ -1,8 +1,9 @@
 """Texts as a network takes them: decoded, tokenized, cut, and joined with padding."""
 
+import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, unpack_bytes
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, view_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
@@ -23,22 +24,40 @@ TEXT = "text"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
 CHUNK = 64  # texts that are tokenized before their sum is held against the limit
 HEAD_CHARS_PER_TOKEN = 8  # English has about five
+# What lies further in a text is not read: where every token takes so many characters, there is nothing to understand.
+MOST_CHARS_PER_TOKEN = 256
+VALIDATED_BYTES = 256 * 1024  # at a time, so that others have the interpreter in between
 # A blank, or a Chinese character, which BERT takes for a word of its own.
 BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
 
 
-def read_texts(tensor: Tensor, expected: str) -> list[str]:
+def read_texts(tensor: Tensor, expected: str, most_chars: int) -> list[str]:
+    """At most so many characters of each; the rest is looked through, but not kept."""
     check_column(tensor, expected, "text")
-    return [_decode(tensor.name, index, raw) for index, raw in enumerate(unpack_bytes(tensor))]
+    return [_decode(tensor.name, index, raw, most_chars) for index, raw in enumerate(view_bytes(tensor))]
 
 
-def _decode(name: str, index: int, raw: bytes) -> str:
+def _decode(name: str, index: int, raw: memoryview, most_chars: int) -> str:
     try:
-        return raw.decode()
+        return str(raw, "utf-8") if len(raw) <= most_chars else _decode_head(raw, most_chars)
     except UnicodeDecodeError as error:
         raise InvalidTensor(
             f"input '{name}' element {index} is not valid UTF-8: {error.reason} at byte {error.start}"
         ) from error
+
+
+def _decode_head(raw: memoryview, most_chars: int) -> str:
+    decoder, head = codecs.getincrementaldecoder("utf-8")(), ""
+    for start in range(0, len(raw), VALIDATED_BYTES):
+        end = start + VALIDATED_BYTES
+        try:
+            decoded = decoder.decode(bytes(raw[start:end]), final=end >= len(raw))
+        except UnicodeDecodeError as error:
+            error.start += min(end, len(raw)) - len(error.object)
+            raise
+        if len(head) < most_chars:
+            head += decoded[: most_chars - len(head)]
+    return head
 
 
 class TextTokenizer:
@@ -58,17 +77,27 @@ class TextTokenizer:
         self._max_length = max_length
         self._can_cut = _has_independent_words(self._tokenizer)
 
-    def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
-        """Reads only as much of a long text as fills `max_length`: a megabyte would take 0.25 s."""
-        ends = [self._head(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
+    def encode(
+        self, texts: Sequence[str], with_special: bool = True, spend: Callable[[int], None] = lambda chars: None
+    ) -> Iterator[list[int]]:
+        """Reads only as much of a long text as fills `max_length`: a megabyte would take 0.25 s.
+
+        `spend` is told before so many characters are read beyond the `heads`, and may raise.
+        """
+        ends = self.heads(texts)
         # One call for all, since each call gives up and takes back the interpreter's lock.
         heads = self._encode([text[:end] for text, end in zip(texts, ends, strict=True)], with_special)
         for text, end, head in zip(texts, ends, heads, strict=True):
             ids = head
             while end < len(text) and len(ids) < self._max_length:
                 end = self._head(text, 4 * end)
+                spend(end)
                 ids = self._encode([text[:end]], with_special)[0]
             yield ids
+
+    def heads(self, texts: Sequence[str]) -> list[int]:
+        """How much of each text is read first."""
+        return [self._head(text, self._max_length * HEAD_CHARS_PER_TOKEN) for text in texts]
 
     def encode_pair(self, first: str, second: str) -> Encoding:
         """Returns all tokens, uncut; not to be called while another thread encodes."""
@@ -107,12 +136,25 @@ class TextNetwork:
         self.max_length = options.max_length
         self.tokenizer = TextTokenizer(folder / options.tokenizer, self.max_length)
         self._max_tokens = max_tokens_per_request
+        self._most_chars = self.max_length * MOST_CHARS_PER_TOKEN
+
+    def read(self, tensor: Tensor, expected: str) -> list[str]:
+        return read_texts(tensor, expected, self._most_chars)
 
     def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
-        """Raises RequestTooLarge soon after the texts pass the limit."""
+        """Raises RequestTooLarge soon after the texts pass a limit."""
         tokens = 0
+        left = self._most_chars + self._max_tokens * HEAD_CHARS_PER_TOKEN
+
+        def spend(chars: int) -> None:
+            nonlocal left
+            left -= chars
+            if left < 0:
+                raise RequestTooLarge(f"the {len(texts)} texts are too long together; send fewer at a time")
+
+        spend(sum(self.tokenizer.heads(texts)))
         for start in range(0, len(texts), CHUNK):
-            for ids in self.tokenizer.encode(texts[start : start + CHUNK], with_special):
+            for ids in self.tokenizer.encode(texts[start : start + CHUNK], with_special, spend):
                 tokens += len(ids)
                 yield ids
             self.check_tokens(tokens, len(texts), "texts")
@@ -171,7 +213,7 @@ class TextTask:
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, (self.signature.outputs[0].name,))
         (given,) = take_inputs(request, [TEXT], EXPECTED)
-        pieces, tokens = self._network.pieces(read_texts(given, EXPECTED))
+        pieces, tokens = self._network.pieces(self._network.read(given, EXPECTED))
         return Prepared(pieces, parameters={"tokens": tokens})
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:

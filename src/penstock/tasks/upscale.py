@@ -7,6 +7,7 @@ decide a batch's memory, several instances can share its tiles, and those of one
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +15,16 @@ from PIL import Image
 
 from penstock.core.errors import ConfigError, RequestTooLarge
 from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, pack_bytes
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
-from penstock.tasks.image_files import IMAGE, decode_all, read_headers, take_files
-from penstock.tasks.images import DecodedImage, ImageHeader, encode_png
+from penstock.tasks.image_files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
+from penstock.tasks.images import DecodedImage, ImageHeader
 from penstock.tasks.options import UpscaleOptions
+from penstock.tasks.png import Rows, encode_png
 
 GRAIN = 16  # pixels
+REACH = 3  # pixels above and below that bicubic interpolation looks at, and one
 Plane = NDArray[np.uint8]
 
 
@@ -42,8 +45,8 @@ class _Enlarged:
     """What of an image waits for its luminance to come back."""
 
     size: tuple[int, int]  # width, height
-    color: tuple[Image.Image, ...]  # Cb and Cr; none where the image is gray
-    alpha: Image.Image | None
+    color: tuple[Image.Image, ...]  # Cb and Cr, as small as they came; none where the image is gray
+    alpha: Image.Image | None  # as small
     color_profile: bytes | None
     tiling: _Tiling
 
@@ -63,16 +66,24 @@ class UpscaleTask:
     def prepare(self, request: TaskRequest) -> Prepared:
         given = take_files(request, self.signature.max_batch_size)
         check_outputs(request, (IMAGE,))
-        headers = read_headers(given, self._options.max_pixels)
+        headers = read_headers(given, self._options.max_pixels, self._options.max_scans)
         self._check_sum(headers)
         pieces: list[Piece] = []
         enlarged: list[_Enlarged] = []
         for decoded in decode_all(headers):
             luminance, waiting = self._enlarge(decoded)
+            del decoded
             enlarged.append(waiting)
             tiles = self._cut(luminance, waiting.tiling)
             pieces += [Piece({self._input: tile}, key=tile.shape) for tile in tiles]
         return Prepared(pieces, enlarged)
+
+    def weigh(self, request: TaskRequest) -> int:
+        """Its planes and the enlarged luminance three times; or, later, that twice and the answer's file twice."""
+        counts = count_request_pixels(request, self.signature.max_batch_size)
+        pixels = min(sum(counts), self._options.max_pixels)
+        larger = pixels * self._options.scale**2
+        return max(8 * pixels + 3 * larger, 2 * pixels + 2 * larger + 6 * len(request.inputs[0].data)) if pixels else 0
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         tiles = np.stack([piece.arrays[self._input] for piece in pieces])[:, np.newaxis]
@@ -85,13 +96,15 @@ class UpscaleTask:
         return [(tiles[row, 0],) for row in range(len(pieces))]
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        files: list[bytes] = []
+        parts: list[bytes] = []
         done = 0
         for enlarged in prepared.context:
             tiles = [result[0] for result in results[done : done + len(enlarged.tiling.corners)]]
             done += len(tiles)
-            files.append(encode_png(_compose(enlarged, self._lay(tiles, enlarged))))
-        return [Tensor(IMAGE, BYTES, request.inputs[0].shape, pack_bytes(files))]
+            bands = (_compose(enlarged, top, band) for top, band in self._lay(tiles, enlarged))
+            file = encode_png(enlarged.size, bands, enlarged.color_profile)
+            parts += [sum(map(len, file)).to_bytes(4, "little"), *file]
+        return [Tensor(IMAGE, BYTES, request.inputs[0].shape, b"".join(parts))]
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
         side = self._options.tile
@@ -107,21 +120,15 @@ class UpscaleTask:
 
     def _enlarge(self, decoded: DecodedImage) -> tuple[Plane, _Enlarged]:
         """Returns (the luminance to sharpen, what waits for it)."""
-        size = (decoded.image.width * self._options.scale, decoded.image.height * self._options.scale)
-        alpha = decoded.image.getchannel("A") if decoded.image.mode in ("LA", "RGBA") else None
-        if decoded.image.mode in ("L", "LA"):
-            planes: tuple[Image.Image, ...] = (decoded.image.getchannel("L"),)
+        image = decoded.image
+        size = (image.width * self._options.scale, image.height * self._options.scale)
+        alpha = image.getchannel("A") if image.mode in ("LA", "RGBA") else None
+        if image.mode in ("L", "LA"):
+            planes: tuple[Image.Image, ...] = (image.getchannel("L"),)
         else:
-            planes = decoded.image.convert("RGB").convert("YCbCr").split()
-        luminance, *color = (plane.resize(size, Image.Resampling.BICUBIC) for plane in planes)
-        waiting = _Enlarged(
-            size,
-            tuple(color),
-            alpha.resize(size, Image.Resampling.BICUBIC) if alpha else None,
-            decoded.color_profile,
-            self._tile(size),
-        )
-        return np.asarray(luminance), waiting
+            planes = (image if image.mode == "RGB" else image.convert("RGB")).convert("YCbCr").split()
+        waiting = _Enlarged(size, planes[1:], alpha, decoded.color_profile, self._tile(size))
+        return np.asarray(planes[0].resize(size, Image.Resampling.BICUBIC)), waiting
 
     def _tile(self, size: tuple[int, int]) -> _Tiling:
         limit = self._options.tile - 2 * self._options.overlap
@@ -135,14 +142,18 @@ class UpscaleTask:
         for top, left in tiling.corners:
             yield padded[top : top + tiling.height + 2 * margin, left : left + tiling.width + 2 * margin]
 
-    def _lay(self, tiles: Sequence[Plane], enlarged: _Enlarged) -> Plane:
-        width, height = enlarged.size
+    def _lay(self, tiles: Sequence[Plane], enlarged: _Enlarged) -> Iterator[tuple[int, Plane]]:
+        """Yields (top, luminance) of a row of tiles; the last leaves out what the one before has of it."""
         tiling, margin = enlarged.tiling, self._options.overlap
-        luminance = np.empty((height, width), np.uint8)
-        for (top, left), tile in zip(tiling.corners, tiles, strict=True):
-            answer = tile[margin : margin + tiling.height, margin : margin + tiling.width]
-            luminance[top : top + tiling.height, left : left + tiling.width] = answer
-        return luminance
+        placed = zip(tiling.corners, tiles, strict=True)
+        done = 0
+        for top, row in groupby(placed, key=lambda each: each[0][0]):
+            band = np.empty((tiling.height, enlarged.size[0]), np.uint8)
+            for (_, left), tile in row:
+                answer = tile[margin : margin + tiling.height, margin : margin + tiling.width]
+                band[:, left : left + tiling.width] = answer
+            yield done, band[done - top :]
+            done = top + tiling.height
 
 
 def _divide(length: int, limit: int) -> tuple[int, list[int]]:
@@ -158,13 +169,23 @@ def _divide(length: int, limit: int) -> tuple[int, list[int]]:
     return side, [min(index * side, length - side) for index in range(count)]
 
 
-def _compose(enlarged: _Enlarged, luminance: Plane) -> DecodedImage:
+def _compose(enlarged: _Enlarged, top: int, luminance: Plane) -> Rows:
+    """A band of the answer: its luminance, with colour and transparency as large."""
+
+    def enlarge(plane: Image.Image) -> Image.Image:
+        scale = enlarged.size[1] // plane.height
+        first = max(0, top // scale - REACH)
+        last = min(plane.height, -(-(top + len(luminance)) // scale) + REACH)
+        strip = plane.crop((0, first, plane.width, last))
+        strip = strip.resize((enlarged.size[0], strip.height * scale), Image.Resampling.BICUBIC)
+        return strip.crop((0, top - first * scale, strip.width, top - first * scale + len(luminance)))
+
     image = Image.fromarray(luminance)
     if enlarged.color:
-        image = Image.merge("YCbCr", (image, *enlarged.color)).convert("RGB")
+        image = Image.merge("YCbCr", (image, *map(enlarge, enlarged.color))).convert("RGB")
     if enlarged.alpha:
-        image.putalpha(enlarged.alpha)
-    return DecodedImage(image, enlarged.color_profile)
+        image.putalpha(enlarge(enlarged.alpha))
+    return np.asarray(image).reshape(len(luminance), enlarged.size[0], -1)
 
 
 def _check_network(engine: Signature) -> tuple[TensorSpec, TensorSpec]:

@@ -76,6 +76,7 @@ class WorkerJob:
     answers: AnswerCredits | None = None  # of a decoupled model
     context: CallContext | None = None  # for a model's own code, as the job starts
     is_anew: bool = False  # its session was known to the model, and begins again
+    room: object = None  # what it holds of the worker's memory, for as long as it is referred to
 
 
 class Holder(Protocol):

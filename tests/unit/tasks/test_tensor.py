@@ -1,11 +1,13 @@
 """The tensor task: checks, joins, splits."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from penstock.core.errors import EngineFailed, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
-from penstock.core.tensors import TensorSpec, from_array, to_array
+from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes, to_array
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.tensor import TensorTask
 
@@ -103,3 +105,24 @@ def test_warm_up_fits_the_signature() -> None:
     (inputs,) = task().warm_up_inputs()
     assert inputs["a"].shape == (1, 2)
     assert inputs["b"].dtype == np.int64
+
+
+def texts(count: int) -> TaskRequest:
+    return TaskRequest([Tensor("s", "BYTES", (1, count), pack_bytes([b"x"] * count))], [])
+
+
+def test_texts_are_counted_before_they_are_read() -> None:
+    spec = TensorSpec("s", "BYTES", (-1, -1))
+    made = TensorTask(Signature((spec,), (spec,), "onnx", "fp32"), 4, None, max_elements=100)
+    assert made.prepare(texts(100)).pieces[0].arrays["s"].shape == (1, 100)
+    with pytest.raises(RequestTooLarge, match=r"has 101 elements, over limits.max_elements \(100\): split the request"):
+        made.prepare(texts(101))
+    announced = Tensor("s", "BYTES", (1, 10**12), b"")
+    with pytest.raises(RequestTooLarge):
+        made.prepare(TaskRequest([announced], []))
+    assert made.weigh(TaskRequest([announced], [])) == made.weigh(TaskRequest([replace(announced, shape=(100,))], []))
+
+
+def test_numbers_weigh_nothing_more_than_they_came_with() -> None:
+    assert task().weigh(request(4)) == 0
+    assert task().weigh(TaskRequest([Tensor("s", "BYTES", (-1,), b"")], [])) == 0

@@ -8,15 +8,21 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import Metaspace
 from tokenizers.processors import BertProcessing, RobertaProcessing, TemplateProcessing
+from tokenizers.trainers import BpeTrainer
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
-from penstock.core.tensors import TensorSpec
+from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
+from penstock.models.samples.texts import passages, queries
 from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
-from penstock.tasks.text import TextNetwork, TextTokenizer
+from penstock.tasks.text import MOST_CHARS_PER_TOKEN, TextNetwork, TextTokenizer, read_texts
 
+TOKENS: Any = Signature(
+    tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")), (), "onnx", "fp32"
+)
 SPECIAL = [("[CLS]", 101), ("[SEP]", 102)]
 PROCESSORS = {
     "none": None,
@@ -67,6 +73,59 @@ def test_reading_only_the_head_of_a_long_text_changes_nothing(folder: Path, with
     texts += ["永" * 5000, "x" * 5000, " " * 5000, "e\u0301" * 5000, "x永" * 999, "永\u0301" * 999]
     expected = [whole.encode(text, add_special_tokens=with_special).ids for text in texts]
     assert list(TextTokenizer(folder / "tokenizer.json", 32).encode(texts, with_special)) == expected
+
+
+LONG = 4 * 32 * MOST_CHARS_PER_TOKEN
+LONG_TEXTS = {
+    "prose": " ".join(passages())[:LONG],
+    "lines": "\n\n".join(queries())[:LONG],
+    "indented": "".join(f"{'    ' * (number % 9)}{text}\n" for number, text in enumerate(queries()))[:LONG],
+    "table": "".join(f"| {text[:9]:<60} |\n" for text in queries())[:LONG],
+    "quoted": f"see {'A' * 3000} and then {' '.join(passages())}"[:LONG],
+    "unbroken": "a" * LONG,
+    "unbroken and then not": "a" * 5000 + " " + " ".join(passages())[:LONG],
+    "emoji": "\U0001f600" * LONG,
+    "accents": "e\u0301" * LONG,
+    "chinese": "永遠" * LONG,
+    "blank": " " * LONG,
+    "without blanks": "".join(passages()).replace(" ", "")[:LONG],
+}
+
+
+@pytest.mark.parametrize("kind", LONG_TEXTS)
+@pytest.mark.parametrize("is_bert", [True, False])
+def test_a_long_text_has_the_tokens_of_its_whole(folder: Path, tmp_path: Path, kind: str, is_bert: bool) -> None:
+    """As a request brings it, of which at most a head is ever decoded; also by a tokenizer that may not be cut."""
+    file = folder / "tokenizer.json"
+    if not is_bert:
+        file = tmp_path / "tokenizer.json"
+        other = Tokenizer(BPE(unk_token="[UNK]"))
+        other.pre_tokenizer = Metaspace()
+        other.train_from_iterator(queries(), BpeTrainer(vocab_size=2000, special_tokens=["[UNK]"], show_progress=False))
+        other.save(str(file))
+    whole = Tokenizer.from_file(str(file))
+    whole.enable_truncation(32)
+    whole.no_padding()
+    network = TextNetwork("embed", file.parent, ScoreOptions(max_length=32), TOKENS, 10_000)
+    (head,) = network.read(Tensor("text", "BYTES", (1,), pack_bytes([LONG_TEXTS[kind]])), "")
+    assert len(head) <= 32 * MOST_CHARS_PER_TOKEN
+    assert list(network.encode([head])) == [whole.encode(LONG_TEXTS[kind]).ids]
+
+
+@pytest.mark.parametrize("text", ["c" * 400, "c" * 40 + " " * 360], ids=["unbroken", "blank"])
+def test_texts_that_have_few_tokens_for_their_length_are_refused_before_they_are_read(folder: Path, text: str) -> None:
+    network = TextNetwork("embed", folder, ScoreOptions(max_length=16), TOKENS, 1000)
+    assert len(list(network.encode([text] * 15))) == 15
+    with pytest.raises(RequestTooLarge, match="the 100 texts are too long together; send fewer at a time"):
+        next(network.encode([text] * 100))
+
+
+@pytest.mark.parametrize("damaged_at", [0, 100, 300_000, 999_999])
+def test_what_is_no_utf8_is_found_where_it_is(damaged_at: int) -> None:
+    raw = bytearray("ä".encode() * 500_000)
+    raw[damaged_at] = 0xFF
+    with pytest.raises(InvalidTensor, match=rf"element 0 is not valid UTF-8: .* at byte {damaged_at // 2 * 2}"):
+        read_texts(Tensor("text", "BYTES", (1,), pack_bytes([bytes(raw)])), "", 1000)
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

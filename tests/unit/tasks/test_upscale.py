@@ -345,6 +345,56 @@ def test_what_is_no_image_of_ours_is_refused(data: bytes, says: str) -> None:
     assert "input 'image' element 1" in caught.value.message
 
 
+def scanned(count: int, between: bytes = b"") -> bytes:
+    """A progressive JPEG whose last scan comes again and again."""
+    whole = to_file(photograph(), "JPEG", progressive=True)
+    last, end = whole.rindex(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+    return whole[:end] + (between + whole[last:end]) * (count - whole.count(b"\xff\xda")) + whole[end:]
+
+
+COMMENT = b"\xff\xfe\x00\x04\xff\xd9"  # with what ends an image elsewhere
+
+
+@pytest.mark.parametrize("file", [scanned(32), scanned(32) + scanned(32), JPEG + bytes(range(256)) * 500])
+def test_what_follows_an_image_is_no_scan_of_it(upscale: Upscale, file: bytes) -> None:
+    assert upscale([file])[0].size == (128, 96)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (scanned(33), "has 33 scans; this model takes at most 32"),
+        (scanned(33, COMMENT), "has 33 scans"),
+        (scanned(33, b"\xff" * 9), "has 33 scans"),
+        (scanned(1200), "more than 512 segments"),
+        (b"\xff\xd8" + b"\xff" * 100_000 + JPEG[2:], "more than 512 segments before its pixels"),
+        (b"\xff\xd8" + b"\xff\xd0" * 100_000 + JPEG[2:], "more than 512 segments before its pixels"),
+        (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000 + JPEG[2:], "more than 512 segments before its pixels"),
+        (PNG[:33] + chunk(b"tEXt", b"a") * 20_000 + PNG[33:], "more than 16384 chunks"),
+        (bomb(10, 10)[:33] + bomb(5000, 5000)[8:], "two different sizes"),
+    ],
+)
+def test_what_is_dear_to_read_is_refused(data: bytes, says: str) -> None:
+    with pytest.raises(InvalidImage, match=says):
+        make_task().prepare(make_request([data]))
+
+
+@pytest.mark.parametrize("data", [PNG, JPEG, scanned(20)])
+def test_an_image_weighs_by_its_pixels(data: bytes) -> None:
+    made = make_task()
+    one, two = (made.weigh(make_request([data] * count)) for count in (1, 2))
+    assert one >= 64 * 48 * (8 + 3 * 4)
+    assert two == 2 * one
+    assert made.weigh(make_request([bomb(60_000, 60_000)])) == 25_000_000 * 20  # no more is ever decoded
+
+
+@pytest.mark.parametrize("data", [b"", PNG[:20], JPEG[:30], b"\xff\xd8" + b"\xff" * 100_000])
+def test_what_cannot_be_read_weighs_nothing(data: bytes) -> None:
+    made = make_task()
+    assert made.weigh(make_request([data])) == 0
+    assert made.weigh(TaskRequest([], [])) == 0
+
+
 def test_a_bomb_is_refused_before_any_image_is_decoded() -> None:
     truncated = PNG[: len(PNG) // 2]
     with pytest.raises(InvalidImage, match="element 1: the image says it has 5001 × 5000 pixels"):

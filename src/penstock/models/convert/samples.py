@@ -13,7 +13,8 @@ from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec,
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
 from penstock.tasks.base import Task, TaskRequest
-from penstock.tasks.images import DecodedImage, decode, encode_png, read_header
+from penstock.tasks.images import decode, read_header
+from penstock.tasks.png import encode_png
 
 Groups = Sequence[Sequence[TaskRequest]]
 
@@ -167,8 +168,9 @@ def _parts(photo: bytes) -> list[bytes]:
     """A photograph's left and right half: more samples, none of them like another."""
     image = decode(read_header(photo)).image
     middle = image.width // 2
-    boxes = [(left, 0, left + middle, image.height) for left in (0, middle)]
-    return [encode_png(DecodedImage(image.crop(box), None)) for box in boxes]
+    pixels = np.asarray(image).reshape(image.height, image.width, -1)
+    halves = [pixels[:, left : left + middle] for left in (0, middle)]
+    return [b"".join(encode_png((middle, image.height), [half], None)) for half in halves]
 
 
 def _tensors(inputs: Sequence[TensorSpec], given: Path | None) -> Samples:

@@ -68,11 +68,13 @@ class TaskProcesses:
     def pids(self) -> list[int]:
         return [process.pid for process in self._alive]
 
-    async def prepare(self, number: int, request: TaskRequest) -> Prepared:
+    async def prepare(
+        self, number: int, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Prepared:
         for _ in range(ATTEMPTS):
             process = await self._pick(number)
             try:
-                return await process.prepare(number, request)
+                return await process.prepare(number, request, is_wanted)
             except ProcessLost:
                 log.warning("task_process_lost", doing="prepare", pid=process.pid)
         raise Unavailable("the processes that prepared the request died over it; try again later")
@@ -171,8 +173,9 @@ class TaskPool:
         self._number = number
         self._is_closed = False
 
-    async def prepare(self, request: TaskRequest) -> Prepared:
-        return await self._run(self._processes.prepare(self._number, request))
+    async def prepare(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
+        """Raises Cancelled where nobody wants it any more when a process is free for it."""
+        return await self._run(self._processes.prepare(self._number, request, is_wanted))
 
     async def finish(
         self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]

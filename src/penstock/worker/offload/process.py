@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import structlog
 from pydantic import TypeAdapter
 
-from penstock.core.errors import PenstockError, from_code
+from penstock.core.errors import Cancelled, PenstockError, from_code
 from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
 from penstock.tasks.base import Prepared, TaskRequest
@@ -69,7 +69,8 @@ class TaskProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._free = list(slots)
-        self._queue: deque[asyncio.Future[_CallSlot]] = deque()  # calls without a slot; a worker's jobs bound them
+        # Calls without a slot, by task: each has its turn. A worker's jobs bound them.
+        self._queues: dict[int, deque[asyncio.Future[_CallSlot]]] = {}
         self._waiting: dict[int, asyncio.Future[Envelope | None]] = {}  # None: the process is lost
         self._numbers = itertools.count(1)
         self._inbox = Inbox()
@@ -97,7 +98,7 @@ class TaskProcess(asyncio.Protocol):
     @property
     def load(self) -> int:
         """Calls that it has not answered."""
-        return len(self._waiting) + len(self._queue)
+        return len(self._waiting) + sum(map(len, self._queues.values()))
 
     async def build(self, task: int, spec: TaskSpec) -> None:
         """A failure is kept in `built`: it fails the calls for this task, and nothing else."""
@@ -111,11 +112,11 @@ class TaskProcess(asyncio.Protocol):
         self.built.pop(task, None)
         await self._call("drop", {"task": task})
 
-    async def prepare(self, task: int, request: TaskRequest) -> Prepared:
+    async def prepare(self, task: int, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
         if (failure := self.built[task]) is not None:
             raise from_code(failure.code, failure.message, failure.fields)
         fields = {"task": task, "outputs": request.outputs, "parameters": dict(request.parameters)}
-        answer = await self._call("prepare", fields, request.inputs)
+        answer = await self._call("prepare", fields, request.inputs, is_wanted)
         prepared = read_prepared(answer.fields["prepared"], answer.tensors)
         if answer.fields["is_held"]:
             prepared.context = RemoteContext(self, answer.fields["call"])
@@ -171,14 +172,23 @@ class TaskProcess(asyncio.Protocol):
         for future in self._waiting.values():
             if not future.done():
                 future.set_result(None)
-        while self._queue:
-            self._queue.popleft().set_exception(ProcessLost())
+        while (waiter := self._next_waiter()) is not None:
+            waiter.set_exception(ProcessLost())
 
     # --- calls
 
-    async def _call(self, kind: str, fields: dict[str, Any], tensors: Sequence[Tensor] = ()) -> Message:
+    async def _call(
+        self,
+        kind: str,
+        fields: dict[str, Any],
+        tensors: Sequence[Tensor] = (),
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> Message:
         """Must not be cancelled: until the answer is there, the process may read and write the call's slot."""
-        slot = await self._take_slot()
+        slot = await self._take_slot(fields.get("task", 0))
+        if not is_wanted():
+            self._give_slot(slot)
+            raise Cancelled("nobody waits for this request any more")
         number = next(self._numbers)
         answered: asyncio.Future[Envelope | None] = self._loop.create_future()
         self._waiting[number] = answered
@@ -206,20 +216,29 @@ class TaskProcess(asyncio.Protocol):
             raise ProcessLost
         self._transport.write(packed)
 
-    async def _take_slot(self) -> _CallSlot:
+    async def _take_slot(self, task: int) -> _CallSlot:
         if self.ended.is_set():
             raise ProcessLost
         if self._free:
             return self._free.pop()
         waiter: asyncio.Future[_CallSlot] = self._loop.create_future()
-        self._queue.append(waiter)
+        self._queues.setdefault(task, deque()).append(waiter)
         return await waiter
 
     def _give_slot(self, slot: _CallSlot) -> None:
-        if self._queue:
-            self._queue.popleft().set_result(slot)
+        if (waiter := self._next_waiter()) is not None:
+            waiter.set_result(slot)
         elif not self.ended.is_set():
             self._free.append(slot)
+
+    def _next_waiter(self) -> "asyncio.Future[_CallSlot] | None":
+        for task, queue in self._queues.items():
+            waiter = queue.popleft()
+            del self._queues[task]
+            if queue:
+                self._queues[task] = queue  # behind the others
+            return waiter
+        return None
 
 
 async def _copy(size_bytes: int, copy: Callable[[Arena], T], arena: Arena) -> T:

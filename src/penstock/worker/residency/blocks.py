@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import Action, Assigned, Why
 from penstock.worker.residency.survey import survey
+from penstock.worker.running.preparation import PreparedRoom
 from penstock.worker.running.runner import WorkerTools
 
 log = structlog.get_logger()
@@ -66,8 +66,7 @@ class Blocks:
             str, BlockDescription
         ] = {}  # blocks out of memory: as they were in it, or as their folders say
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="task")
-        self._tools = WorkerTools(self._pool, metrics, traces)
+        self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._placement = TaskPlacement(config.worker.task_processes, task_workers)
         self._is_leaving = False
@@ -149,7 +148,6 @@ class Blocks:
         if ending:
             await asyncio.wait(ending, timeout=CLOSE_S)
         await self._placement.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     # --- what is decided

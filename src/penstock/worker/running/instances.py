@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.core.errors import EngineFailed, PenstockError, message_of
+from penstock.core.errors import EngineFailed, PenstockError, message_of, without_trace
 from penstock.core.tensors import Array
 from penstock.worker.running.batcher import Batch
 
@@ -97,6 +97,8 @@ class InstanceThreads:
             else:
                 errand, done = work
                 is_heard = self._tell(done, _problem(errand, instance))
+                del errand, done
+            del work  # it would be kept until the next comes
             if not is_heard:
                 return
 
@@ -117,5 +119,5 @@ def _problem(errand: Errand, instance: int) -> str:
 
 def as_engine_failure(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
-        return error
+        return without_trace(error)
     return EngineFailed(f"the model failed on this input: {type(error).__name__}: {error}")

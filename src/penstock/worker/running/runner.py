@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import inf
 
@@ -24,7 +23,7 @@ from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher, QueuedPiece
 from penstock.worker.running.counts import BlockCounts
 from penstock.worker.running.instances import BatchOutcome, Execution, InstanceThreads
-from penstock.worker.running.preparation import Preparation
+from penstock.worker.running.preparation import Preparation, PreparedCalls, PreparedRoom
 
 now = time.monotonic
 
@@ -38,7 +37,7 @@ MAX_PROBES = 64  # that wait for one answer; the oldest beyond are not told
 class WorkerTools:
     """What a worker's blocks share."""
 
-    pool: Executor  # for tasks that take their time
+    room: PreparedRoom  # for what is prepared
     metrics: WorkerMetrics
     traces: Traces
 
@@ -61,7 +60,8 @@ class BlockRunner:
         self.statistics = self.counts.statistics
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
-        self._preparation = Preparation(loaded.task, tools.pool, tasks, self._prepared, self._end)
+        calls = PreparedCalls(self._prepared, self._end)
+        self._preparation = Preparation(description.block_id, loaded.task, tools.room, tasks, calls)
         self._instances = InstanceThreads(description.model, description.instances, execution.run, self._ran)
         self._jobs: dict[WorkerJob, None] = {}
         self._running = 0  # batches handed out
@@ -93,6 +93,7 @@ class BlockRunner:
         if not job.is_gone:
             self.counts.cancelled.inc()
             self._forget(job)
+            self._preparation.cancel(job)
 
     def allow(self, job: WorkerJob, credits: int) -> None:
         """Nothing waits for credits where each job has one answer."""
@@ -102,6 +103,7 @@ class BlockRunner:
         jobs = [job for job in self._jobs if not job.has_started]
         for job in jobs:
             self._forget(job)
+            self._preparation.cancel(job)
         return jobs
 
     def probe(self, done: Callable[[str], None]) -> None:

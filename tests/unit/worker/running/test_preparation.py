@@ -1,7 +1,7 @@
 """A block's requests prepared and finished in task processes, as its runner asks for it."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import time
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from penstock.tasks.base import Prepared, TaskRequest
 from penstock.worker.job import WorkerJob
 from penstock.worker.offload.peer import start_process
 from penstock.worker.offload.pool import TaskProcesses
-from penstock.worker.running.preparation import Preparation
+from penstock.worker.running.preparation import Preparation, PreparedCalls, PreparedRoom
 from tests.unit.worker.offload.task_calls import NOWHERE, UPSCALE
 
 VECTORS = (TensorSpec("x", "FP32", (-1, 2)),)
@@ -28,29 +28,26 @@ class Bed:
         self.prepared: asyncio.Queue[tuple[WorkerJob, Prepared | PenstockError]] = asyncio.Queue()
         self.finished: asyncio.Queue[tuple[WorkerJob, list[Tensor] | PenstockError]] = asyncio.Queue()
         self.processes = TaskProcesses([start_process])
-        self.threads = ThreadPoolExecutor(1)
+        self.room = PreparedRoom(2**30)
 
     async def open(self, spec: TaskSpec) -> Preparation:
         task = build_task(spec)
         pool = await self.processes.open(spec)
-        return Preparation(
-            task,
-            self.threads,
-            pool,
+        calls = PreparedCalls(
             lambda job, outcome: self.prepared.put_nowait((job, outcome)),
             lambda job, outcome: self.finished.put_nowait((job, outcome)),
         )
+        return Preparation("blk", task, self.room, pool, calls)
 
     async def __aenter__(self) -> "Bed":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.processes.close()
-        self.threads.shutdown()
 
 
 def job(number: int, *inputs: Tensor) -> WorkerJob:
-    return WorkerJob(number, 1, TaskRequest(list(inputs), []), 60.0, lambda *_: None)
+    return WorkerJob(number, 1, TaskRequest(list(inputs), []), time.monotonic() + 60.0, lambda *_: None)
 
 
 def image(file: bytes) -> Tensor:

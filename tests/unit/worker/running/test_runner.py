@@ -1,6 +1,7 @@
 """A block's runner: jobs in, batches, answers out."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.core.settings import Batching
 from penstock.core.tensors import Tensor
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
+from penstock.tasks.tensor import TensorTask
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.runner import now
 from tests.worker_bed import Bed
@@ -127,6 +129,34 @@ async def test_a_model_whose_cost_may_jump_never_runs_on_the_loop() -> None:
         await made.wait(n + 1)
     assert made.engine.threads == {"m-0"}
     made.runner.close()
+
+
+class HeavyTask(TensorTask):
+    is_prepare_cheap = False
+
+    def weigh(self, request: TaskRequest) -> int:
+        return 2**25
+
+
+async def test_what_a_request_took_is_given_back_whatever_became_of_it() -> None:
+    """Without the collector: nothing may refer to it."""
+    bed = Bed(ModelSettings(), task=HeavyTask)
+    gc.disable()
+    try:
+        for number, value in enumerate((1.0, -1.0)):  # the second fails
+            bed.send(number, value)
+        await bed.wait(2)
+        bed.engine.gate.clear()
+        running = bed.send(2, 1.0)
+        await until(lambda: bed.engine.entered == 3)
+        bed.runner.cancel(running)
+        del running
+        bed.engine.gate.set()
+        bed.answers.clear()
+        await until(lambda: not bed.room._held)
+    finally:
+        gc.enable()
+        bed.close()
 
 
 async def test_close_closes_the_engine_after_its_threads() -> None:
