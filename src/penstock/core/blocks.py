@@ -47,6 +47,7 @@ class BlockView:
     reason: str
     routing: str = ""  # JSON of core.settings.Routing that stands before the model's own; empty: none
     has_served: bool = False  # since it was deployed
+    is_new: bool = False  # others of its model serve until every worker has it
 
 
 Listener = Callable[[Sequence[BlockView]], None]

@@ -43,7 +43,9 @@ class Catalogue:
 
     def look(self, now: float) -> None:
         """Sees which blocks are stuck: call it some times a second."""
-        self._readiness.look(self._dispatcher.activities(), now)
+        resident = {block_id for worker in self._dispatcher.workers() for block_id in worker.resident()}
+        activities = self._dispatcher.activities()
+        self._readiness.look({block_id: activities[block_id] for block_id in resident & activities.keys()}, now)
 
     def unreadiness(self) -> str:
         """Why no requests should be sent here; empty: they should."""

@@ -89,7 +89,9 @@ class Manager:
 
     def view(self) -> list[BlockView]:
         return [
-            BlockView(b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""), b.has_served)
+            BlockView(
+                b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""), b.has_served, b.is_new
+            )
             for b in self._registry.blocks()
         ]
 

@@ -45,8 +45,9 @@ class DeployedBlock:
     folder: str
     revision: int
     role: Role = Role.CHOSEN
-    replaces: tuple[str, ...] = ()  # blocks that stand in for it
-    has_served: bool = False  # since it was deployed, and not only beside those that it is to replace
+    is_new: bool = False  # others of its model serve: it is not asked before every worker has it
+    replaces: tuple[str, ...] = ()  # those of them that go then
+    has_served: bool = False  # since it was deployed, and no longer as a new one
     losses: int = 0  # workers that ended while they loaded it
     workers: dict[str, WorkerState] = field(default_factory=dict)
 
@@ -65,7 +66,7 @@ class DeployedBlock:
             return FAILED, LOST
         states = {LOADING if self._is_outdated(found) else found.state for found in self.workers.values()}
         reason = self.failure()
-        if self.replaces:  # it is not asked before every worker has it
+        if self.is_new:
             has_failed = FAILED in states and LOADING not in states
             return (FAILED, reason) if has_failed else (LOADING, "loading")
         if any(found.is_serving for found in self.workers.values()):
@@ -86,7 +87,8 @@ class DeployedBlock:
         return found.state is FAILED and found.revision < self.revision
 
     def withdraw(self) -> None:
-        self.role, self.replaces, self.has_served, self.losses = Role.WITHDRAWN, (), False, 0
+        self.role, self.has_served, self.losses = Role.WITHDRAWN, False, 0
+        self.is_new, self.replaces = False, ()
 
 
 class Registry:
@@ -100,9 +102,9 @@ class Registry:
         return list(self._blocks.values())
 
     def assigned(self) -> list[DeployedBlock]:
-        """What every worker should hold; what is to replace others comes after them."""
+        """What every worker should hold; what is new comes last."""
         wanted = [block for block in self._blocks.values() if block.is_wanted and not block.is_given_up]
-        return sorted(wanted, key=lambda block: bool(block.replaces))
+        return sorted(wanted, key=lambda block: block.is_new)
 
     def of_model(self, model: str) -> list[DeployedBlock]:
         return [block for block in self._blocks.values() if block.model == model]
@@ -116,7 +118,7 @@ class Registry:
             if block.block_id in chosen:
                 continue
             if block.is_wanted and block.has_served:
-                block.role, block.replaces = Role.STANDS_IN, ()
+                block.role = Role.STANDS_IN
             else:
                 block.withdraw()
         for each in versions:
@@ -143,7 +145,7 @@ class Registry:
                 del block.workers[worker]
                 continue
             block.workers[worker] = new
-            if block.is_wanted and not block.replaces and (new.is_serving or new.state is DORMANT):
+            if block.is_wanted and not block.is_new and (new.is_serving or new.state is DORMANT):
                 block.has_served = True
         if is_changed:
             self._advance()
@@ -153,7 +155,7 @@ class Registry:
         self._workers.discard(worker)
         for block in self._blocks.values():
             left = block.workers.pop(worker, None)
-            if left is not None and left.state is LOADING and block.replaces:
+            if left is not None and left.state is LOADING and block.is_new:
                 block.losses += 1
         self._advance()
 
@@ -185,28 +187,28 @@ class Registry:
         known.folder, known.revision, known.role, known.losses = folder, self._revision, role, 0
 
     def _link(self, model: str) -> None:
-        blocks = self.of_model(model)
+        blocks = [block for block in self.of_model(model) if block.is_wanted]
         standing_in = tuple(block.block_id for block in blocks if block.role is Role.STANDS_IN)
+        has_others = bool(standing_in) or any(block.has_served for block in blocks)
         for block in blocks:
-            if block.role is Role.CHOSEN:
-                block.replaces = () if block.has_served else standing_in
+            block.is_new = block.role is Role.CHOSEN and not block.has_served and has_others
+            block.replaces = standing_in if block.is_new else ()
 
     def _advance(self) -> None:
         for model in {block.model for block in self._blocks.values() if block.is_wanted}:
-            self._replace(model)
+            self._take_up(model)
             self._fall_back(model)
 
-    def _replace(self, model: str) -> None:
-        """What was chosen has arrived: it takes over."""
+    def _take_up(self, model: str) -> None:
+        """What is new has arrived: it is asked from now on, and when all of it has, what stood in for it goes."""
         blocks = self.of_model(model)
         chosen = [block for block in blocks if block.role is Role.CHOSEN]
-        if not any(block.role is Role.STANDS_IN for block in blocks) or not all(map(self._has_arrived, chosen)):
-            return
+        has_all = all(map(self._has_arrived, chosen))
         for block in blocks:
-            if block.role is Role.STANDS_IN:
+            if block.role is Role.STANDS_IN and has_all:
                 block.withdraw()
-        for block in chosen:
-            block.replaces, block.has_served = (), True
+            elif block.is_new and (has_all or not block.replaces) and self._has_arrived(block):
+                block.is_new, block.replaces, block.has_served = False, (), True
 
     def _fall_back(self, model: str) -> None:
         """Nothing of the model loads: the next older version is tried."""

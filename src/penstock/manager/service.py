@@ -91,6 +91,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                     folder=block.folder,
                     revision=block.revision,
                     replaces=block.replaces,
+                    is_new=block.is_new,
                 )
                 for block in blocks
             ],

@@ -33,7 +33,8 @@ class Readiness:
         self._watches: dict[str, _Watch] = {}
 
     def look(self, activities: Mapping[str, BlockActivity], now: float) -> None:
-        """Call it some times a second."""
+        """Call it some times a second, with the blocks that are in memory: what is being loaded is not stuck."""
+        self._watches = {block_id: watch for block_id, watch in self._watches.items() if block_id in activities}
         for block_id, seen in activities.items():
             watch = self._watches.get(block_id)
             if watch is None:
@@ -52,14 +53,16 @@ class Readiness:
             if awaited:
                 return f"{_name(awaited[0])} is being loaded"
             self._has_settled = True
+        serving = {view.model for view in wanted if view.block_id in held}
         for view in wanted:
-            if view.has_served and view.block_id not in held:
+            is_replaced = view.state is BlockState.FAILED and view.model in serving  # another version stands in for it
+            if view.has_served and view.block_id not in held and not is_replaced:
                 return f"{_name(view)} has no worker"
             if view.block_id in held and self.is_stuck(view.block_id):
                 stuck_s = self._watches[view.block_id].stuck_s
                 return f"{_name(view)} has answered none of its requests for {stuck_s:.0f} s"
         has_failed = any(view.state is BlockState.FAILED for view in wanted)
-        return "no model could be loaded" if has_failed and not any(view.block_id in held for view in wanted) else ""
+        return "no model could be loaded" if has_failed and not serving else ""
 
     def _follow(self, watch: _Watch, seen: BlockActivity, now: float) -> None:
         passed_s, watch.looked = now - watch.looked, now
@@ -81,7 +84,8 @@ class Readiness:
 
 
 def _is_settled(view: BlockView, held: Collection[str]) -> bool:
-    return view.state is BlockState.FAILED or (view.state in SERVABLE and view.block_id in held)
+    is_there = view.state in SERVABLE and view.block_id in held
+    return is_there or view.is_new or view.state is BlockState.FAILED
 
 
 def _name(view: BlockView) -> str:

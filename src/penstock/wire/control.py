@@ -60,7 +60,14 @@ class RemoteControl:
                     self._listener(
                         [
                             BlockView(
-                                b.block_id, b.model, b.version, BlockState(b.state), b.reason, b.routing, b.has_served
+                                b.block_id,
+                                b.model,
+                                b.version,
+                                BlockState(b.state),
+                                b.reason,
+                                b.routing,
+                                b.has_served,
+                                b.is_new,
                             )
                             for b in view.blocks
                         ]

@@ -119,7 +119,7 @@ class Worker:
         self._meet(assignment.gateways)
         self._blocks.assign(
             [
-                Assigned(b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces))
+                Assigned(b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces), b.is_new)
                 for b in assignment.blocks
             ]
         )

@@ -257,6 +257,27 @@ def test_versions_that_stay_are_not_in_doubt_while_others_come_and_go() -> None:
     assert cluster.states() == {"1": UNLOADED, "2": READY, "3": READY}
 
 
+def test_a_version_beside_others_is_asked_when_every_worker_has_it() -> None:
+    cluster = Cluster("w1", "w2")
+    cluster.deploy(1)
+    cluster.serve(1)
+    cluster.deploy(1, 2)
+    (new,) = [block for block in cluster.registry.assigned() if block.is_new]
+    assert (new.version, new.replaces) == ("2", ())
+    cluster.say("w1", 2, READY)
+    assert cluster.states() == {"1": READY, "2": LOADING}
+    cluster.say("w2", 2, READY)
+    assert cluster.states() == {"1": READY, "2": READY}
+
+
+def test_versions_that_come_together_at_the_start_are_asked_as_they_come() -> None:
+    cluster = Cluster("w1", "w2")
+    cluster.deploy(1, 2)
+    cluster.say("w1", 1, READY)
+    cluster.say("w1", 2, READY)
+    assert cluster.states() == {"1": READY, "2": READY}
+
+
 def test_what_never_served_does_not_stand_in() -> None:
     cluster = Cluster("w")
     cluster.deploy(1)

@@ -1,5 +1,7 @@
 """When the server is ready: scripts of what a gateway sees of its blocks."""
 
+from dataclasses import replace
+
 from penstock.core.blocks import BlockState, BlockView
 from penstock.router.slots import BlockActivity
 from penstock.serving.readiness import Readiness
@@ -27,6 +29,13 @@ def test_it_is_ready_when_the_first_models_have_settled() -> None:
     assert "model 'm' version 1" in readiness.problem(views, set()), "no worker has come yet"
     assert "model 'n' version 1 is being loaded" in readiness.problem(views, {"blk-m1"})
     assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+
+
+def test_a_gateway_that_starts_while_a_version_is_replaced_does_not_wait_for_the_new_one() -> None:
+    readiness = Readiness()
+    new = replace(view(2, LOADING), is_new=True)
+    assert "version 1 is being loaded" in readiness.problem([view(), new], set())
+    assert readiness.problem([view(), new], {"blk-m1"}) == ""
 
 
 def test_a_model_that_never_loaded_is_failed_and_nothing_more() -> None:
@@ -65,6 +74,13 @@ def test_a_block_that_served_and_has_no_worker_makes_it_unready_until_one_comes(
     views = [view(), view(model="n", state=FAILED, has_served=True)]
     assert readiness.problem(views, {"blk-m1"}) == "model 'n' version 1 has no worker"
     assert readiness.problem([view(), view(model="n")], {"blk-m1", "blk-n1"}) == ""
+
+
+def test_an_older_version_that_stands_in_for_one_that_was_lost_is_enough() -> None:
+    readiness = settled(view(2))
+    lost = view(2, FAILED, has_served=True)
+    assert readiness.problem([lost], set()) == "model 'm' version 2 has no worker"
+    assert readiness.problem([lost, view(1)], {"blk-m1"}) == ""
 
 
 # --- whether requests are answered
@@ -153,6 +169,14 @@ def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
     assert block.look(in_hand=0, unanswered=1)
     assert block.pass_time(29)
     assert not block.pass_time(2)
+
+
+def test_what_leaves_the_memory_is_not_stuck_while_it_is_loaded_again() -> None:
+    block = Block()
+    block.look(in_hand=3, waiting=1)
+    assert block.pass_time(11)
+    block.readiness.look({}, block.now)
+    assert not block.readiness.is_stuck("blk-m1")
 
 
 def test_a_model_may_say_that_it_does_not_matter() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.pb.v1 import job_pb2 as v1_dot_job__pb2
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x10v1/manager.proto\x12\x0bpenstock.v1\x1a\x0cv1/job.proto\"W\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.BlockState\"c\n\nBlockState\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x12\n\nis_serving\x18\x05 \x01(\x08\"L\n\nAssignment\x12\x10\n\x08gateways\x18\x01 \x03(\t\x12,\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1c.penstock.v1.BlockAssignment\"w\n\x0f\x42lockAssignment\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x10\n\x08replaces\x18\x06 \x03(\t\"4\n\x0cWatchRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"5\n\x0b\x43lusterView\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.penstock.v1.BlockView\"\x81\x01\n\tBlockView\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07routing\x18\x06 \x01(\t\x12\x12\n\nhas_served\x18\x07 \x01(\x08\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x0cLoadResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\"\x1e\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"7\n\x0eUnloadResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\"3\n\x11SetRoutingRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07routing\x18\x02 \x01(\t\";\n\x12SetRoutingResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure2\xda\x02\n\x07Manager\x12@\n\x06\x41ttach\x12\x19.penstock.v1.WorkerReport\x1a\x17.penstock.v1.Assignment(\x01\x30\x01\x12>\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x18.penstock.v1.ClusterView0\x01\x12;\n\x04Load\x12\x18.penstock.v1.LoadRequest\x1a\x19.penstock.v1.LoadResponse\x12\x41\n\x06Unload\x12\x1a.penstock.v1.UnloadRequest\x1a\x1b.penstock.v1.UnloadResponse\x12M\n\nSetRouting\x12\x1e.penstock.v1.SetRoutingRequest\x1a\x1f.penstock.v1.SetRoutingResponseb\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x10v1/manager.proto\x12\x0bpenstock.v1\x1a\x0cv1/job.proto\"W\n\x0cWorkerReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.penstock.v1.BlockState\"c\n\nBlockState\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\x04\x12\x12\n\nis_serving\x18\x05 \x01(\x08\"L\n\nAssignment\x12\x10\n\x08gateways\x18\x01 \x03(\t\x12,\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x1c.penstock.v1.BlockAssignment\"\x87\x01\n\x0f\x42lockAssignment\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\x12\x10\n\x08revision\x18\x05 \x01(\x04\x12\x10\n\x08replaces\x18\x06 \x03(\t\x12\x0e\n\x06is_new\x18\x07 \x01(\x08\"4\n\x0cWatchRequest\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x10\n\x08\x65ndpoint\x18\x02 \x01(\t\"5\n\x0b\x43lusterView\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.penstock.v1.BlockView\"\x91\x01\n\tBlockView\x12\x10\n\x08\x62lock_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x0f\n\x07routing\x18\x06 \x01(\t\x12\x12\n\nhas_served\x18\x07 \x01(\x08\x12\x0e\n\x06is_new\x18\x08 \x01(\x08\"\x1c\n\x0bLoadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"5\n\x0cLoadResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\"\x1e\n\rUnloadRequest\x12\r\n\x05model\x18\x01 \x01(\t\"7\n\x0eUnloadResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\"3\n\x11SetRoutingRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07routing\x18\x02 \x01(\t\";\n\x12SetRoutingResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure2\xda\x02\n\x07Manager\x12@\n\x06\x41ttach\x12\x19.penstock.v1.WorkerReport\x1a\x17.penstock.v1.Assignment(\x01\x30\x01\x12>\n\x05Watch\x12\x19.penstock.v1.WatchRequest\x1a\x18.penstock.v1.ClusterView0\x01\x12;\n\x04Load\x12\x18.penstock.v1.LoadRequest\x1a\x19.penstock.v1.LoadResponse\x12\x41\n\x06Unload\x12\x1a.penstock.v1.UnloadRequest\x1a\x1b.penstock.v1.UnloadResponse\x12M\n\nSetRouting\x12\x1e.penstock.v1.SetRoutingRequest\x1a\x1f.penstock.v1.SetRoutingResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +38,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BLOCKSTATE']._serialized_end=235
   _globals['_ASSIGNMENT']._serialized_start=237
   _globals['_ASSIGNMENT']._serialized_end=313
-  _globals['_BLOCKASSIGNMENT']._serialized_start=315
-  _globals['_BLOCKASSIGNMENT']._serialized_end=434
-  _globals['_WATCHREQUEST']._serialized_start=436
-  _globals['_WATCHREQUEST']._serialized_end=488
-  _globals['_CLUSTERVIEW']._serialized_start=490
-  _globals['_CLUSTERVIEW']._serialized_end=543
-  _globals['_BLOCKVIEW']._serialized_start=546
-  _globals['_BLOCKVIEW']._serialized_end=675
-  _globals['_LOADREQUEST']._serialized_start=677
-  _globals['_LOADREQUEST']._serialized_end=705
-  _globals['_LOADRESPONSE']._serialized_start=707
-  _globals['_LOADRESPONSE']._serialized_end=760
-  _globals['_UNLOADREQUEST']._serialized_start=762
-  _globals['_UNLOADREQUEST']._serialized_end=792
-  _globals['_UNLOADRESPONSE']._serialized_start=794
-  _globals['_UNLOADRESPONSE']._serialized_end=849
-  _globals['_SETROUTINGREQUEST']._serialized_start=851
-  _globals['_SETROUTINGREQUEST']._serialized_end=902
-  _globals['_SETROUTINGRESPONSE']._serialized_start=904
-  _globals['_SETROUTINGRESPONSE']._serialized_end=963
-  _globals['_MANAGER']._serialized_start=966
-  _globals['_MANAGER']._serialized_end=1312
+  _globals['_BLOCKASSIGNMENT']._serialized_start=316
+  _globals['_BLOCKASSIGNMENT']._serialized_end=451
+  _globals['_WATCHREQUEST']._serialized_start=453
+  _globals['_WATCHREQUEST']._serialized_end=505
+  _globals['_CLUSTERVIEW']._serialized_start=507
+  _globals['_CLUSTERVIEW']._serialized_end=560
+  _globals['_BLOCKVIEW']._serialized_start=563
+  _globals['_BLOCKVIEW']._serialized_end=708
+  _globals['_LOADREQUEST']._serialized_start=710
+  _globals['_LOADREQUEST']._serialized_end=738
+  _globals['_LOADRESPONSE']._serialized_start=740
+  _globals['_LOADRESPONSE']._serialized_end=793
+  _globals['_UNLOADREQUEST']._serialized_start=795
+  _globals['_UNLOADREQUEST']._serialized_end=825
+  _globals['_UNLOADRESPONSE']._serialized_start=827
+  _globals['_UNLOADRESPONSE']._serialized_end=882
+  _globals['_SETROUTINGREQUEST']._serialized_start=884
+  _globals['_SETROUTINGREQUEST']._serialized_end=935
+  _globals['_SETROUTINGRESPONSE']._serialized_start=937
+  _globals['_SETROUTINGRESPONSE']._serialized_end=996
+  _globals['_MANAGER']._serialized_start=999
+  _globals['_MANAGER']._serialized_end=1345
 # @@protoc_insertion_point(module_scope)

@@ -40,20 +40,22 @@ class Assignment(_message.Message):
     def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ...) -> None: ...
 
 class BlockAssignment(_message.Message):
-    __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces")
+    __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces", "is_new")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
     folder: str
     revision: int
     replaces: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_new: bool
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("gateway_id", "endpoint")
@@ -70,7 +72,7 @@ class ClusterView(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ...) -> None: ...
 
 class BlockView(_message.Message):
-    __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served")
+    __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +80,7 @@ class BlockView(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     HAS_SERVED_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
@@ -85,7 +88,8 @@ class BlockView(_message.Message):
     reason: str
     routing: str
     has_served: bool
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ...) -> None: ...
+    is_new: bool
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model",)

@@ -3,9 +3,9 @@
 A block that is not in memory may be dormant: its jobs are taken, and the first of them has it loaded. One block is
 loaded at a time. Under a budget, blocks that nobody uses make room, the least recently used first; where that does not
 suffice, a load waits until another block falls idle. A reload of a block that serves needs no room: for the moment
-both its revisions are in memory, whatever the budget. So for a version that replaces another: it is loaded beside it,
-even where it is lazy, so that it is known to load before the other goes. What is no longer wanted takes jobs until
-none has come for a moment: gateways hear of it one after the other.
+both its revisions are in memory, whatever the budget. So for a version that replaces another. A new version of a model
+that serves is loaded even where it is lazy, so that it is known to load before it is asked. What is no longer wanted
+takes jobs until none has come for a moment: gateways hear of it one after the other.
 """
 
 from collections.abc import Iterable, Sequence
@@ -131,11 +131,11 @@ class Residency:
         elif held.is_resident:
             self._line[block.block_id] = _Want(Why.RELOAD, may_evict=False)
         elif block.block_id not in self._line and not self._is_loading(block.block_id):
-            if outlook.is_lazy and not block.replaces:
+            if outlook.is_lazy and not block.is_new:
                 actions.append(self._rest(held))
             else:
                 # At the start the blocks are loaded while they fit. One that somebody loads anew may have its room.
-                is_asked_for = not is_first or bool(block.replaces)
+                is_asked_for = not is_first or block.is_new
                 until = now + outlook.max_waiting_s if is_asked_for else inf
                 self._line[block.block_id] = _Want(Why.START, is_asked_for, until)
         return actions + self._advance(now)
@@ -203,7 +203,7 @@ class Residency:
                 continue
             del self._line[block_id]
             held = self.held[block_id]
-            if held.block.replaces and held.state is BlockState.LOADING:  # it must be known to load
+            if held.block.is_new and held.state is BlockState.LOADING:
                 actions.append(self._fail(held, NO_ROOM))
             elif held.state is not BlockState.DORMANT:
                 actions.append(self._rest(held))

@@ -20,6 +20,7 @@ class Assigned:
     folder: str
     revision: int
     replaces: tuple[str, ...] = field(default=(), compare=False)  # blocks that serve until every worker has this one
+    is_new: bool = field(default=False, compare=False)  # it must be known to load, even where it is lazy
 
 
 @dataclass(frozen=True, slots=True)

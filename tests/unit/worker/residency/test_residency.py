@@ -16,7 +16,8 @@ LAZY = Outlook(is_lazy=True, files_bytes=10)
 
 
 def block(name: str = "a", revision: int = 1, *replaces: str) -> Assigned:
-    return Assigned(f"blk-{name}", name, "1", f"/models/{name}", revision, tuple(f"blk-{each}" for each in replaces))
+    replaced = tuple(f"blk-{each}" for each in replaces)
+    return Assigned(f"blk-{name}", name, "1", f"/models/{name}", revision, replaced, is_new=bool(replaces))
 
 
 def deploy(residency: Residency, outlook: Outlook, *names: str, now: float = 0.0) -> list[Action]:
