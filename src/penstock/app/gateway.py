@@ -137,7 +137,7 @@ class Gateway:
             self._live,
             memory,
         )
-        self._http = http_server(app, limits)
+        self._http = http_server(app, limits, self._admission)
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self._watch(catalogue), name="gateway-watch"),

@@ -29,6 +29,18 @@ class Limits(Section):
     max_prepared_bytes: Annotated[int, Field(ge=1024 * 1024)] = 1024 * 1024 * 1024  # in one worker; half for one model
     max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
+    max_header_bytes: Annotated[int, Field(ge=1024)] = (
+        64 * 1024
+    )  # of one HTTP request with its first line, or gRPC call
+    max_headers: Annotated[int, Field(ge=16)] = 256  # of one HTTP request
+    header_timeout_s: Annotated[float, Field(gt=0)] = 20.0  # from a request's first byte to the end of its headers
+    body_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # without a byte of a body that is not whole
+    message_timeout_s: Annotated[float, Field(gt=0)] = 300.0  # until a request is whole
+    answer_timeout_s: Annotated[float, Field(gt=0)] = 60.0  # without a byte of an answer being taken
+    idle_timeout_s: Annotated[float, Field(gt=0)] = 75.0  # of an HTTP connection, between requests
+    max_connections: Annotated[int, Field(ge=1)] = 16_384  # to one gateway, of each protocol
+    max_connection_calls: Annotated[int, Field(ge=1)] = 1024  # on one gRPC connection at once
+    client_share: Annotated[float, Field(gt=0, le=1)] = 0.8  # of connections, requests and bytes, for one address
     session_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of both, what may wait in sessions for earlier requests
 
 

@@ -5,6 +5,8 @@ PenstockError
 │   ├── UnknownModel        no such model, version or block
 │   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
 │   ├── InvalidImage        bytes that are not an image we read, or a bomb
+│   ├── HeadersTooLarge     too many headers, or too long ones
+│   ├── TooSlow             it stopped coming before it was whole
 │   ├── SessionError        out of its session's order, or its session has ended
 │   ├── Forbidden           not to this caller, or not on this server: a setting says who and what
 │   └── UnknownHost         it is for a host that this server does not answer to
@@ -61,6 +63,14 @@ class InvalidTensor(InvalidRequest):
 
 class InvalidImage(InvalidRequest):
     code = "invalid_image"
+
+
+class HeadersTooLarge(InvalidRequest):
+    code = "headers_too_large"
+
+
+class TooSlow(InvalidRequest):
+    code = "too_slow"
 
 
 class SessionError(InvalidRequest):

@@ -45,6 +45,7 @@ class InferRequest:
     timeout_s: float | None = None  # what the caller has left; None: the model's own
     traceparent: str = ""
     protocol: str = "grpc"
+    client: str = ""  # the address that it came from
     size_bytes: int = 0
     controls: Controls = PLAIN
 

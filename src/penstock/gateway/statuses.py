@@ -12,6 +12,8 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "unknown_model": (grpc.StatusCode.NOT_FOUND, 404),
     "invalid_tensor": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "invalid_image": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "headers_too_large": (grpc.StatusCode.RESOURCE_EXHAUSTED, 431),
+    "too_slow": (grpc.StatusCode.DEADLINE_EXCEEDED, 408),
     "session_error": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "forbidden": (grpc.StatusCode.PERMISSION_DENIED, 403),
     "unknown_host": (grpc.StatusCode.INVALID_ARGUMENT, 421),

@@ -1,16 +1,29 @@
 """What may come in: limits on one request and on all that are inside. Decides; never acts."""
 
+from collections.abc import Hashable
+from math import ceil
+
 from penstock.core.config import Limits
 from penstock.core.errors import Draining, Overloaded, RequestTooLarge
 from penstock.core.requests import InferRequest
+
+# What may come of a message before it is seen to be too large.
+LAST_PART_BYTES = 1024 * 1024
 
 
 class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._shares: dict[str, list[int]] = {}  # of clients' addresses: requests and bytes inside
+        self._most_requests = ceil(limits.client_share * limits.max_inflight_requests)
+        # One request always fits.
+        self._most_bytes = max(int(limits.client_share * limits.max_inflight_bytes), limits.max_message_bytes)
         self.inflight_bytes = 0
         self.inflight_requests = 0
         self.is_draining = False
+        held_bytes = max(limits.max_inflight_bytes // 4, limits.max_message_bytes + LAST_PART_BYTES)
+        self.coming = HeldBytes(held_bytes)  # of requests that are not whole yet
+        self.unsent = HeldBytes(held_bytes)  # of answers that their clients have not taken yet
 
     def admit(self, request: InferRequest) -> None:
         """Raises, or counts the request in; then `release` must follow."""
@@ -25,6 +38,16 @@ class Admission:
             raise Overloaded(f"{self.inflight_requests} requests are in flight already; try again later")
         if self.inflight_bytes + size > limits.max_inflight_bytes:
             raise Overloaded(f"{self.inflight_bytes} bytes of requests are in flight already; try again later")
+        share = self._shares.get(request.client)
+        if share is None:
+            share = self._shares[request.client] = [0, 0]
+        elif share[0] >= self._most_requests or share[1] + size > self._most_bytes:
+            raise Overloaded(
+                f"{share[0]} requests with {share[1]} bytes are in flight from your address already, its share "
+                "(limits.client_share) of what this server takes; try again later"
+            )
+        share[0] += 1
+        share[1] += size
         self.inflight_requests += 1
         self.inflight_bytes += size
 
@@ -39,3 +62,41 @@ class Admission:
     def release(self, request: InferRequest) -> None:
         self.inflight_requests -= 1
         self.inflight_bytes -= request.size_bytes
+        share = self._shares[request.client]
+        share[0] -= 1
+        share[1] -= request.size_bytes
+        if not share[0]:
+            del self._shares[request.client]
+
+
+class HeldBytes:
+    """What is held for clients who are slow to send or to take the rest. Beyond its bound, who has held longest goes:
+    one who comes at speed is not kept out by those who stall."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._held: dict[Hashable, int] = {}
+        self.bytes = 0
+
+    def add(self, holder: Hashable, size: int) -> list[Hashable]:
+        """Returns who must go, the holder itself perhaps; they hold nothing any more."""
+        self._held[holder] = self._held.get(holder, 0) + size
+        self.bytes += size
+        gone: list[Hashable] = []
+        while self.bytes > self._max_bytes:
+            longest = next(iter(self._held))
+            self.drop(longest)
+            gone.append(longest)
+        return gone
+
+    def take(self, holder: Hashable, size: int) -> None:
+        """A part of what it holds is on its way; nothing where it holds nothing any more."""
+        left = self._held.get(holder, 0) - size
+        if left > 0:
+            self._held[holder] = left
+            self.bytes -= size
+        else:
+            self.drop(holder)
+
+    def drop(self, holder: Hashable) -> None:
+        self.bytes -= self._held.pop(holder, 0)

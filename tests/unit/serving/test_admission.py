@@ -6,11 +6,11 @@ from penstock.core.config import Limits
 from penstock.core.errors import Draining, Overloaded, RequestTooLarge
 from penstock.core.requests import InferRequest
 from penstock.core.tensors import Tensor
-from penstock.serving.admission import Admission
+from penstock.serving.admission import Admission, HeldBytes
 
 
-def request(size: int = 10, rows: int = 1) -> InferRequest:
-    return InferRequest("m", [Tensor("x", "FP32", (rows, 1), b"")], size_bytes=size)
+def request(size: int = 10, rows: int = 1, client: str = "") -> InferRequest:
+    return InferRequest("m", [Tensor("x", "FP32", (rows, 1), b"")], size_bytes=size, client=client)
 
 
 def test_inflight_bytes_and_requests_are_bounded_and_given_back() -> None:
@@ -46,3 +46,36 @@ def test_draining_refuses_all() -> None:
     admission.is_draining = True
     with pytest.raises(Draining):
         admission.admit(request())
+
+
+def test_one_address_has_a_share() -> None:
+    limits = Limits(max_message_bytes=1024, max_inflight_bytes=10_000, max_inflight_requests=10, client_share=0.5)
+    admission = Admission(limits)
+    mine = [request(client="mine") for _ in range(5)]
+    for each in mine:
+        admission.admit(each)
+    with pytest.raises(Overloaded, match="your address"):
+        admission.admit(request(client="mine"))
+    other = request(client="other")
+    admission.admit(other)
+    for each in [*mine, other]:
+        admission.release(each)
+    for each in [request(1000, client="mine") for _ in range(5)]:
+        admission.admit(each)
+    with pytest.raises(Overloaded, match="your address"):
+        admission.admit(request(1000, client="mine"))
+
+
+def test_who_holds_longest_makes_room() -> None:
+    held = HeldBytes(100)
+    assert held.add("first", 40) == []
+    assert held.add("second", 40) == []
+    assert held.add("first", 10) == []
+    assert held.add("third", 60) == ["first"]
+    held.take("second", 10)
+    assert held.bytes == 90
+    held.take("second", 30)
+    held.take("first", 10)
+    assert held.bytes == 60
+    assert held.add("vast", 101) == ["third", "vast"]
+    assert held.bytes == 0

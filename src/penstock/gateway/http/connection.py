@@ -10,53 +10,56 @@ import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from penstock.gateway.http.bounded import BoundedProtocol, Phase
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.oip.infer import HttpAnswer, InferEndpoint
+from penstock.gateway.turnstile import Turnstile
 
 INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 # Larger bodies come in parts and want to be refused before they are read.
 PLAIN_BYTES = 64 * 1024
+PLAIN_HEADERS = 16  # what has more is counted first
 # Headers that ask for more than the short way has.
 UNUSUAL = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site")
 
 
-class InferProtocol(HttpToolsProtocol):
-    def __init__(self, endpoint: InferEndpoint, doorman: Doorman, **options: Any) -> None:
-        super().__init__(**options)
+class InferProtocol(BoundedProtocol):
+    def __init__(self, endpoint: InferEndpoint, doorman: Doorman, turnstile: Turnstile, **options: Any) -> None:
+        super().__init__(turnstile, **options)
         self._endpoint = endpoint
         self._doorman = doorman
         self._inference: asyncio.Task[None] | None = None
 
-    def on_message_begin(self) -> None:
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-
     def on_headers_complete(self) -> None:
         request = self._plain_request()
-        if request is not None:
+        if request is None:
+            super().on_headers_complete()
+        else:
+            self._phase = Phase.BODY
             self.cycle = request  # type: ignore[assignment]
-            return
-        url, headers, expect = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
-        self.headers.extend(headers)
-        self.url, self.expect_100_continue = url, expect
-        super().on_headers_complete()
-        if self.parser.should_upgrade() and self._should_upgrade():
-            self.cycle = None  # type: ignore[assignment]  # not what was answered before on this connection
 
     def on_body(self, body: bytes) -> None:
         request: Any = self.cycle
-        if type(request) is _PlainRequest:
-            request.body = request.body + body if request.body else body
-        else:
+        if type(request) is not _PlainRequest:
             super().on_body(body)
+        else:
+            request.body = request.body + body if request.body else body
+
+    def still_coming(self, framing_bytes: int) -> None:
+        request: Any = self.cycle
+        if type(request) is _PlainRequest:
+            more = len(request.body) - self._body_bytes
+            self._body_bytes += more
+            self.hold(more)
+        else:
+            super().still_coming(framing_bytes)
 
     def on_message_complete(self) -> None:
         request: Any = self.cycle
         if type(request) is _PlainRequest:
+            self.came_whole()
             task = self._inference = self.loop.create_task(self._infer(request))
             self.tasks.add(task)  # the server waits for them when it stops
             task.add_done_callback(self.tasks.discard)
@@ -70,6 +73,8 @@ class InferProtocol(HttpToolsProtocol):
 
     def _plain_request(self) -> "_PlainRequest | None":
         found = INFER.fullmatch(self.url)
+        if self._is_bulky or self._header_bytes or len(self.headers) > PLAIN_HEADERS:
+            return None
         if found is None or self.parser.get_method() != b"POST" or self.parser.get_http_version() != "1.1":
             return None
         before: Any = self.cycle

@@ -4,10 +4,16 @@ import asyncio
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode, Frame
 
 from penstock.gateway.streams.websocket import LEAVING
+from penstock.gateway.turnstile import Outlet, Turnstile
 
 NOT_TEXT = 1007
+STEP_BYTES = 4096  # parsed at once: as many as seven hundred frames
+FRAGMENTS = 64  # that a message may have, however small; those beyond must have FRAGMENT_BYTES each
+FRAGMENT_BYTES = 1024
+CONTROLS = 64  # pings and pongs that a peer may send in a second
 _NO_HANDSHAKE_BODY = b'{"error": "this is not the handshake of a WebSocket"}'
 NO_HANDSHAKE = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -16,16 +22,89 @@ NO_HANDSHAKE = (
 
 
 class StreamProtocol(WebSocketsSansIOProtocol):
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, turnstile: Turnstile, **options: Any) -> None:
         super().__init__(**options)
+        self._turnstile = turnstile
+        self._address: str | None = None  # once it is let in
         self._heard_at = 0.0
+        self._outlet = Outlet(self.loop.time())
+        self._unparsed = b""  # while what was parsed waits to be taken
+        self._step_bytes = STEP_BYTES
+        self._fragment_bytes = 0
+        self._controls = 0
+        self._controls_since = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        address = self.client[0] if self.client else ""
+        if self._turnstile.let_in(address):
+            self._address = address
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unparsed = b""
+        self._turnstile.unsent.drop(self)
+        if self._address is not None:
+            self._turnstile.left(self._address)
+            self._address = None
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self.loop.time()
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:  # uvicorn would leave it unanswered
-            self.transport.write(b"".join(self.conn.data_to_send()) or NO_HANDSHAKE)
-            self.transport.close()
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        self._parse()
+
+    def _parse(self) -> None:
+        """Step by step: what a peer says in a few bytes may take long to read. Goes on when a message is taken."""
+        while self._unparsed and not self.read_paused and not self.transport.is_closing():
+            step, self._unparsed = self._unparsed[: self._step_bytes], self._unparsed[self._step_bytes :]
+            super().data_received(step)
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:  # uvicorn would not answer
+                self.transport.write(b"".join(self.conn.data_to_send()) or NO_HANDSHAKE)
+                self.transport.close()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._unparsed:
+            self._parse()
+        return message
+
+    def handle_events(self) -> None:
+        """Large frames are parsed in large steps."""
+        is_busy = len(self.conn.events) > 1
+        self._step_bytes = STEP_BYTES if is_busy else min(2 * self._step_bytes, 256 * 1024)
+        super().handle_events()
+
+    def handle_cont(self, event: Frame) -> None:
+        self._fragment_bytes += len(event.data)
+        count = len(self.frames)
+        if count > FRAGMENTS and self._fragment_bytes < (count - FRAGMENTS) * FRAGMENT_BYTES:
+            self._fail(f"a message may have {FRAGMENTS} fragments, and more only of {FRAGMENT_BYTES} bytes each")
+        else:
+            super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        if self._may_control():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._may_control():
+            super().handle_pong(event)
+
+    def _may_control(self) -> bool:
+        if self._heard_at - self._controls_since > 1.0:
+            self._controls, self._controls_since = 0, self._heard_at
+        self._controls += 1
+        if self._controls > CONTROLS or not self.writable.is_set():
+            self._fail(f"{CONTROLS} pings and pongs in a second are enough, and the answers must be read")
+            return False
+        return True
+
+    def _fail(self, reason: str) -> None:
+        if self.transport.is_closing():
+            return
+        self.frames = []
+        self.conn.fail(CloseCode.POLICY_VIOLATION, reason)
+        self.handle_parser_exception()
 
     def keepalive_timeout(self) -> None:
         """A pong waits behind the messages that are not read while the window is full: that is no dead peer."""
@@ -36,6 +115,7 @@ class StreamProtocol(WebSocketsSansIOProtocol):
             super().keepalive_timeout()
 
     def send_receive_event_to_app(self) -> None:
+        self._fragment_bytes = 0
         if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
             self.frames = []
             self.conn.fail(NOT_TEXT, "a text message must be UTF-8")
@@ -47,6 +127,25 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # refused, with an answer: else uvicorn logs that none was given
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        for connection in self._turnstile.unsent.add(self, self.transport.get_write_buffer_size()):
+            connection.give_up()  # type: ignore[attr-defined]
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._turnstile.unsent.drop(self)
+
+    def give_up(self) -> None:
+        """Its answers are not taken, and others need the room."""
+        self.transport.abort()
+
+    def look(self, now: float) -> None:
+        """Now and then."""
+        patience_s = self._turnstile.limits.answer_timeout_s
+        if self._outlet.is_stuck(self.transport.get_write_buffer_size(), now, patience_s):
+            self.transport.abort()
 
     def shutdown(self) -> None:
         """Tells the edge, which answers what is inside and then closes."""

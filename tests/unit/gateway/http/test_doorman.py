@@ -165,7 +165,7 @@ async def test_allowed_origins_are_told_so(served: Served) -> None:
 async def listening(served: Served) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
     """A server with its own connections, and how to say something to it."""
     door = socket.create_server(("127.0.0.1", 0))
-    server = http_server(served.app, Limits())
+    server = http_server(served.app, Limits(), served.admission)
     task = asyncio.create_task(server.serve(sockets=[door]))
 
     async def say(message: bytes) -> bytes:

@@ -3,13 +3,17 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from websockets.asyncio.client import connect
 
-from penstock.gateway.streams.websocket_protocol import StreamProtocol
+from penstock.core.config import Limits
+from penstock.gateway.streams.websocket_protocol import CONTROLS, FRAGMENTS, StreamProtocol
+from penstock.gateway.turnstile import Turnstile
+from penstock.serving.admission import Admission
 
 WAIT_S = 10.0
 PING_S = 0.05
@@ -17,19 +21,20 @@ HANDSHAKE = (
     b"GET / HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
 )
+TURNSTILE = Turnstile(Limits(), Admission(Limits()), lambda error: None, 100)
 App = Callable[..., Awaitable[None]]
 
 
 @asynccontextmanager
-async def serving(app: App) -> AsyncIterator[int]:
+async def serving(app: App, ping_s: float = PING_S) -> AsyncIterator[int]:
     config = uvicorn.Config(
         app,
         loop="none",
         lifespan="off",
         log_config=None,
-        ws=StreamProtocol,
-        ws_ping_interval=PING_S,
-        ws_ping_timeout=2 * PING_S,
+        ws=cast(type[asyncio.Protocol], partial(StreamProtocol, TURNSTILE)),
+        ws_ping_interval=ping_s,
+        ws_ping_timeout=2 * ping_s,
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -91,3 +96,79 @@ async def test_what_is_no_handshake_is_answered() -> None:
                 heard = await reader.read()
             assert heard.startswith(b"HTTP/1.1 4"), (message[:200], heard[:200])
             writer.close()
+
+
+def frame(opcode: int, data: bytes = b"", is_final: bool = True) -> bytes:
+    """As a client sends it, short and masked with nothing."""
+    return bytes([opcode | (0x80 if is_final else 0), 0x80 | len(data)]) + bytes(4) + data
+
+
+FRAGMENT, TEXT, PING, PONG = 0, 1, 9, 10
+FLOODS = {
+    "fragments": (frame(TEXT, b"a", is_final=False), frame(FRAGMENT, b"a", is_final=False)),
+    "empty fragments": (frame(TEXT, is_final=False), frame(FRAGMENT, is_final=False)),
+    "pings": (b"", frame(PING, b"are you there?")),
+    "pongs": (b"", frame(PONG)),
+}
+
+
+async def test_floods_of_small_frames_end_the_connection() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await echo_after(0.0, receive, send)
+
+    async def flood(port: int, frames: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(frames)
+        heard = b""
+        with suppress(ConnectionError):
+            while part := await reader.read(65536):
+                heard += part
+        writer.close()
+        return heard
+
+    async with serving(app) as port, asyncio.timeout(WAIT_S):
+        few = await asyncio.gather(*(flood(port, first + more * 80) for first, more in FLOODS.values()))
+        many = await asyncio.gather(*(flood(port, first + more * 20_000) for first, more in FLOODS.values()))
+    for what, answer in zip(FLOODS, few, strict=True):
+        assert (1008).to_bytes(2, "big") in answer, what
+    for answer in many:  # who does not listen may not hear why
+        assert answer.count(b"are you there?") < 1000
+
+
+async def test_fragments_and_pings_of_a_usual_peer_are_taken() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await echo_after(0.0, receive, send)
+
+    async with serving(app, WAIT_S) as port, connect(f"ws://127.0.0.1:{port}", proxy=None, max_size=None) as connection:
+        async with asyncio.timeout(WAIT_S):
+            await connection.send(["a"] * FRAGMENTS)
+            assert await connection.recv() == "a" * FRAGMENTS
+            await connection.send(["a" * 16_384] * 1000)
+            assert len(await connection.recv()) == 16_384_000
+            for _ in range(CONTROLS // 2):
+                await (await connection.ping())
+
+
+async def test_messages_wait_unparsed_until_those_before_are_taken() -> None:
+    waiting: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        queue = receive.__self__.queue
+        await receive()
+        await send({"type": "websocket.accept"})
+        for _ in range(20_000):
+            assert (await receive())["type"] == "websocket.receive"
+            waiting.append(queue.qsize())
+        await send({"type": "websocket.close"})
+
+    async with serving(app, WAIT_S) as port, asyncio.timeout(WAIT_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HANDSHAKE)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(frame(TEXT) * 20_000)
+        await reader.read(1)
+        writer.close()
+    assert len(waiting) == 20_000
+    assert max(waiting) < 2000

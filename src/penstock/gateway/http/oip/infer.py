@@ -76,8 +76,11 @@ class InferEndpoint:
             log.exception("bug", where="rest")
             return _refusal(InternalError(BUG))
 
-    def _turn_away(self, error: PenstockError) -> HttpAnswer:
+    def turned_away(self, error: PenstockError) -> None:
         self._serving.turned_away("rest", error)
+
+    def _turn_away(self, error: PenstockError) -> HttpAnswer:
+        self.turned_away(error)
         return _refusal(error)
 
     def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
