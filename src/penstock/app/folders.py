@@ -22,10 +22,13 @@ LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's 
 @contextmanager
 def run_folder() -> Iterator[Path]:
     """A temporary folder, gone with the server; those of servers that were killed go at the next start."""
-    parent = Path(tempfile.gettempdir())
-    _remove_left(parent)
+    try:
+        parent = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.strerror}: free some space, or set TMPDIR to another folder") from error
     if len(os.fsencode(parent)) > LONGEST_PARENT:
         raise ConfigError(f"{parent}: the path is too long for sockets; set TMPDIR to a shorter one")
+    _remove_left(parent)
     try:
         folder = Path(tempfile.mkdtemp(prefix=RUN_PREFIX, dir=parent))
         lock = _lock_new(folder)

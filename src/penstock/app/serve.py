@@ -16,9 +16,6 @@ from penstock.app.ports import reserve_port
 from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
 from penstock.app.supervisor import Supervisor
 from penstock.core.config import Config
-from penstock.manager.manager import Manager
-from penstock.manager.service import serve_manager
-from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.logs import start_logs
 from penstock.telemetry.metrics import SupervisorMetrics, forget_gauges, share_metrics
 
@@ -51,9 +48,10 @@ async def _run_roles(
 ) -> None:
     places.write_config(config)
     http_port, grpc_port = _reserve_ports(config, stack)
-    await _open_manager(config, places, stack)
     supervisor = _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
+    await asyncio.sleep(0)  # the children start, and wait for the manager if they are faster
+    await _open_manager(config, places, stack)
     if not await _until_open(supervisor, stop):
         return
     host = f"[{config.host}]" if ":" in config.host else config.host
@@ -75,6 +73,11 @@ def _reserve_ports(config: Config, stack: AsyncExitStack) -> tuple[int, int]:
 
 
 async def _open_manager(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> None:
+    # Imported only now: the children do the same meanwhile.
+    from penstock.manager.manager import Manager
+    from penstock.manager.service import serve_manager
+    from penstock.storage.metadata_sqlite import SqliteMetadata
+
     metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
     stack.push_async_callback(metadata.close)
     manager = Manager(config.models, metadata)

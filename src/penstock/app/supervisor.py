@@ -70,7 +70,9 @@ class Supervisor:
 
     async def close(self) -> None:
         """Ends at once what still runs."""
-        await self.stop(self.names(), 0.0)
+        self._stopping.update(self._keepers)
+        self._signal(self.names(), signal.SIGKILL)
+        await self.stop(self.names(), KILLED_S)
         self._watching.cancel()
         if self._opened.done():
             self._opened.exception()  # nobody may have waited for it
@@ -87,32 +89,38 @@ class Supervisor:
         backoff = Backoff(self._settings.restart_backoff_s, self._settings.restart_backoff_max_s)
         while name not in self._stopping:
             started = loop.time()
-            code = await self._run(name, command)
+            pid, code = await self._run(name, command)
             why = "stopped" if name in self._stopping else "hung" if name in self._hung else "died"
             self._hung.discard(name)
-            self._on_exit(name, why)
+            self._tell(name, why)
             if why == "stopped":
                 return
             self._keeps_shut(name, InternalError(f"{name} ended ({code}) before it was open; its log says why"))
             wait_s = backoff.died(loop.time() - started)
-            log.error("died", process=name, exit_code=code, restart_in_s=round(wait_s, 2))
+            log.error("died", process=name, pid=pid, exit_code=code, restart_in_s=round(wait_s, 2))
             await asyncio.sleep(wait_s)
 
-    async def _run(self, name: str, command: Sequence[str]) -> int | str:
-        """One life of the process; returns its exit code, or why it could not be started."""
+    def _tell(self, name: str, why: str) -> None:
+        try:
+            self._on_exit(name, why)
+        except Exception:
+            log.exception("not_told", process=name)  # whatever it was, the process is started again
+
+    async def _run(self, name: str, command: Sequence[str]) -> tuple[int, int | str]:
+        """One life of the process; returns its id and its exit code, or why it could not be started."""
         try:
             tether = Tether(partial(self._heard, name))
         except OSError as error:  # no descriptor is free: perhaps later
-            return str(error)
+            return 0, str(error)
         try:
             process = self._processes[name] = await self._start(command, tether)
             log.info("started", process=name, pid=process.pid)
             self._liveness.started(name)
             if name in self._stopping:  # that was asked for meanwhile
                 self._signal([name], signal.SIGTERM)
-            return await process.wait()
+            return process.pid, await process.wait()
         except OSError as error:  # no memory for one more process
-            return str(error)
+            return 0, str(error)
         finally:
             tether.close()
             self._liveness.ended(name)
@@ -148,11 +156,17 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TURN_S)
-            looks = {name: look for name, pid in self.pids().items() if (look := _look(pid))}
-            for hang in self._liveness.turn(loop.time(), looks):
-                self._exchange(hang)
-            if os.getpid() == 1 and not self._starting:
-                _reap_orphans(set(self.pids().values()))
+            try:
+                self._turn(loop.time())
+            except Exception:
+                log.exception("watch_failed")  # a watch that ended would see nothing any more
+
+    def _turn(self, now: float) -> None:
+        looks = {name: look for name, pid in self.pids().items() if (look := _look(pid))}
+        for hang in self._liveness.turn(now, looks):
+            self._exchange(hang)
+        if os.getpid() == 1 and not self._starting:
+            _reap_orphans(set(self.pids().values()))
 
     def _exchange(self, hang: Hang) -> None:
         """Nothing that it could still say is wanted: a stopped process would hear nothing gentler."""

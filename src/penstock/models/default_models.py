@@ -34,10 +34,12 @@ def with_default_models(config: Config, show_work: ShowWork = nullcontext) -> De
 def seed(packaged: Path, repository: Path, show_work: ShowWork = nullcontext) -> str:
     """Adds the models that are not there, and changes none that is. Returns what to do for those left out."""
     try:
-        repository.mkdir(parents=True, exist_ok=True)
+        repository.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the data directory, its owner's alone
+        repository.mkdir(exist_ok=True)
         for source in sorted(packaged.iterdir()):
             if source.name != MINILM and not (repository / source.name).exists():
                 shutil.copytree(source, repository / source.name)
+                _make_private(repository / source.name)
         return _seed_minilm(packaged / MINILM, repository / MINILM, show_work)
     except OSError as error:
         raise ConfigError(f"{repository}: the packaged models cannot be copied there: {error.strerror}") from error
@@ -60,4 +62,10 @@ def _seed_minilm(source: Path, target: Path, show_work: ShowWork) -> str:
         convert(weights, target / "1")
     # Last: a folder is a model once it has this file.
     shutil.copyfile(source / "model.yaml", target / "model.yaml")
+    _make_private(target)
     return ""
+
+
+def _make_private(model: Path) -> None:
+    for file in model.rglob("*"):
+        file.chmod(0o700 if file.is_dir() else 0o600)

@@ -17,13 +17,15 @@ RETRY_S = 0.5
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
+# It is on this machine: one that was not there just now may be there at once.
+MANAGER_CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 class RemoteControl:
     """Implements core.blocks.Control, and watches the cluster for as long as it is open."""
 
     def __init__(self, address: str, gateway_id: str, endpoint: str, listener: Listener) -> None:
-        self._channel = grpc.aio.insecure_channel(address)
+        self._channel = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
         self._stub = manager_pb2_grpc.ManagerStub(self._channel)
         self._request = pb.WatchRequest(gateway_id=gateway_id, endpoint=endpoint)
         self._listener = listener
@@ -56,7 +58,7 @@ class RemoteControl:
         """While the manager is away, the last view stands."""
         while True:
             try:
-                async for view in self._stub.Watch(self._request):
+                async for view in self._stub.Watch(self._request, wait_for_ready=True):
                     self._listener(
                         [
                             BlockView(

@@ -19,6 +19,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
+from penstock.wire.control import MANAGER_CHANNEL
 from penstock.wire.forms import encode_description
 from penstock.wire.sockets import host_identity
 from penstock.worker.job import WorkerJob
@@ -84,9 +85,9 @@ class Worker:
         """Attaches, and attaches again when the manager was away; the blocks serve on meanwhile."""
         while True:
             try:
-                async with grpc.aio.insecure_channel(self._manager) as channel:
+                async with grpc.aio.insecure_channel(self._manager, options=MANAGER_CHANNEL) as channel:
                     stub = manager_pb2_grpc.ManagerStub(channel)
-                    async for assignment in stub.Attach(self._reports()):
+                    async for assignment in stub.Attach(self._reports(), wait_for_ready=True):
                         self._assigned(assignment)
             except grpc.aio.AioRpcError as error:
                 log.debug("manager_away", error=error.details())

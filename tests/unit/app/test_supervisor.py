@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from benchmarks.waiting import until
 from penstock.app.supervisor import Supervisor
@@ -101,6 +102,18 @@ async def test_a_command_that_cannot_be_started_is_tried_again(
 ) -> None:
     supervisor.keep("nothing", ["/no/such/program"])
     await until(lambda: len(exits) > 1, "it is tried again")
+
+
+async def test_whoever_is_told_of_an_end_cannot_keep_the_process_away(exits: list[tuple[str, str]]) -> None:
+    def tell(name: str, why: str) -> None:
+        exits.append((name, why))
+        raise RuntimeError("told badly")
+
+    supervisor = Supervisor(SETTINGS, tell)
+    with capture_logs():
+        supervisor.keep("brief", [sys.executable, "-c", "pass"])
+        await until(lambda: len(exits) > 1, "it is started again")
+        await supervisor.close()
 
 
 async def _pid(supervisor: Supervisor, other_than: int) -> int:

@@ -55,9 +55,16 @@ def test_with_weights_minilm_is_built(packaged: Path, tmp_path: Path) -> None:
     assert seed(packaged, tmp_path / "models") == ""
     assert (tmp_path / "models" / "minilm" / "1" / "model.onnx").read_bytes() == b"converted"
     assert (tmp_path / "models" / "minilm" / "model.yaml").is_file()
+    files = [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
 @pytest.mark.usefixtures("weights")
+def test_the_data_directory_is_its_owners_alone(packaged: Path, tmp_path: Path) -> None:
+    seed(packaged, tmp_path / "data" / "models")
+    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o700
+
+
 def test_what_is_there_is_not_touched(packaged: Path, tmp_path: Path) -> None:
     for model in ("srcnn", "minilm"):
         shutil.copytree(packaged / model, tmp_path / "models" / model)
