@@ -23,7 +23,7 @@ MODEL = "session_counter"
 SESSIONS = 32
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("stateful")
     shutil.copytree(ROOT / "tests/data/python_models" / MODEL, folder / "models" / MODEL)
@@ -88,6 +88,24 @@ async def test_a_session_goes_on_with_its_state_or_is_lost_with_its_worker(serve
     await until_seen(lambda: ready(server).get(victim, before[victim]) != before[victim], "the worker is back", WAIT_S)
     following = await asyncio.gather(*(go_on(stub, name, 4) for name in names if name not in lost))
     assert following == [(10, [1, 2, 3, 4])] * len(kept)  # a worker that comes back takes nobody's session
+
+
+async def test_a_session_does_not_go_on_with_another_model(server: ServerProcess, stub: Any) -> None:
+    names = [f"outlived-{number}" for number in range(4)]
+    folder = server.models / MODEL
+    for told in (
+        "its worker is gone and with it the model's state",
+        "another version of the model has taken its place",
+    ):
+        await asyncio.gather(*(stub.ModelInfer(step(name, 1, is_start=True), timeout=WAIT_S) for name in names))
+        await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name=MODEL), timeout=WAIT_S)
+        outcomes = await asyncio.gather(*(go_on(stub, name, 2) for name in names))
+        assert all(told in outcome for outcome in outcomes if isinstance(outcome, str)), outcomes
+        assert all(isinstance(outcome, str) for outcome in outcomes), outcomes
+        shutil.copytree(folder / "1", folder / "2", dirs_exist_ok=True)
+    anew = await stub.ModelInfer(step(names[0], 1, is_start=True), timeout=WAIT_S)
+    assert seen(anew) == (1, [1])
+    assert anew.model_version == "2"
 
 
 async def go_on(stub: Any, session: str, seq_no: int = 3) -> tuple[int, list[int]] | str:

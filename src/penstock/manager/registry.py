@@ -94,6 +94,7 @@ class DeployedBlock:
 class Registry:
     def __init__(self) -> None:
         self._blocks: dict[str, DeployedBlock] = {}
+        self._models: dict[str, list[DeployedBlock]] = {}  # the same by model
         self._spares: dict[str, list[Chosen]] = {}  # by model: what may stand in where nothing serves, best first
         self._workers: set[str] = set()
         self._revision = 0
@@ -107,7 +108,7 @@ class Registry:
         return sorted(wanted, key=lambda block: block.is_new)
 
     def of_model(self, model: str) -> list[DeployedBlock]:
-        return [block for block in self._blocks.values() if block.model == model]
+        return self._models.get(model, [])
 
     def deploy(self, model: str, folder: str, versions: Sequence[Chosen], spares: Sequence[Chosen] = ()) -> int:
         """These versions of the model are wanted, loaded anew where they were; its others go when these are there."""
@@ -133,23 +134,23 @@ class Registry:
 
     def worker_reported(self, worker: str, states: Iterable[tuple[str, WorkerState]]) -> bool:
         """Returns whether anything changed."""
-        is_changed = worker not in self._workers
+        is_first = worker not in self._workers
         self._workers.add(worker)
+        changed = set(self._models) if is_first else set()
         reported = dict(states)
         for block in self._blocks.values():
             new = reported.get(block.block_id)
             if block.workers.get(worker) == new:
                 continue
-            is_changed = True
+            changed.add(block.model)
             if new is None:
                 del block.workers[worker]
                 continue
             block.workers[worker] = new
             if block.is_wanted and not block.is_new and (new.is_serving or new.state is DORMANT):
                 block.has_served = True
-        if is_changed:
-            self._advance()
-        return is_changed
+        self._advance(changed)
+        return is_first or bool(changed)
 
     def worker_left(self, worker: str) -> None:
         self._workers.discard(worker)
@@ -157,7 +158,7 @@ class Registry:
             left = block.workers.pop(worker, None)
             if left is not None and left.state is LOADING and block.is_new:
                 block.losses += 1
-        self._advance()
+        self._advance(self._models)
 
     def is_settled(self, model: str) -> bool:
         """Every worker has answered the newest revision of what was chosen, well or badly; what went has gone."""
@@ -184,6 +185,7 @@ class Registry:
         known = self._blocks.get(chosen.block_id)
         if known is None:
             known = self._blocks[chosen.block_id] = DeployedBlock(chosen.block_id, model, chosen.version, folder, 0)
+            self._models.setdefault(model, []).append(known)
         known.folder, known.revision, known.role, known.losses = folder, self._revision, role, 0
 
     def _link(self, model: str) -> None:
@@ -194,8 +196,8 @@ class Registry:
             block.is_new = block.role is Role.CHOSEN and not block.has_served and has_others
             block.replaces = standing_in if block.is_new else ()
 
-    def _advance(self) -> None:
-        for model in {block.model for block in self._blocks.values() if block.is_wanted}:
+    def _advance(self, models: Iterable[str]) -> None:
+        for model in models:
             self._take_up(model)
             self._fall_back(model)
 
@@ -214,7 +216,7 @@ class Registry:
         """Nothing of the model loads: the next older version is tried."""
         wanted = [block for block in self.of_model(model) if block.is_wanted]
         spares = self._spares.get(model)
-        if not spares or not self._workers or not all(self._has_failed(block) for block in wanted):
+        if not spares or not wanted or not all(map(self._has_failed, wanted)):
             return
         self._revision += 1
         self._want(spares.pop(0), model, wanted[0].folder, Role.STANDS_IN)
