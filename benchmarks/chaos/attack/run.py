@@ -12,7 +12,18 @@ from typing import Any
 import psutil
 
 from benchmarks.chaos import rollout
-from benchmarks.chaos.attack import connections, costly, doors, floods, hangs, parameters, places, versions, waiting
+from benchmarks.chaos.attack import (
+    connections,
+    costly,
+    decoding,
+    doors,
+    floods,
+    hangs,
+    parameters,
+    places,
+    versions,
+    waiting,
+)
 from benchmarks.chaos.attack.neighbours import Asked, Neighbours
 from benchmarks.chaos.attack.strike import Attack, Broken, Scene
 from benchmarks.chaos.malformed import add_models
@@ -22,6 +33,7 @@ from benchmarks.server import ServerProcess
 ATTACKS: tuple[Attack, ...] = (
     *parameters.ATTACKS,
     *costly.ATTACKS,
+    *decoding.ATTACKS,
     *floods.ATTACKS,
     *connections.ATTACKS,
     *waiting.ATTACKS,

@@ -28,6 +28,7 @@ from penstock.gateway.http.app import build_http_app
 from penstock.gateway.http.doorman import Doorman, machine_names
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.server import http_server
+from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.zmq import ZmqLane
@@ -63,6 +64,7 @@ class Gateway:
         self._serving_metrics = ServingMetrics(registry)
         self._router_metrics = RouterMetrics(registry)
         self._admission = Admission(config.limits)
+        self._large = LargeMessages(config.limits)
         self._resolver = Resolver()
         self._dispatcher = Dispatcher(
             config.data_plane.max_attempts,
@@ -124,7 +126,8 @@ class Gateway:
             max_request_bytes=limits.max_message_bytes,
             is_allowed=self._config.allow_shared_memory,
         )
-        self._grpc = GrpcServer(OipGrpc(self._serving, catalogue, memory), limits, SharedMemoryGrpc(memory))
+        edge = OipGrpc(self._serving, catalogue, memory, self._large)
+        self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory))
         port = await self._grpc.start(self._config.host, grpc_port)
         reader = SnapshotReader(self._metrics_folder)
         self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
@@ -136,6 +139,7 @@ class Gateway:
             Doorman(self._config, machine_names()),
             self._live,
             memory,
+            self._large,
         )
         self._http = http_server(app, limits, self._admission)
         self._tasks = [
@@ -169,6 +173,7 @@ class Gateway:
         await self._sessions.close()
         await self._cache.close()
         await self._dispatcher.stop()
+        self._large.close()
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:
         for block_id, error in gone.items():

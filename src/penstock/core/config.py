@@ -27,6 +27,12 @@ class Limits(Section):
     max_tokens: Annotated[int, Field(ge=1)] = 262_144  # of one request
     max_elements: Annotated[int, Field(ge=1)] = 1_000_000  # of one BYTES tensor
     max_prepared_bytes: Annotated[int, Field(ge=1024 * 1024)] = 1024 * 1024 * 1024  # in one worker; half for one model
+    max_tensors: Annotated[int, Field(ge=1)] = 1024  # inputs of one request, and outputs
+    max_parameters: Annotated[int, Field(ge=1)] = 1024  # of one request
+    max_values: Annotated[int, Field(ge=1024)] = 4 * 1024 * 1024  # of one request that are not raw bytes
+    max_keys: Annotated[int, Field(ge=1024)] = 256 * 1024  # of one request in JSON
+    max_control_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of one request that infers nothing
+    max_decoding_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # of large requests, in one gateway
     max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
     max_header_bytes: Annotated[int, Field(ge=1024)] = (

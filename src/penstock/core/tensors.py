@@ -1,7 +1,7 @@
 """Tensors as they travel: a name, a datatype, a shape and raw little-endian bytes."""
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, TypeVar
@@ -38,6 +38,7 @@ DATATYPES: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_T
 BYTES = "BYTES"
 _LENGTH = struct.Struct("<I").unpack_from
 MAX_RANK = 64
+PIECE = 64 * 1024  # elements
 MAX_ARRAY_BYTES = 2**63 - 1  # numpy counts no further, not even for an array without elements
 
 
@@ -105,6 +106,12 @@ def from_array(name: str, array: Array) -> Tensor:
     return Tensor(name, datatype, array.shape, data.view(np.uint8).data.cast("B") if data.size else b"")
 
 
+def pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Many values in parts: each conversion holds all other threads up, and takes memory beside what it gives."""
+    for start in range(0, len(values), PIECE):
+        yield values[start : start + PIECE]
+
+
 def unpack_bytes(tensor: Tensor) -> list[bytes]:
     """The elements of a BYTES tensor, as many as its shape says."""
     return _elements(tensor, bytes)
@@ -135,6 +142,8 @@ def _elements(tensor: Tensor, make: Callable[[Buffer], T]) -> list[T]:
 
 
 def pack_bytes(elements: Sequence[bytes | str]) -> bytes:
+    if len(elements) > PIECE:
+        return b"".join([pack_bytes(piece) for piece in pieces(elements)])
     parts = []
     for element in elements:
         raw = element.encode() if isinstance(element, str) else element

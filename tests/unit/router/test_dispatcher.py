@@ -93,7 +93,7 @@ async def test_the_ticker_survives_what_it_meets(bed: Bed) -> None:
     def fail(at: float) -> None:
         raise RuntimeError("a bug")
 
-    bed.dispatcher.add(SimpleNamespace(tick=fail, close=lambda: None))  # type: ignore[arg-type]
+    bed.dispatcher.add(SimpleNamespace(tick=fail, close=lambda: None))
     with pytest.raises(DeadlineExceeded):
         await bed.ask(timeout_s=0.1)
     with pytest.raises(DeadlineExceeded):

@@ -10,12 +10,15 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from penstock.core.config import Limits
 from penstock.core.error_text import EDGE_COST, shorten
-from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
+from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
-from penstock.gateway.grpc.oip_codec import decode_request, encode_response, find_targets
+from penstock.gateway.grpc.oip_codec import decode_request, decode_typed, encode_response, find_targets
+from penstock.gateway.grpc.oip_wire import TypedMessage, find_contents
+from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.stream import FINAL, RequestStream
@@ -25,55 +28,90 @@ from penstock.serving.serve import Serving
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
-HOT = "ModelInfer"
 # A client that matches answers by id may ask for them as they come, out of order.
 UNORDERED = "penstock-unordered"
-# Stands for a message that could not be parsed: gRPC itself would answer UNKNOWN, and never end the stream.
-UNREADABLE = pb.ModelInferRequest()
+# What readers make of a message: themselves where they may not parse it, an error where it cannot be parsed. gRPC
+# itself would answer that with UNKNOWN, and never end the stream.
+InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
+NO_MESSAGE = pb.ModelInferRequest()
 
 
 class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
-    def __init__(self, serving: Serving, catalogue: Catalogue, memory: SharedMemory | None = None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        catalogue: Catalogue,
+        memory: SharedMemory | None = None,
+        large: LargeMessages | None = None,
+    ) -> None:
         self._serving = serving
         self._catalogue = catalogue
         self._memory = memory
+        self._large = large or LargeMessages(Limits())
 
-    async def ModelInfer(self, message: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:  # noqa: N802
-        request, targets = self._decode(message, context, "grpc")
+    async def ModelInfer(self, message: InferMessage, context: Context) -> pb.ModelInferResponse:  # noqa: N802
+        if type(message) is not pb.ModelInferRequest:
+            message, request, targets = await self._decode_typed(message, context, "grpc")
+        else:
+            request, targets = self._decode(message, context, "grpc")
         return encode_response(await self._serving.serve(request), message, targets)
 
-    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:  # noqa: N802
+    async def ModelStreamInfer(self, messages: AsyncIterator[InferMessage], context: Context) -> None:  # noqa: N802
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
-        stream: RequestStream[pb.ModelInferRequest, pb.ModelStreamInferResponse] = RequestStream(
-            self._serving, partial(self._open_exchange, context), is_ordered, "grpc-stream"
-        )
+        stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(self._serving, is_ordered, "grpc-stream")
         try:
-            await stream.run(aiter(messages), context.write)
+            await stream.run(self._exchanges(messages, context), context.write)
         except grpc.aio.InternalError as error:  # an answer was on its way when the client left
             raise asyncio.CancelledError from error
 
-    def _open_exchange(self, context: Context, message: pb.ModelInferRequest) -> "_GrpcExchange":
+    async def _exchanges(
+        self, messages: AsyncIterator[InferMessage], context: Context
+    ) -> "AsyncIterator[_GrpcExchange]":
+        async for message in messages:
+            asked = message if type(message) is pb.ModelInferRequest else NO_MESSAGE
+            try:
+                if asked is NO_MESSAGE:
+                    asked, request, targets = await self._decode_typed(message, context, "grpc-stream")
+                else:
+                    request, targets = self._decode(asked, context, "grpc-stream")
+            except PenstockError as error:
+                yield _GrpcExchange(asked, error, NO_TARGETS, 0)
+            else:
+                yield _GrpcExchange(asked, request, targets, request.size_bytes)
+                del request, targets
+            del message, asked  # the next may be long in coming
+
+    async def _decode_typed(
+        self, message: InferMessage, context: Context, protocol: str
+    ) -> tuple[pb.ModelInferRequest, InferRequest, Targets]:
+        """What `_decode` gives, of a message that is not parsed yet; and what of it is needed for the answer."""
         try:
-            request, targets = self._decode(message, context, "grpc-stream")
+            if not isinstance(message, TypedMessage):
+                raise message if isinstance(message, PenstockError) else InvalidRequest("an unknown message")
+            parse = partial(decode_typed, message, protocol, self._memory, self._large.limits)
+            rest, request, targets = await self._large.decode(len(message.data), parse)
         except PenstockError as error:
-            return _GrpcExchange(message, error, NO_TARGETS, 0)
-        return _GrpcExchange(message, request, targets, request.size_bytes)
+            self._serving.turned_away(protocol, error)
+            raise
+        self._add_context(request, context)
+        return rest, request, targets
 
     def _decode(self, message: pb.ModelInferRequest, context: Context, protocol: str) -> tuple[InferRequest, Targets]:
         """The request, and where its outputs go that are not sent."""
-        if message is UNREADABLE:
-            raise InvalidRequest("the message is not an inference.ModelInferRequest")
         try:
-            request = decode_request(message, protocol, self._memory)
+            request = decode_request(message, protocol, self._memory, self._large.limits)
             targets = find_targets(message, self._memory) if message.outputs else NO_TARGETS
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
+        self._add_context(request, context)
+        return request, targets
+
+    def _add_context(self, request: InferRequest, context: Context) -> None:
         request.timeout_s = context.time_remaining()
         if self._serving.is_traced:
             found = dict(context.invocation_metadata() or ()).get("traceparent", "")
             request.traceparent = found if isinstance(found, str) else ""
-        return request, targets
 
     async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
         return pb.ServerLiveResponse(live=True)
@@ -132,7 +170,7 @@ class _GrpcExchange:
     targets: Targets
     size_bytes: int
 
-    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[pb.ModelStreamInferResponse, int]:
+    async def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[pb.ModelStreamInferResponse, int]:
         encoded = encode_response(response, self.message, self.targets)
         encoded.parameters[FINAL].bool_param = response.is_final  # on every answer, as Triton does
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
@@ -150,11 +188,11 @@ def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
     async def answer_or_abort(message: Any, context: Context) -> Any:
         try:
-            if message is UNREADABLE and name != HOT:  # which looks for itself
-                raise InvalidRequest("the message cannot be parsed as what this method takes")
             return await answer(message, context)
         except PenstockError as error:
             await _abort(context, error)
+        except grpc.aio.AbortError:
+            raise
         except Exception:
             log.exception("bug", where="grpc", method=name)
             await _abort(context, InternalError(BUG))
@@ -168,13 +206,45 @@ async def _abort(context: Context, error: PenstockError) -> None:
     )
 
 
-def forgiving(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Makes a message that cannot be parsed the caller's fault: gRPC would say UNKNOWN, and log a traceback."""
+def infer_reader(limits: Limits) -> Callable[[bytes], InferMessage]:
+    """Parses what is small, or has its tensors in raw bytes; what is large is looked over first."""
+    parse = pb.ModelInferRequest.FromString
 
-    def parse_or_mark(data: bytes) -> Any:
+    def read(data: bytes) -> InferMessage:
+        try:
+            if len(data) > LARGE_BYTES:
+                spans = find_contents(data, limits)
+                if sum(end - start for start, end in spans) > LARGE_BYTES:
+                    return TypedMessage(data, spans)
+            return parse(data)
+        except DecodeError:
+            return InvalidRequest("the message is not an inference.ModelInferRequest")
+        except PenstockError as error:
+            return error
+
+    return read
+
+
+def control_reader(parse: Callable[[bytes], Any], max_bytes: int) -> Callable[[bytes], Any]:
+    """Parses what methods take that infer nothing, and so need little."""
+
+    def read(data: bytes) -> Any:
+        if len(data) > max_bytes:
+            return RequestTooLarge(f"the message is over limits.max_control_bytes ({max_bytes}): send less")
         try:
             return parse(data)
         except DecodeError:
-            return UNREADABLE
+            return InvalidRequest("the message cannot be parsed as what this method takes")
 
-    return parse_or_mark
+    return read
+
+
+def understood(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Raises what a reader has made of a message that it could not read."""
+
+    async def answer_readable(message: Any, context: Context) -> Any:
+        if isinstance(message, PenstockError):
+            raise message
+        return await answer(message, context)
+
+    return answer_readable

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
-from penstock.core.errors import InvalidRequest, InvalidTensor
+from penstock.core.config import Limits
+from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.requests import InferRequest, InferResponse, Parameter
-from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes
+from penstock.core.tensors import BYTES, NUMPY_TYPES, Tensor, pack_bytes, pieces
+from penstock.gateway.grpc.oip_wire import TypedMessage, check_contents
 from penstock.gateway.shared_memory.region import NO_TARGETS, REGION, RegionPlace, RegionTarget, Targets, place_of
 from penstock.gateway.shared_memory.regions import SharedMemory, served
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -27,11 +30,20 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+LIMITS = Limits()  # where nobody says otherwise
 _PARAMETERS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
-def decode_request(message: pb.ModelInferRequest, protocol: str, memory: SharedMemory | None = None) -> InferRequest:
+def decode_request(
+    message: pb.ModelInferRequest, protocol: str, memory: SharedMemory | None = None, limits: Limits = LIMITS
+) -> InferRequest:
     inputs, raw = message.inputs, message.raw_input_contents
+    if max(len(inputs), len(message.outputs)) > limits.max_tensors or len(message.parameters) > limits.max_parameters:
+        raise RequestTooLarge(
+            f"the request has {len(inputs)} inputs, {len(message.outputs)} outputs and {len(message.parameters)} "
+            f"parameters, over limits.max_tensors ({limits.max_tensors}) or limits.max_parameters "
+            f"({limits.max_parameters}): send fewer"
+        )
     if raw and len(raw) == len(inputs):
         tensors = [Tensor(i.name, i.datatype, tuple(i.shape), data) for i, data in zip(inputs, raw, strict=True)]
         size = sum(map(len, raw))
@@ -54,6 +66,20 @@ def _names(outputs: Iterable[pb.ModelInferRequest.InferRequestedOutputTensor]) -
     if len(set(names)) != len(names):
         raise InvalidRequest("an output is asked for twice: name each of 'outputs' once")
     return names
+
+
+def decode_typed(
+    typed: TypedMessage, protocol: str, memory: SharedMemory | None, limits: Limits
+) -> tuple[pb.ModelInferRequest, InferRequest, Targets]:
+    """What is needed of a message for its answer, its request, and where the outputs go that are not sent."""
+    check_contents(typed, limits)
+    try:
+        message = pb.ModelInferRequest.FromString(typed.take())
+    except DecodeError as error:
+        raise InvalidRequest("the message is not an inference.ModelInferRequest") from error
+    rest = pb.ModelInferRequest(model_name=message.model_name, id=message.id)
+    rest.parameters.MergeFrom(message.parameters)
+    return rest, decode_request(message, protocol, memory, limits), find_targets(message, memory)
 
 
 def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> Targets:
@@ -100,8 +126,8 @@ def decode_parameters(parameters: Mapping[str, Any]) -> dict[str, Parameter]:
     for name, parameter in parameters.items():
         kind = parameter.WhichOneof("parameter_choice")
         if kind is not None:
-            found[name] = getattr(parameter, kind)
-            if kind == "uint64_param" and found[name] >= 2**63:
+            value = found[name] = getattr(parameter, kind)
+            if kind == "uint64_param" and value >= 2**63:
                 raise InvalidRequest(f"parameter '{name[:80]}' is over 2^63 - 1, which is the largest that is served")
     return found
 
@@ -144,8 +170,9 @@ def _from_contents(tensor: Any) -> Tensor:
     if tensor.datatype == BYTES:
         data = pack_bytes(values)
     else:
+        dtype = NUMPY_TYPES[tensor.datatype]
         try:
-            data = np.array(values, dtype=NUMPY_TYPES[tensor.datatype]).tobytes()
+            data = b"".join([np.array(piece, dtype=dtype).tobytes() for piece in pieces(values)])
         except (OverflowError, ValueError) as error:
             raise InvalidTensor(f"input '{tensor.name}' has values that {tensor.datatype} cannot hold") from error
     return Tensor(tensor.name, tensor.datatype, tuple(tensor.shape), data)

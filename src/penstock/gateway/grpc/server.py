@@ -1,24 +1,28 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from penstock.core.config import Limits
-from penstock.core.errors import ConfigError
-from penstock.gateway.grpc.oip import OipGrpc, forgiving, guarded
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, understood
+from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
-# Room for names, shapes and parameters beside the tensors, whose bytes admission counts exactly.
-ENVELOPE_BYTES = 1024 * 1024
+_HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+# These look themselves at what their reader gives.
+_INFER = (f"{SERVICE}.ModelInfer", f"{SERVICE}.ModelStreamInfer")
 Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 
 
@@ -33,11 +37,17 @@ class GrpcServer:
                 ("grpc.max_concurrent_streams", limits.max_inflight_requests),
             ]
         )
-        methods = {name: handler for servicer in (*further, edge) for name, handler in _methods_of(servicer)}
+        methods = {name: handler for servicer in (*further, edge) for name, handler in _methods_of(servicer, limits)}
         self._server.add_registered_method_handlers(SERVICE, methods)
         self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection((SERVICE,), self._server, pool=POOL)
+        self._add_small(_HEALTH, limits, Check=self._health.Check, Watch=self._health.Watch)
+        reflect = reflection.aio.ReflectionServicer((SERVICE,), pool=POOL).ServerReflectionInfo
+        self._add_small(_REFLECTION, limits, ServerReflectionInfo=partial(_stream, reflect))
+
+    def _add_small(self, service: Any, limits: Limits, **answers: Any) -> None:
+        """Adds a service that others wrote, with our bound on its messages and our errors."""
+        handlers = {name: _handler(service.methods_by_name[name], answers[name], limits) for name in answers}
+        self._server.add_registered_method_handlers(service.full_name, handlers)
 
     async def start(self, host: str, port: int) -> int:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -57,12 +67,34 @@ class GrpcServer:
         await self._server.stop(grace_s)
 
 
-def _methods_of(servicer: Servicer) -> Iterator[tuple[str, Any]]:
+def _methods_of(servicer: Servicer, limits: Limits) -> Iterator[tuple[str, Any]]:
     """What it has itself; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
     for method in _DESCRIPTOR.methods:
-        name = method.name
-        if getattr(type(servicer), name) is not getattr(Servicer, name):
-            parse, encode = GetMessageClass(method.input_type).FromString, GetMessageClass(method.output_type)
-            is_stream = method.client_streaming
-            make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.unary_unary_rpc_method_handler
-            yield name, make(guarded(name, getattr(servicer, name)), forgiving(parse), encode.SerializeToString)
+        if getattr(type(servicer), method.name) is not getattr(Servicer, method.name):
+            yield method.name, _handler(method, getattr(servicer, method.name), limits)
+
+
+def _handler(method: Any, answer: Any, limits: Limits) -> Any:
+    if method.full_name in _INFER:
+        read: Any = infer_reader(limits)
+    else:
+        read = control_reader(GetMessageClass(method.input_type).FromString, limits.max_control_bytes)
+        answer = answer if method.client_streaming else understood(answer)
+    if method.server_streaming:
+        streams = grpc.stream_stream_rpc_method_handler, grpc.unary_stream_rpc_method_handler
+        make = streams[0] if method.client_streaming else streams[1]
+    else:
+        make = grpc.unary_unary_rpc_method_handler
+    return make(guarded(method.name, answer), read, GetMessageClass(method.output_type).SerializeToString)
+
+
+async def _stream(answer: Any, messages: AsyncIterator[Any], context: Any) -> None:
+    async for answered in answer(_readable(messages), context):
+        await context.write(answered)
+
+
+async def _readable(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for message in messages:
+        if isinstance(message, PenstockError):
+            raise message
+        yield message

@@ -28,6 +28,7 @@ from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openapi import OPENAI, describe, json_answer, routes_of
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
+from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.websocket import websocket_routes
 from penstock.serving.serve import Serving
@@ -46,6 +47,7 @@ def build_http_app(
     doorman: Doorman,
     live: LiveStreams | None = None,
     memory: SharedMemory | None = None,
+    large: LargeMessages | None = None,
 ) -> "HttpApp":
     """Where there are no live streams, there is no live view either."""
     routed = FastAPI(
@@ -56,12 +58,13 @@ def build_http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    calls = RestCalls(serving, catalogue, limits)
+    large = large or LargeMessages(limits)
+    calls = RestCalls(serving, catalogue, limits, large)
     routed.include_router(routes_of(OipRest(catalogue, calls), "Open Inference Protocol"))
     routed.include_router(routes_of(OpenAiRest(calls, catalogue), "REST under /v1"))
     routed.include_router(routes_of(RerankRest(calls), "REST under /v1"))
     routed.include_router(routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations"))
-    routed.include_router(websocket_routes(serving, catalogue, limits, memory))
+    routed.include_router(websocket_routes(serving, catalogue, large, memory))
     if memory is not None:
         routed.include_router(routes_of(SharedMemoryRest(memory, calls), "Shared memory"))
     if live is not None:
@@ -71,7 +74,7 @@ def build_http_app(
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
     routed.add_exception_handler(Exception, _bug)
-    return HttpApp(InferEndpoint(serving, catalogue, limits, memory), routed, doorman, serving)
+    return HttpApp(InferEndpoint(serving, catalogue, limits, large, memory), routed, doorman, serving)
 
 
 class HttpApp:

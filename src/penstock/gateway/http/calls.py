@@ -1,22 +1,29 @@
 """Calls to routes: read within the limits, given a model that does the task, served while their client stays."""
 
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
+from fastapi.responses import Response
 from pydantic import BaseModel, ValidationError
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
 from penstock.gateway.http.message import Headers, content_type, parse_object, read_body
+from penstock.gateway.http.openapi import json_answer
+from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
+from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.serving.serve import Serving
 
 Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
 
 
 class RestCall:
@@ -36,26 +43,77 @@ class RestCall:
         is_plain = http_message.PRINTABLE.fullmatch(self.request_id.encode()) is not None
         return {"x-request-id": self.request_id} if is_plain else {}
 
-    def json(self, or_else: str = "") -> dict[str, Any]:
-        """The body's object; `or_else` names what the route takes beside JSON."""
-        if self.content_type not in ("", "application/json"):
-            raise InvalidRequest(f"content-type '{self.content_type[:80]}': send application/json{or_else}")
-        return parse_object(self.body)
+    def take_body(self) -> bytes:
+        """Once: nobody else holds it while the request is served."""
+        body, self.body = self.body, b""
+        return body
 
 
 class RestCalls:
     """Reads calls within the limits, finds their models, and serves them while their clients stay."""
 
-    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits) -> None:
+    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits, large: LargeMessages) -> None:
+        self.limits = limits
         self._serving = serving
         self._catalogue = catalogue
-        self._limits = limits
+        self._large = large
 
     async def body(self, request: Request) -> bytes:
-        return await read_body(dict(request.scope["headers"]), request.receive, self._limits.max_message_bytes)
+        """Of a call that infers nothing, and so has little to say."""
+        headers: Headers = dict(request.scope["headers"])
+        limit, declared = self.limits.max_control_bytes, headers.get(b"content-length", b"0")
+        if declared.isdigit() and len(declared) <= len(str(limit)) and int(declared) <= limit:
+            body = await read_body(headers, request.receive, self.limits.max_message_bytes)
+            if len(body) <= limit:
+                return body
+        raise RequestTooLarge(f"the body is over limits.max_control_bytes ({limit}): send less")
+
+    async def read_object(self, request: Request) -> dict[str, Any]:
+        """The object in the body of a call that infers nothing; no body is an empty one."""
+        body = await self.body(request)
+        return parse_object(body, self.limits) if body else {}
 
     async def read(self, request: Request) -> RestCall:
-        return RestCall(request, await self.body(request))
+        headers: Headers = dict(request.scope["headers"])
+        return RestCall(request, await read_body(headers, request.receive, self.limits.max_message_bytes))
+
+    async def json(self, call: RestCall, work: Callable[[dict[str, Any]], T], or_else: str = "") -> T:
+        """What `work` makes of the body's object; `or_else` names what the route takes beside JSON."""
+        if call.content_type not in ("", "application/json"):
+            raise InvalidRequest(f"content-type '{call.content_type[:80]}': send application/json{or_else}")
+        size_bytes = len(call.body)
+        return await self.off_loop(size_bytes, lambda: work(parse_object(call.take_body(), self.limits)))
+
+    async def form(self, call: RestCall) -> list[FormPart]:
+        kind = call.headers[b"content-type"]
+        return await self.off_loop(len(call.body), lambda: parse_multipart(kind, call.take_body()))
+
+    async def off_loop(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """Decodes a message of that size: at once where it is small."""
+        return work() if size_bytes <= LARGE_BYTES else await self._large.decode(size_bytes, work)
+
+    async def answer(self, call: RestCall, response: InferResponse, make: Callable[[], object]) -> Response:
+        """What `make` makes of the response, as JSON."""
+        size_bytes = sum([len(tensor.data) for tensor in response.outputs])
+        if size_bytes <= LARGE_BYTES:
+            return json_answer(make(), headers=call.answer_headers)
+        return await self._large.encode(size_bytes, lambda: json_answer(make(), headers=call.answer_headers))
+
+    def check_texts(self, key: str, texts: list[Any]) -> None:
+        """Each is a row: what no model would take is not looked at."""
+        if len(texts) > self.limits.max_rows:
+            raise RequestTooLarge(
+                f"'{key}' has {len(texts)} texts, over limits.max_rows ({self.limits.max_rows}): split the request"
+            )
+
+    @contextmanager
+    def turning_away(self) -> Iterator[None]:
+        """Around what comes before serving: its errors are counted like those of requests that were served."""
+        try:
+            yield
+        except PenstockError as error:
+            self._serving.turned_away("rest", error)
+            raise
 
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
         request.request_id = call.request_id = request.request_id or call.request_id

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import InvalidRequest, InvalidTensor
-from penstock.core.tensors import BYTES, ITEM_SIZES, MAX_RANK, NUMPY_TYPES, Array, Tensor, pack_bytes, unpack_bytes
+from penstock.core.tensors import (
+    BYTES,
+    ITEM_SIZES,
+    MAX_RANK,
+    NUMPY_TYPES,
+    PIECE,
+    Array,
+    Tensor,
+    pack_bytes,
+    pieces,
+    unpack_bytes,
+)
 
 MAX_DIMENSION = 2**63 - 1
 HALVES = ("FP16", "BF16")  # JSON has no notation that the protocol defines for them
@@ -45,6 +56,8 @@ def flatten(name: str, data: Any) -> tuple[list[Any], tuple[int, ...]]:
 
 
 def pack_elements(name: str, datatype: str, flat: Sequence[Any]) -> bytes:
+    if len(flat) > PIECE:
+        return b"".join([pack_elements(name, datatype, piece) for piece in pieces(flat)])
     allowed = KINDS.get(datatype)
     if allowed is None:
         raise InvalidTensor(f"input '{name}' has unknown datatype '{datatype[:80]}'")
@@ -80,7 +93,17 @@ def json_array(tensor: Tensor) -> Array:
     return array
 
 
-def json_data(tensor: Tensor) -> Any:
+def check_elements(tensor: Tensor, max_values: int) -> None:
+    """Raises where an answer has too many for JSON."""
+    if len(tensor.data) > max_values and (count := prod(tensor.shape)) > max_values:
+        raise InvalidRequest(
+            f"output '{tensor.name}' has {count} elements, and JSON may have {max_values} (limits.max_values): "
+            f"ask for it with binary_data"
+        )
+
+
+def json_data(tensor: Tensor, max_values: int) -> Any:
+    check_elements(tensor, max_values)
     if tensor.datatype in HALVES:
         raise InvalidRequest(f"output '{tensor.name}' is {tensor.datatype}: ask for it with binary_data")
     if tensor.datatype != BYTES:

@@ -8,7 +8,10 @@ from typing import Any
 
 import orjson
 
+from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, RequestTooLarge
+from penstock.gateway.http.json_size import check_size
+from penstock.gateway.large import LARGE_BYTES
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -77,15 +80,18 @@ def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
     return plain
 
 
-def parse_json(raw: bytes | memoryview) -> Any:
+def parse_json(raw: bytes | memoryview, limits: Limits) -> Any:
+    """What is large is not parsed on the event loop."""
+    if len(raw) > LARGE_BYTES:
+        check_size(raw, limits)
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
 
 
-def parse_object(raw: bytes | memoryview) -> dict[str, Any]:
-    found = parse_json(raw)
+def parse_object(raw: bytes | memoryview, limits: Limits) -> dict[str, Any]:
+    found = parse_json(raw, limits)
     if type(found) is not dict:
         raise InvalidRequest("the body must be a JSON object")
     return found

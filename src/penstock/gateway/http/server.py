@@ -10,7 +10,7 @@ from typing import Any, cast
 import uvicorn
 
 from penstock.core.config import Limits
-from penstock.gateway.grpc.server import ENVELOPE_BYTES
+from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.gateway.http.app import HttpApp
 from penstock.gateway.http.connection import InferProtocol
 from penstock.gateway.streams.websocket_protocol import StreamProtocol

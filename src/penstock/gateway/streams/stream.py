@@ -13,7 +13,6 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.streams.buffer import StreamBuffer, StreamSlot
 from penstock.serving.serve import Serving
 
-M = TypeVar("M")
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
@@ -34,19 +33,16 @@ class Exchange(Protocol[A_co]):
     @property
     def size_bytes(self) -> int: ...
 
-    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[A_co, int]:
+    async def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[A_co, int]:
         """The answer and its size; raises where the protocol cannot carry it."""
 
     def refuse(self, error: PenstockError) -> tuple[A_co, int]: ...
 
 
-class RequestStream(Generic[M, A]):
-    def __init__(
-        self, serving: Serving, open_exchange: Callable[[M], Exchange[A]], is_ordered: bool, where: str
-    ) -> None:
-        """`open_exchange` never raises; `where` names the edge in the log."""
+class RequestStream(Generic[A]):
+    def __init__(self, serving: Serving, is_ordered: bool, where: str) -> None:
+        """`where` names the edge in the log."""
         self._serving = serving
-        self._open = open_exchange
         self._where = where
         self._buffer: StreamBuffer[A] = StreamBuffer(is_ordered)
         self._room = asyncio.Event()
@@ -54,9 +50,9 @@ class RequestStream(Generic[M, A]):
         self._unsent: dict[StreamSlot[A], asyncio.Future[None]] = {}  # answers whose requests go on when they are sent
         self._running: set[asyncio.Task[None]] = set()
 
-    async def run(self, messages: AsyncIterator[M], send: Callable[[A], Awaitable[None]]) -> None:
+    async def run(self, exchanges: AsyncIterator[Exchange[A]], send: Callable[[A], Awaitable[None]]) -> None:
         """Until the client has said all and heard all. What is inside when it fails or is cancelled is cancelled."""
-        reader = asyncio.create_task(self._read(messages))
+        reader = asyncio.create_task(self._read(exchanges))
         reader.add_done_callback(self._reader_ended)
         watch = _StallWatch()
         try:
@@ -83,17 +79,17 @@ class RequestStream(Generic[M, A]):
             for task in self._running:
                 task.cancel()
 
-    async def _read(self, messages: AsyncIterator[M]) -> None:
+    async def _read(self, exchanges: AsyncIterator[Exchange[A]]) -> None:
         while True:
             while not self._buffer.has_room():
                 self._room.clear()
                 await self._room.wait()
             try:
-                message = await anext(messages)
+                exchange = await anext(exchanges)
             except StopAsyncIteration:
                 return
-            self._begin(self._open(message))
-            del message  # the next may be long in coming
+            self._begin(exchange)
+            del exchange  # the next may be long in coming
 
     def _reader_ended(self, reader: asyncio.Task[None]) -> None:
         if not reader.cancelled():
@@ -125,7 +121,8 @@ class RequestStream(Generic[M, A]):
             if slot.is_decoupled:
                 await self._answer_often(request, block, exchange, slot)
             else:
-                self._put(slot, *exchange.encode(await self._serving.serve(request, block), is_decoupled=False))
+                response = await self._serving.serve(request, block)
+                self._put(slot, *await exchange.encode(response, is_decoupled=False))
         except PenstockError as error:
             self._fail(slot, exchange, error)
         except Exception:  # the client is told of a bug of ours in the protocol's own words
@@ -139,7 +136,7 @@ class RequestStream(Generic[M, A]):
         async with aclosing(self._serving.stream(request, block)) as responses:
             async for response in responses:
                 if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
-                    self._put(slot, *exchange.encode(response, is_decoupled=True), response.is_final)
+                    self._put(slot, *await exchange.encode(response, is_decoupled=True), response.is_final)
                     if not response.is_final:
                         sent = self._unsent[slot] = asyncio.get_running_loop().create_future()
                         await sent

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from penstock.core.config import Limits
 from penstock.core.errors import (
     Cancelled,
     Draining,
@@ -20,8 +19,9 @@ from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.message import ClientLeft
-from penstock.gateway.http.oip.codec import OutputForm
+from penstock.gateway.http.oip.codec import OutputForm, large_json_bytes
 from penstock.gateway.http.openapi import json_answer
+from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.gateway.streams.websocket_codec import (
@@ -31,6 +31,7 @@ from penstock.gateway.streams.websocket_codec import (
     encode_answer,
     encode_error,
     find_id,
+    json_bytes,
 )
 from penstock.serving.serve import Serving
 
@@ -48,9 +49,9 @@ LEAVING = _Leaving()
 
 
 def websocket_routes(
-    serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None = None
+    serving: Serving, catalogue: Catalogue, large: LargeMessages, memory: SharedMemory | None = None
 ) -> APIRouter:
-    edge = WebSocketEdge(serving, catalogue, limits, memory)
+    edge = WebSocketEdge(serving, catalogue, large, memory)
     router = APIRouter()
     for path in PATHS:
         router.add_websocket_route(path, edge.serve)
@@ -83,11 +84,14 @@ def read_options(query: Mapping[str, str]) -> StreamOptions:
 
 
 class WebSocketEdge:
-    def __init__(self, serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None) -> None:
+    def __init__(
+        self, serving: Serving, catalogue: Catalogue, large: LargeMessages, memory: SharedMemory | None
+    ) -> None:
         self.serving = serving
         self.catalogue = catalogue
         self.memory = memory
-        self.max_bytes = limits.max_message_bytes
+        self.large = large
+        self.limits = large.limits
 
     async def serve(self, websocket: WebSocket) -> None:
         try:
@@ -102,11 +106,9 @@ class WebSocketEdge:
         async def send(message: Message) -> None:
             await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
 
-        stream: RequestStream[Message, Message] = RequestStream(
-            self.serving, connection.open_exchange, connection.options.is_ordered, PROTOCOL
-        )
+        stream: RequestStream[Message] = RequestStream(self.serving, connection.options.is_ordered, PROTOCOL)
         try:
-            await stream.run(_messages(websocket), send)
+            await stream.run(connection.exchanges(websocket), send)
             await websocket.close(GOING_AWAY, "this server is shutting down")
         except (ClientLeft, WebSocketDisconnect, Cancelled):
             return  # nobody is there to be told
@@ -138,28 +140,35 @@ class _WebSocketConnection:
         self._traceparent = http_message.traceparent(headers)
         self._count = 0
 
-    def open_exchange(self, message: Message) -> "_WebSocketExchange":
+    async def exchanges(self, websocket: WebSocket) -> "AsyncIterator[_WebSocketExchange]":
+        while (message := await _receive(websocket)) is not LEAVING:
+            yield await self._open_exchange(message)
+            del message  # the next may be long in coming
+
+    async def _open_exchange(self, message: Message) -> "_WebSocketExchange":
         self._count += 1
-        raw = self.options.raw
+        raw, edge = self.options.raw, self._edge
+        form: OutputForm | RawForm
         try:
-            if len(message) > self._edge.max_bytes:
+            if len(message) > edge.limits.max_message_bytes:
                 raise RequestTooLarge(
-                    f"the message is over limits.max_message_bytes ({self._edge.max_bytes}): send less"
+                    f"the message is over limits.max_message_bytes ({edge.limits.max_message_bytes}): send less"
                 )
-            form: OutputForm | RawForm
-            if raw is None:
-                request, form = decode_message(message, self._edge.memory)
-            else:
+            if raw is not None:
                 request, form = raw.decode(message, self._rank(raw)), raw
                 request.request_id = str(self._count)
+            elif json_bytes(message) <= LARGE_BYTES:
+                request, form = decode_message(message, edge.memory, edge.limits)
+            else:
+                request, form = await edge.large.decode(len(message), decode_message, message, edge.memory, edge.limits)
         except PenstockError as error:
-            self._edge.serving.turned_away(PROTOCOL, error)
+            edge.serving.turned_away(PROTOCOL, error)
             request_id = find_id(message) if raw is None else str(self._count)
-            return _WebSocketExchange(error, request_id, OutputForm(), message)
+            return _WebSocketExchange(edge.large, error, request_id, OutputForm(), message)
         request.model, request.version, request.protocol = self._model, self._version, PROTOCOL
         request.timeout_s = self._timeout_s
         request.traceparent = self._traceparent
-        return _WebSocketExchange(request, request.request_id, form, message)
+        return _WebSocketExchange(edge.large, request, request.request_id, form, message)
 
     def _rank(self, raw: RawForm) -> int:
         """How many dimensions the raw input has; 1 where the model is not loaded yet."""
@@ -173,18 +182,24 @@ class _WebSocketConnection:
 class _WebSocketExchange:
     """One message and its answers."""
 
-    __slots__ = ("_form", "_is_text", "_request_id", "request", "size_bytes")
+    __slots__ = ("_form", "_is_text", "_large", "_request_id", "request", "size_bytes")
 
     def __init__(
-        self, request: InferRequest | PenstockError, request_id: str, form: OutputForm | RawForm, message: Message
+        self,
+        large: LargeMessages,
+        request: InferRequest | PenstockError,
+        request_id: str,
+        form: OutputForm | RawForm,
+        message: Message,
     ) -> None:
+        self._large = large
         self.request = request
         self.size_bytes = len(message)
         self._request_id = request_id
         self._form = form
         self._is_text = isinstance(message, str)
 
-    def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[Message, int]:
+    async def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[Message, int]:
         encoded: Message
         if isinstance(self._form, RawForm):
             encoded = self._form.encode(response)
@@ -192,7 +207,11 @@ class _WebSocketExchange:
             assert isinstance(self.request, InferRequest), "only what could be read is answered so"
             if is_decoupled:
                 response.parameters = {**response.parameters, FINAL: response.is_final}
-            encoded = encode_answer(response, self.request, self._form, self._is_text)
+            given = response, self.request, self._form, self._is_text, self._large.limits
+            if size_bytes := large_json_bytes(response, self._form):
+                encoded = await self._large.encode(size_bytes, encode_answer, *given)
+            else:
+                encoded = encode_answer(*given)
         return encoded, len(encoded)
 
     def refuse(self, error: PenstockError) -> tuple[Message, int]:
@@ -200,13 +219,12 @@ class _WebSocketExchange:
         return encoded, len(encoded)
 
 
-async def _messages(websocket: WebSocket) -> AsyncIterator[Message]:
-    while True:
-        event = await websocket.receive()
-        if event["type"] == "websocket.disconnect":
-            raise ClientLeft
-        text: str | None = event.get("text")
-        if text is LEAVING:
-            return
-        yield event["bytes"] if text is None else text
-        del event, text  # the next may be long in coming
+async def _receive(websocket: WebSocket) -> Message:
+    event = await websocket.receive()
+    if event["type"] == "websocket.disconnect":
+        raise ClientLeft
+    text: str | None = event.get("text")
+    if text is not None:
+        return text
+    found: bytes = event["bytes"]
+    return found

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 import orjson
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, unpack_bytes
-from penstock.gateway.http.oip.codec import OutputForm, decode_infer, encode_infer
+from penstock.gateway.http.oip.codec import LIMITS, OutputForm, decode_infer, encode_infer
+from penstock.gateway.large import LARGE_BYTES
 from penstock.gateway.shared_memory.regions import SharedMemory
 
 Message = str | bytes
@@ -18,12 +20,19 @@ LENGTH_BYTES = 4
 MAX_ID = 256  # characters of an id that could not be read with the rest of its message
 
 
-def decode_message(message: Message, memory: SharedMemory | None = None) -> tuple[InferRequest, OutputForm]:
+def json_bytes(message: Message) -> int:
+    """How much of a message is JSON, as it says itself."""
+    return len(message) if isinstance(message, str) else int.from_bytes(message[:LENGTH_BYTES], "little")
+
+
+def decode_message(
+    message: Message, memory: SharedMemory | None = None, limits: Limits = LIMITS
+) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     if isinstance(message, str):
-        return decode_infer(message.encode(), memory=memory)
+        return decode_infer(message.encode(), memory=memory, limits=limits)
     header, tensors = split(message)
-    request, form = decode_infer(header, tensors, memory)
+    request, form = decode_infer(header, tensors, memory, limits)
     form.is_binary = True  # who sends binary wants binary, unless an output says otherwise
     return request, form
 
@@ -40,9 +49,11 @@ def split(message: bytes) -> tuple[memoryview, memoryview]:
     return view[LENGTH_BYTES:end], view[end:]
 
 
-def encode_answer(response: InferResponse, request: InferRequest, form: OutputForm, is_text: bool) -> Message:
+def encode_answer(
+    response: InferResponse, request: InferRequest, form: OutputForm, is_text: bool, limits: Limits = LIMITS
+) -> Message:
     """Text for text, unless the request wants binary outputs; binary for binary."""
-    body, header_length = encode_infer(response, request.parameters, form)
+    body, header_length = encode_infer(response, request.parameters, form, limits)
     if is_text and header_length is None:
         return body.decode()
     length = len(body) if header_length is None else header_length
@@ -54,7 +65,9 @@ def encode_error(error: PenstockError, request_id: str) -> str:
 
 
 def find_id(message: Message) -> str:
-    """The id of a message that is wrong otherwise, if there is one to be found."""
+    """The id of a message that is wrong otherwise, if there is one to be found; what is large is not looked through."""
+    if json_bytes(message) > LARGE_BYTES:
+        return ""
     try:
         found = orjson.loads(message if isinstance(message, str) else split(message)[0])["id"]
     except (ValueError, KeyError, TypeError, InvalidRequest):

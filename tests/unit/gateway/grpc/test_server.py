@@ -5,20 +5,26 @@ from pathlib import Path
 from typing import Any, cast
 
 import grpc
+import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InvalidTensor, PenstockError, QueueFull, UnknownModel
+from penstock.core.errors import BUG, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import SERVICE, GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
+from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving
 from tests.unit.gateway.conftest import Served
 
+ELEMENTS = 100_000  # of typed contents
+MANY = 1025  # inputs, outputs or parameters: one more than are taken
 MESSAGE = pb.ModelInferRequest(
     model_name="echo",
     inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])],
@@ -29,8 +35,9 @@ MESSAGE = pb.ModelInferRequest(
 @pytest.fixture
 async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     memory = SharedMemory(tmp_path)
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, memory)
-    server = GrpcServer(edge, Limits(), SharedMemoryGrpc(memory))
+    large = LargeMessages(Limits(max_values=ELEMENTS))
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, memory, large)
+    server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory))
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
@@ -141,7 +148,85 @@ async def test_a_stream_answers_each_message_whatever_it_is(channel: grpc.aio.Ch
     said = [answer.error_message async for answer in stream(iter(messages))]
     assert said[:2] == ["", "the message is not an inference.ModelInferRequest"]
     assert said[2]
-    assert [type(error) for error in served.serving.turned] == [InvalidTensor]
+    assert [type(error) for error in served.serving.turned] == [InvalidRequest, InvalidTensor]
+
+
+def typed(count: int) -> pb.ModelInferRequest:
+    """Larger than what is read where it arrives."""
+    message = pb.ModelInferRequest(model_name="echo", id="7")
+    message.parameters["mode"].string_param = "fast"
+    tensor = message.inputs.add(name="x", datatype="FP32", shape=[1, count])
+    tensor.contents.fp32_contents.extend(range(count))
+    return message
+
+
+async def test_large_typed_contents_are_decoded_aside(stub: Any, served: Served) -> None:
+    answer = await stub.ModelInfer(typed(70_000))
+    assert np.frombuffer(answer.raw_output_contents[0], np.float32).tolist() == list(range(70_000))
+    assert answer.parameters["mode"].string_param == "fast"
+    (streamed,) = [each async for each in stub.ModelStreamInfer(iter([typed(20_000)]))]
+    assert len(streamed.infer_response.raw_output_contents[0]) == 80_000
+    assert served.serving.last.request_id == "7"
+
+
+@pytest.mark.parametrize("count", [MANY, 60_000])
+@pytest.mark.parametrize("field", ["inputs", "outputs", "raw_input_contents", "parameters"])
+async def test_many_of_anything_are_refused(stub: Any, served: Served, field: str, count: int) -> None:
+    """Also where the message is small enough to be parsed at once."""
+    message = pb.ModelInferRequest(model_name="echo")
+    for number in range(count):
+        if field == "parameters":
+            message.parameters[str(number)].bool_param = True
+        elif field == "raw_input_contents":
+            message.raw_input_contents.append(b"")
+        else:
+            getattr(message, field).add()
+    status, _, metadata = await refusal(stub.ModelInfer(message))
+    if field != "raw_input_contents" or count > MANY:
+        assert (status, metadata["penstock-code"]) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "request_too_large")
+    assert len(served.serving.turned) == 1
+
+
+async def test_typed_contents_have_a_limit(stub: Any, served: Served) -> None:
+    message = pb.ModelInferRequest(model_name="echo")
+    message.inputs.add(name="x", datatype="BOOL").contents.bool_contents.extend([True] * (ELEMENTS + 1))
+    status, details, _ = await refusal(stub.ModelInfer(message))
+    assert status is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "raw_input_contents" in str(details)
+    (answer,) = [each async for each in stub.ModelStreamInfer(iter([message]))]
+    assert answer.error_message == details
+    assert len(served.serving.turned) == 2
+
+
+CONTROL = [f"/{SERVICE}/{name}" for name in ("ServerReady", "ModelReady", "RepositoryModelLoad", "RepositoryIndex")]
+OTHERS = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]
+
+
+@pytest.mark.parametrize(
+    "method", [*CONTROL, *OTHERS, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"]
+)
+@pytest.mark.parametrize(("data", "code"), [(b"\x78\x01" * 40_000, "request_too_large"), (b"\xff", "invalid_request")])
+async def test_what_infers_nothing_takes_small_messages(
+    channel: grpc.aio.Channel, method: str, data: bytes, code: str
+) -> None:
+    call: Any = channel.stream_stream(method)(iter([data]))
+    with capture_logs() as logs, pytest.raises(grpc.aio.AioRpcError) as caught:
+        _ = [each async for each in call]
+    assert dict(caught.value.trailing_metadata() or ())["penstock-code"] == code
+    assert not logs
+
+
+async def test_health_and_reflection_answer(channel: grpc.aio.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
+    assert (await refusal(health.Check(health_pb2.HealthCheckRequest(service="?"))))[0] is grpc.StatusCode.NOT_FOUND
+    watch = health.Watch(health_pb2.HealthCheckRequest())
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    reflect = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([asked]))
+    (answer,) = [each async for each in reflect]
+    assert [service.name for service in answer.list_services_response.service] == [SERVICE]
 
 
 async def test_a_bug_in_a_stream_ends_it_as_internal(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class Exchange:
     def size_bytes(self) -> int:
         return 100
 
-    def encode(self, found: InferResponse, is_decoupled: bool) -> tuple[str, int]:
+    async def encode(self, found: InferResponse, is_decoupled: bool) -> tuple[str, int]:
         if found.outputs and found.outputs[0].name == "infinite":
             raise InvalidRequest("cannot be carried")
         name = found.outputs[0].name if found.outputs else "nothing"
@@ -110,16 +110,14 @@ class Client:
         self.heard: list[str] = []
         self.may_hear = asyncio.Semaphore(0)
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
-        parameters = {EMPTY_FINAL: True} if empty_final else {}
-        made: RequestStream[str, str] = RequestStream(
-            cast(Any, serving), lambda message: Exchange(message, parameters), is_ordered, "test"
-        )
+        self._parameters = {EMPTY_FINAL: True} if empty_final else {}
+        made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test")
         self.task = asyncio.create_task(made.run(self._messages(), self._send))
 
-    async def _messages(self) -> AsyncIterator[str]:
+    async def _messages(self) -> AsyncIterator[Exchange]:
         while (message := await self._said.get()) is not None:
             self.read += 1
-            yield message
+            yield Exchange(message, self._parameters)
 
     async def _send(self, answer: str) -> None:
         await self.may_hear.acquire()
@@ -264,12 +262,12 @@ async def test_who_leaves_takes_everything_along(serving: Serving) -> None:
 
 
 async def test_a_reader_that_fails_ends_the_stream(serving: Serving) -> None:
-    async def messages() -> AsyncIterator[str]:
-        yield "slow"
+    async def messages() -> AsyncIterator[Exchange]:
+        yield Exchange("slow")
         await settle()
         raise ConnectionResetError
 
-    made: RequestStream[str, str] = RequestStream(cast(Any, serving), Exchange, True, "test")
+    made: RequestStream[str] = RequestStream(cast(Any, serving), True, "test")
 
     async def send(answer: str) -> None:
         raise AssertionError("nothing is answered")

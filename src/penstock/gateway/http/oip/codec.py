@@ -8,15 +8,21 @@ from typing import Any
 import orjson
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import InvalidRequest, InvalidTensor
+from penstock.core.config import Limits
+from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.requests import InferRequest, InferResponse, Parameter
 from penstock.core.tensors import BYTES, ITEM_SIZES, Buffer, Tensor, check_tensor, pack_bytes
 from penstock.gateway.http.json_tensors import KINDS, check_shape, json_data, pack_list
 from penstock.gateway.http.message import parse_object
+from penstock.gateway.large import LARGE_BYTES
 from penstock.gateway.shared_memory.region import REGION, RegionPlace, RegionTarget, Targets, place_of
 from penstock.gateway.shared_memory.regions import SharedMemory, served
 
 MAX_NAME = 256
+MAX_ID = 1024
+MAX_PARAMETER_CHARACTERS = 1024 * 1024
+LIMITS = Limits()  # where nobody says otherwise
+COUNTED = (("inputs", "max_tensors"), ("outputs", "max_tensors"), ("parameters", "max_parameters"))
 NOTHING = memoryview(b"")
 
 
@@ -30,11 +36,38 @@ class OutputForm:
 
 
 def decode_infer(
-    header: Buffer, binary: memoryview = NOTHING, memory: SharedMemory | None = None
+    header: Buffer, binary: memoryview = NOTHING, memory: SharedMemory | None = None, limits: Limits = LIMITS
 ) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
-    message = parse_object(header)
-    inputs = message.get("inputs")
+    message = parse_object(header, limits)
+    check_counts(message, limits)
+    tensors, size_bytes = decode_inputs(message.get("inputs"), binary, memory)
+    parameters = decode_parameters(message.get("parameters"))
+    form = OutputForm(_take_flag(parameters, "binary_data_output"))
+    outputs = _decode_outputs(message.get("outputs"), form, memory)
+    request_id = message.get("id", "")
+    if type(request_id) is not str or len(request_id) > MAX_ID:
+        raise InvalidRequest(f"'id' must be a string of at most {MAX_ID} characters")
+    request = InferRequest("", tensors, "", request_id, outputs, parameters, size_bytes=size_bytes)
+    return request, form
+
+
+def check_counts(message: Mapping[str, Any], limits: Limits) -> None:
+    """Raises where a request names too many tensors or parameters."""
+    for key, setting in COUNTED:
+        found = message.get(key)
+        if found and isinstance(found, list | dict) and len(found) > getattr(limits, setting):
+            raise too_many(len(found), key, setting, getattr(limits, setting))
+
+
+def too_many(count: int, what: str, setting: str, limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"the request has {count} {what}, over limits.{setting} ({limit}): send fewer")
+
+
+def decode_inputs(
+    inputs: Any, binary: memoryview = NOTHING, memory: SharedMemory | None = None
+) -> tuple[list[Tensor], int]:
+    """The tensors and their size."""
     if type(inputs) is not list:
         raise InvalidRequest("'inputs' must be a list of tensors")
     tensors, offset, size_bytes = [], 0, 0
@@ -46,14 +79,7 @@ def decode_infer(
         raise InvalidRequest(
             f"{len(binary)} bytes follow the JSON, but the inputs' binary_data_size claim {offset} of them"
         )
-    parameters = decode_parameters(message.get("parameters"))
-    form = OutputForm(_take_flag(parameters, "binary_data_output"))
-    outputs = _decode_outputs(message.get("outputs"), form, memory)
-    request_id = message.get("id", "")
-    if type(request_id) is not str:
-        raise InvalidRequest("'id' must be a string")
-    request = InferRequest("", tensors, "", request_id, outputs, parameters, size_bytes=size_bytes)
-    return request, form
+    return tensors, size_bytes
 
 
 def decode_raw(block: BlockDescription, body: bytes) -> tuple[InferRequest, OutputForm]:
@@ -77,7 +103,7 @@ def decode_raw(block: BlockDescription, body: bytes) -> tuple[InferRequest, Outp
 
 
 def encode_infer(
-    response: InferResponse, parameters: Mapping[str, Parameter], form: OutputForm
+    response: InferResponse, parameters: Mapping[str, Parameter], form: OutputForm, limits: Limits = LIMITS
 ) -> tuple[bytes, int | None]:
     """The body, and where its JSON ends if binary tensors follow."""
     outputs: list[dict[str, Any]] = []
@@ -90,7 +116,7 @@ def encode_infer(
             output["parameters"] = {"binary_data_size": len(tensor.data)}
             binary.append(tensor.data)
         else:
-            output["data"] = json_data(tensor)
+            output = encode_output(tensor, limits.max_values)
         outputs.append(output)
     header: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.request_id:
@@ -104,12 +130,30 @@ def encode_infer(
     return b"".join([encoded, *binary]), len(encoded)
 
 
+def encode_output(tensor: Tensor, max_values: int) -> dict[str, Any]:
+    data = json_data(tensor, max_values)
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape, "data": data}
+
+
+def large_json_bytes(response: InferResponse, form: OutputForm) -> int:
+    """The bytes of the largest output that is to be written as JSON, where that is large; else none."""
+    largest = LARGE_BYTES
+    for tensor in response.outputs:
+        if len(tensor.data) > largest and not form.by_name.get(tensor.name, form.is_binary):
+            largest = len(tensor.data)
+    return largest if largest > LARGE_BYTES else 0
+
+
 def decode_parameters(found: Any) -> dict[str, Parameter]:
     if found is None:
         return {}
     if type(found) is not dict:
         raise InvalidRequest("'parameters' must be an object")
+    size = 0
     for name, value in found.items():
+        size += len(name) + (len(value) if type(value) is str else 0)
+        if size > MAX_PARAMETER_CHARACTERS:
+            raise RequestTooLarge(f"'parameters' take more than {MAX_PARAMETER_CHARACTERS} characters: send fewer")
         if type(value) not in (bool, int, float, str):
             raise InvalidRequest(f"parameter '{name[:80]}' must be a string, a number or a boolean")
         if type(value) is int and not -(2**63) <= value < 2**63:

@@ -13,7 +13,8 @@ from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
 from penstock.gateway.http.message import JSON, OCTETS, ClientLeft, Headers, Receive, Scope, Send, read_body
-from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_raw, encode_infer
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_raw, encode_infer, large_json_bytes
+from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.serving.serve import Serving
 
@@ -31,18 +32,24 @@ class HttpAnswer:
 
 class InferEndpoint:
     def __init__(
-        self, serving: Serving, catalogue: Catalogue, limits: Limits, memory: SharedMemory | None = None
+        self,
+        serving: Serving,
+        catalogue: Catalogue,
+        limits: Limits,
+        large: LargeMessages,
+        memory: SharedMemory | None = None,
     ) -> None:
         self._serving = serving
         self._catalogue = catalogue
         self._limits = limits
+        self._large = large
         self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
-            body = await read_body(headers, receive, self._limits.max_message_bytes)
-            answer = await self.infer(headers, body, model, version, receive)
+            reading = read_body(headers, receive, self._limits.max_message_bytes)
+            answer = await self.infer(headers, await reading, model, version, receive)  # which lets go of the body
         except ClientLeft:
             return
         except PenstockError as error:  # the body could not be read
@@ -58,7 +65,10 @@ class InferEndpoint:
         """Without `receive`, the caller cancels it when the client leaves; with it, raises ClientLeft."""
         try:
             try:
-                request, form = self._decode(headers, body, model, version)
+                if len(body) <= LARGE_BYTES:
+                    request, form = self._decode(headers, body, model, version)
+                else:
+                    request, form = await self._decode_large(headers, body, model, version)
             except PenstockError as error:
                 return self._turn_away(error)
             del body
@@ -66,7 +76,11 @@ class InferEndpoint:
                 response = await self._serving.serve(request)
             else:
                 response = await serve_attended(self._serving, request, receive)
-            encoded, header_length = encode_infer(response, request.parameters, form)
+            given = response, request.parameters, form, self._limits
+            if size_bytes := large_json_bytes(response, form):
+                encoded, header_length = await self._large.encode(size_bytes, encode_infer, *given)
+            else:
+                encoded, header_length = encode_infer(*given)
             return await _answer(headers, encoded, header_length)
         except PenstockError as error:
             return _refusal(error)
@@ -83,10 +97,19 @@ class InferEndpoint:
         self.turned_away(error)
         return _refusal(error)
 
+    async def _decode_large(
+        self, headers: Headers, body: bytes, model: str, version: str
+    ) -> tuple[InferRequest, OutputForm]:
+        """Only JSON takes long: tensors behind it are not looked at."""
+        length = headers.get(HEADER_LENGTH)
+        if length is not None and (not length.isdigit() or len(length) > 18 or int(length) <= LARGE_BYTES):
+            return self._decode(headers, body, model, version)
+        return await self._large.decode(len(body), self._decode, headers, body, model, version)
+
     def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
         length = headers.get(HEADER_LENGTH)
         if length is None:
-            request, form = decode_infer(body, memory=self._memory)
+            request, form = decode_infer(body, memory=self._memory, limits=self._limits)
         else:
             if not length.isdigit() or len(length) > 18 or int(length) > len(body):
                 raise InvalidRequest(
@@ -97,7 +120,7 @@ class InferEndpoint:
                 request, form = decode_raw(self._catalogue.described(model, version), body)
             else:
                 view = memoryview(body)
-                request, form = decode_infer(view[:end], view[end:], self._memory)
+                request, form = decode_infer(view[:end], view[end:], self._memory, self._limits)
         request.model, request.version, request.protocol = model, version, "rest"
         request.request_id = request.request_id or http_message.request_id(headers)
         request.timeout_s = http_message.timeout_s(headers)

@@ -8,7 +8,6 @@ from penstock.gateway import model_config
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
-from penstock.gateway.http.message import parse_object
 from penstock.gateway.http.oip.codec import decode_parameters
 from penstock.gateway.http.openapi import Route, json_answer, path_names
 
@@ -86,7 +85,7 @@ class OipRest:
         answer=schemas.Index,
     )
     async def repository_index(self, request: Request) -> Response:
-        only_ready = (await self._read(request)).get("ready", False)
+        only_ready = (await self._calls.read_object(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
         return json_answer(
@@ -102,7 +101,7 @@ class OipRest:
         answer=schemas.Empty,
     )
     async def load(self, request: Request) -> Response:
-        parameters = decode_parameters((await self._read(request)).get("parameters"))
+        parameters = decode_parameters((await self._calls.read_object(request)).get("parameters"))
         if refused := [name for name in parameters if name == "config" or name.startswith("file:")]:
             raise InvalidRequest(f"parameter '{refused[0][:80]}' is not supported: change the model repository instead")
         await self._catalogue.control.load(path_names(request)[0])
@@ -112,11 +111,6 @@ class OipRest:
         "POST", LOAD + "/unload", "Unload a model", body=schemas.LoadBody, is_body_required=False, answer=schemas.Empty
     )
     async def unload(self, request: Request) -> Response:
-        decode_parameters((await self._read(request)).get("parameters"))
+        decode_parameters((await self._calls.read_object(request)).get("parameters"))
         await self._catalogue.control.unload(path_names(request)[0])
         return json_answer({})
-
-    async def _read(self, request: Request) -> dict[str, object]:
-        """The body's object; no body is an empty one."""
-        body = await self._calls.body(request)
-        return parse_object(body) if body else {}

@@ -2,19 +2,20 @@
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import orjson
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.config import Limits
 from penstock.core.errors import InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, TensorSpec, to_array
-from penstock.gateway.http.json_tensors import HALVES, flatten, json_array, pack_elements
+from penstock.gateway.http.calls import validate
+from penstock.gateway.http.json_tensors import HALVES, check_elements, flatten, json_array, pack_elements
 from penstock.gateway.http.message import parse_json
-from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_parameters, encode_infer
+from penstock.gateway.http.oip.codec import LIMITS, decode_inputs, decode_parameters, encode_output
 from penstock.gateway.http.v1.multipart import FormPart
 from penstock.gateway.http.v1.schemas import V1InferBody
 
@@ -26,7 +27,7 @@ def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
         specs = {spec.name: spec for spec in block.inputs}
         tensors = [_tensor(_spec(specs, name), value) for name, value in message.inputs.items()]
     else:
-        tensors = decode_infer(orjson.dumps({"inputs": message.inputs}))[0].inputs
+        tensors, _ = decode_inputs(message.inputs)
     return InferRequest(
         message.model,
         tensors,
@@ -37,7 +38,13 @@ def decode(message: V1InferBody, block: BlockDescription) -> InferRequest:
     )
 
 
-def form_inputs(block: BlockDescription, parts: Sequence[FormPart]) -> dict[str, Any]:
+def decode_form(
+    options: Mapping[str, str], parts: Sequence[FormPart], block: BlockDescription, limits: Limits
+) -> InferRequest:
+    return decode(validate(V1InferBody, {**options, "inputs": form_inputs(block, parts, limits)}), block)
+
+
+def form_inputs(block: BlockDescription, parts: Sequence[FormPart], limits: Limits = LIMITS) -> dict[str, Any]:
     """Files, and fields of BYTES inputs, are elements; other fields are JSON."""
     specs = {spec.name: spec for spec in block.inputs}
     values: dict[str, Any] = {}
@@ -47,19 +54,18 @@ def form_inputs(block: BlockDescription, parts: Sequence[FormPart]) -> dict[str,
         elif part.name in values:
             raise InvalidTensor(f"input '{part.name[:80]}' is there twice")
         else:
-            values[part.name] = parse_json(part.data)
+            values[part.name] = parse_json(part.data, limits)
     return values
 
 
-def encode(response: InferResponse, is_map: bool) -> dict[str, Any]:
+def encode(response: InferResponse, is_map: bool, limits: Limits = LIMITS) -> dict[str, Any]:
     found: dict[str, Any] = {"model": response.model, "version": response.version, "id": response.request_id}
     if response.parameters:
         found["parameters"] = response.parameters
     if is_map:
-        found["outputs"] = {tensor.name: _value(tensor) for tensor in response.outputs}
+        found["outputs"] = {tensor.name: _value(tensor, limits.max_values) for tensor in response.outputs}
     else:
-        body, _ = encode_infer(response, {}, OutputForm())
-        found["outputs"] = orjson.Fragment(orjson.dumps(orjson.loads(body)["outputs"]))
+        found["outputs"] = [encode_output(tensor, limits.max_values) for tensor in response.outputs]
     return found
 
 
@@ -94,7 +100,8 @@ def _element(name: str, item: Any) -> Any:
         raise InvalidTensor(f"an element of input '{name}' is not base64: {error}") from error
 
 
-def _value(tensor: Tensor) -> Any:
+def _value(tensor: Tensor, max_values: int) -> Any:
+    check_elements(tensor, max_values)
     if tensor.datatype == BYTES:
         elements = to_array(tensor)
         shown = np.empty(elements.shape, dtype=object)

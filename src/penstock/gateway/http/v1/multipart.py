@@ -1,18 +1,15 @@
 """multipart/form-data bodies, already read and within their limit."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from penstock.core.errors import InvalidRequest
 
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
-
 MAX_PARTS = 1024
 MAX_HEADER_BYTES = 16 * 1024  # of one part
+MAX_BOUNDARY_BYTES = 256
+LINE = b"\r\n"
 NAME = b"content-disposition"
 
 
@@ -24,71 +21,52 @@ class FormPart:
 
 
 def parse_multipart(content_type: bytes, body: bytes) -> list[FormPart]:
-    _, options = parse_options_header(content_type)
-    boundary = options.get(b"boundary")
-    if not boundary:
+    """Goes from one boundary to the next: what is between is never looked at byte by byte."""
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 0 < len(boundary) <= MAX_BOUNDARY_BYTES:
         raise InvalidRequest("multipart/form-data without a boundary")
-    collector = _Collector()
-    try:
-        parser = MultipartParser(boundary, collector.callbacks())
-        parser.write(body)
-        parser.finalize()
-    except FormParserError as error:
-        raise InvalidRequest(f"the body is not multipart/form-data: {error}") from error
-    if not collector.is_complete:
-        raise InvalidRequest("the body is not multipart/form-data: it is cut off")
-    return collector.parts
-
-
-class _Collector:
-    def __init__(self) -> None:
-        self.parts: list[FormPart] = []
-        self.is_complete = False
-        self._disposition = self._key = self._value = b""  # of the part that is open
-        self._data: list[bytes] = []
-
-    def callbacks(self) -> "MultipartCallbacks":
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": self._header_field,
-            "on_header_value": self._header_value,
-            "on_header_end": self._header_end,
-            "on_part_data": self._part_data,
-            "on_part_end": self._end,
-            "on_end": self._finish,
-        }
-
-    def _begin(self) -> None:
-        if len(self.parts) >= MAX_PARTS:
+    between = LINE + b"--" + boundary
+    end = len(between) - len(LINE) if body.startswith(between[len(LINE) :]) else _after(body, between, 0)
+    parts: list[FormPart] = []
+    while body[end : end + 2] != b"--":
+        if len(parts) >= MAX_PARTS:
             raise InvalidRequest(f"the body has more than {MAX_PARTS} parts")
-        self._disposition, self._data = b"", []
+        head, start = _head(body, end)
+        end = _after(body, between, start - len(LINE))  # a part without data may end where its head does
+        name, is_file = _read_head(head)
+        parts.append(FormPart(name, is_file, body[start : max(start, end - len(between))]))
+    return parts
 
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._key += data[start:end]
-        self._check_header()
 
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._value += data[start:end]
-        self._check_header()
+def _after(body: bytes, wanted: bytes, start: int) -> int:
+    found = body.find(wanted, start)
+    if found < 0:
+        raise InvalidRequest("the body is not multipart/form-data: it is cut off")
+    return found + len(wanted)
 
-    def _check_header(self) -> None:
-        if len(self._key) + len(self._value) > MAX_HEADER_BYTES:
-            raise InvalidRequest("a part's header is too long")
 
-    def _header_end(self) -> None:
-        if self._key.lower() == NAME:
-            self._disposition = self._value
-        self._key = self._value = b""
+def _head(body: bytes, boundary_end: int) -> tuple[bytes, int]:
+    """A part's header lines, and where its data begins."""
+    end = body.find(LINE + LINE, boundary_end, boundary_end + MAX_HEADER_BYTES)
+    if end < 0:
+        raise InvalidRequest("the body is not multipart/form-data: a part's header is too long, or cut off")
+    rest, _, head = body[boundary_end:end].partition(LINE)
+    if rest.strip(b" \t"):
+        raise InvalidRequest("the body is not multipart/form-data: its boundary is part of a longer line")
+    return head, end + 2 * len(LINE)
 
-    def _part_data(self, data: bytes, start: int, end: int) -> None:
-        self._data.append(data[start:end])
 
-    def _end(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        name = options.get(b"name", b"").decode("utf-8", "replace")
-        if not name:
-            raise InvalidRequest("a part has no name in its Content-Disposition")
-        self.parts.append(FormPart(name, b"filename" in options, b"".join(self._data)))
-
-    def _finish(self) -> None:
-        self.is_complete = True
+def _read_head(head: bytes) -> tuple[str, bool]:
+    """The part's name, and whether it is a file."""
+    disposition = b""
+    for line in head.split(LINE):
+        key, colon, value = line.partition(b":")
+        if not colon:
+            raise InvalidRequest("the body is not multipart/form-data: a line of a part's header has no colon")
+        if key.strip().lower() == NAME:
+            disposition = value.strip()
+    options = parse_options_header(disposition)[1]
+    name = options.get(b"name", b"").decode("utf-8", "replace")
+    if not name:
+        raise InvalidRequest("a part has no name in its Content-Disposition")
+    return name, b"filename" in options

@@ -1,5 +1,6 @@
 """Rerank over REST, as Cohere's, Jina's and infinity's clients speak it: documents in the order of their relevance."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -33,25 +34,51 @@ class RerankRest:
         answer=schemas.RerankAnswer,
     )
     async def rerank(self, request: Request) -> Response:
-        call = await self._calls.read(request)
-        message = call.json()
-        texts = _texts(message.get("documents"))
-        body = validate(schemas.RerankBody, message)
-        block = await self._calls.task_block(body.model or "", SCORE, EMBED)
-        response = await self._calls.serve(call, _request(block, body.query, texts))
+        with self._calls.turning_away():
+            call = await self._calls.read(request)
+            asked = await self._calls.json(call, self._read_body)
+            block = await self._calls.task_block(asked.model, SCORE, EMBED)
+            tensors = asked.tensors(block)
+        response = await self._calls.serve(call, InferRequest(block.model, tensors))
         found = to_array(response.outputs[0])
         scores = cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
-        documents = message["documents"] if body.return_documents else None
         tokens = response.parameters.get("tokens", 0)
         answer = {
             "id": call.request_id,
             "object": "rerank",
             "model": response.model,
-            "results": _results(scores, documents, body.top_n),
+            "results": _results(scores, asked.documents, asked.top_n),
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             "meta": {"tokens": {"input_tokens": tokens, "output_tokens": 0}},
         }
         return json_answer(answer, headers=call.answer_headers)
+
+    def _read_body(self, message: dict[str, Any]) -> "_Asked":
+        given = message.get("documents")
+        if isinstance(given, list):
+            self._calls.check_texts("documents", given)
+        texts = _texts(given)
+        body = validate(schemas.RerankBody, message)
+        documents = message["documents"] if body.return_documents else None
+        query, passages = pack_bytes([body.query]), pack_bytes(texts)
+        return _Asked(body.model or "", body.top_n, documents, query, passages, len(texts))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request to rerank; its documents, where they are wanted back."""
+
+    model: str
+    top_n: int | None
+    documents: list[Any] | None
+    query: bytes
+    passages: bytes
+    count: int
+
+    def tensors(self, block: BlockDescription) -> list[Tensor]:
+        if block.settings.task == EMBED:
+            return [Tensor(block.inputs[0].name, BYTES, (1 + self.count, 1), self.query + self.passages)]
+        return [Tensor(QUERY, BYTES, (1, 1), self.query), Tensor(PASSAGE, BYTES, (self.count, 1), self.passages)]
 
 
 def _texts(documents: object) -> list[str]:
@@ -63,16 +90,6 @@ def _texts(documents: object) -> list[str]:
             raise InvalidRequest(f"'documents.{index}': give a string, or an object whose 'text' is one")
         texts.append(text)
     return texts
-
-
-def _request(block: BlockDescription, query: str, texts: list[str]) -> InferRequest:
-    if block.settings.task == EMBED:
-        return InferRequest(block.model, [_column(block.inputs[0].name, [query, *texts])])
-    return InferRequest(block.model, [_column(QUERY, [query]), _column(PASSAGE, texts)])
-
-
-def _column(name: str, texts: list[str]) -> Tensor:
-    return Tensor(name, BYTES, (len(texts), 1), pack_bytes(texts))
 
 
 def _results(scores: Array, documents: list[Any] | None, top_n: int | None) -> list[dict[str, object]]:

@@ -12,10 +12,11 @@ from penstock.core.errors import InvalidRequest, InvalidTensor
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
-from penstock.gateway.http.calls import RestCalls, validate
+from penstock.gateway.http.calls import RestCall, RestCalls, validate
+from penstock.gateway.http.oip.codec import check_counts
 from penstock.gateway.http.openapi import Route, json_answer
 from penstock.gateway.http.v1 import codec, schemas
-from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
+from penstock.gateway.http.v1.multipart import FormPart
 
 FORM = "multipart/form-data"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -48,22 +49,30 @@ class OpenAiRest:
         answer=schemas.EmbeddingsAnswer,
     )
     async def embeddings(self, request: Request) -> Response:
-        call = await self._calls.read(request)
-        message = call.json()
-        given = message.get("input")
-        if isinstance(given, list) and any(isinstance(item, int | list) for item in given):
-            raise InvalidTensor(
-                "'input' must be a string or a list of strings; token arrays are not taken: send the text"
-            )
-        body = validate(schemas.EmbeddingsBody, message)
-        block = await self._calls.task_block(body.model, "embed")
-        width = block.outputs[0].shape[-1]
-        if body.dimensions not in (None, width):
-            raise InvalidRequest(f"'dimensions' is {body.dimensions}; model '{body.model}' gives {width} and no other")
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        tensor = Tensor(block.inputs[0].name, BYTES, (len(texts),), pack_bytes(texts))
+        with self._calls.turning_away():
+            call = await self._calls.read(request)
+            body, tensor = await self._calls.json(call, self._read_embeddings)
+            block = await self._calls.task_block(body.model, "embed")
+            width, wanted = block.outputs[0].shape[-1], body.dimensions
+            if wanted not in (None, width):
+                raise InvalidRequest(f"'dimensions' is {wanted}; model '{body.model}' gives {width} and no other")
+            tensor.name = block.inputs[0].name
         response = await self._calls.serve(call, InferRequest(body.model, [tensor]))
-        return json_answer(_embeddings(response, body.encoding_format), headers=call.answer_headers)
+        return await self._calls.answer(call, response, lambda: _embeddings(response, body.encoding_format))
+
+    def _read_embeddings(self, message: dict[str, Any]) -> tuple[schemas.EmbeddingsBody, Tensor]:
+        """What is asked for, without its texts, and these."""
+        given = message.get("input")
+        if isinstance(given, list):
+            if any(isinstance(item, int | list) for item in given):
+                raise InvalidTensor(
+                    "'input' must be a string or a list of strings; token arrays are not taken: send the text"
+                )
+            self._calls.check_texts("input", given)
+        body = validate(schemas.EmbeddingsBody, message)
+        texts = [body.input] if isinstance(body.input, str) else body.input
+        body.input = ""
+        return body, Tensor("", BYTES, (len(texts),), pack_bytes(texts))
 
     @Route(
         "POST",
@@ -75,24 +84,28 @@ class OpenAiRest:
         query={"model": "The block's model; may be left out where only one fits"},
     )
     async def upscale(self, request: Request) -> Response:
-        call = await self._calls.read(request)
-        model = request.query_params.get("model", "")
-        kind = call.content_type
+        with self._calls.turning_away():
+            call = await self._calls.read(request)
+            model, image = await self._read_image(call)
+            block = await self._calls.task_block(model, "upscale")
+            tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
+            del image
+        response = await self._calls.serve(call, InferRequest(block.model, [tensor]))
+        return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
+
+    async def _read_image(self, call: RestCall) -> tuple[str, bytes]:
+        """The model's name, where one is given, and the file."""
+        model, kind = call.request.query_params.get("model", ""), call.content_type
         if kind == FORM:
-            parts = parse_multipart(call.headers[b"content-type"], call.body)
+            parts = await self._calls.form(call)
             model = next((_text(part) for part in parts if part.name == "model"), model)
             images = [part.data for part in parts if part.name == "image"]
             if len(images) != 1:
                 raise InvalidRequest("the form must have one file in the field 'image'")
-            image = images[0]
-        elif kind in ("", "application/octet-stream") or kind.startswith("image/"):
-            image = call.body
-        else:
-            raise InvalidRequest(f"content-type '{kind[:80]}': send the image itself as image/*, or {FORM}")
-        block = await self._calls.task_block(model, "upscale")
-        tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
-        response = await self._calls.serve(call, InferRequest(block.model, [tensor]))
-        return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
+            return model, images[0]
+        if kind in ("", "application/octet-stream") or kind.startswith("image/"):
+            return model, call.take_body()
+        raise InvalidRequest(f"content-type '{kind[:80]}': send the image itself as image/*, or {FORM}")
 
     @Route(
         "POST",
@@ -104,24 +117,36 @@ class OpenAiRest:
         answer=schemas.V1InferAnswer,
     )
     async def infer(self, request: Request) -> Response:
-        call = await self._calls.read(request)
-        if call.content_type == FORM:
-            message = await self._from_form(parse_multipart(call.headers[b"content-type"], call.body))
-        else:
-            message = validate(schemas.V1InferBody, call.json(or_else=f" or {FORM}"))
-        block = await self._catalogue.block(message.model, message.version)
-        decoded = codec.decode(message, block)
+        with self._calls.turning_away():
+            call = await self._calls.read(request)
+            if call.content_type == FORM:
+                decoded, is_map = await self._read_form(call), True
+            else:
+                decoded, is_map = await self._read_values(call)
         response = await self._calls.serve(call, decoded)
-        is_map = isinstance(message.inputs, dict)
-        return json_answer(codec.encode(response, is_map), headers=call.answer_headers)
+        limits = self._calls.limits
+        return await self._calls.answer(call, response, lambda: codec.encode(response, is_map, limits))
 
-    async def _from_form(self, parts: list[FormPart]) -> schemas.V1InferBody:
+    async def _read_values(self, call: RestCall) -> tuple[InferRequest, bool]:
+        """The request, and whether its inputs are named by their keys."""
+        size_bytes = len(call.body)
+        message = await self._calls.json(call, self._read_body, or_else=f" or {FORM}")
+        block = await self._catalogue.block(message.model, message.version)
+        decoded = await self._calls.off_loop(size_bytes, lambda: codec.decode(message, block))
+        return decoded, isinstance(message.inputs, dict)
+
+    def _read_body(self, message: dict[str, Any]) -> schemas.V1InferBody:
+        check_counts(message, self._calls.limits)
+        return validate(schemas.V1InferBody, message)
+
+    async def _read_form(self, call: RestCall) -> InferRequest:
+        size_bytes = len(call.body)
+        parts = await self._calls.form(call)
         options = {part.name: _text(part) for part in parts if part.name in OPTIONS and not part.is_file}
         block = await self._catalogue.block(options.get("model", ""), options.get("version", ""))
-        return validate(
-            schemas.V1InferBody,
-            {**options, "inputs": codec.form_inputs(block, [p for p in parts if p.name not in options])},
-        )
+        inputs = [part for part in parts if part.name not in options]
+        limits = self._calls.limits
+        return await self._calls.off_loop(size_bytes, lambda: codec.decode_form(options, inputs, block, limits))
 
 
 def _card(block: BlockDescription) -> dict[str, object]:

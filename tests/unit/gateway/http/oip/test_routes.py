@@ -13,10 +13,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.errors import DeadlineExceeded, EngineFailed, ModelNotReady, PenstockError, QueueFull, UnknownModel
+from penstock.core.config import Limits
+from penstock.core.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    ModelNotReady,
+    PenstockError,
+    QueueFull,
+    RequestTooLarge,
+    UnknownModel,
+)
 from penstock.core.requests import InferResponse, Timing
 from penstock.core.tensors import NUMPY_TYPES, Tensor, from_array, pack_bytes, to_array
-from penstock.gateway.http.oip.codec import decode_infer
+from penstock.gateway.http.oip.codec import OutputForm, decode_infer, encode_infer
 
 INFER = "/v2/models/echo/infer"
 LENGTH = "inference-header-content-length"
@@ -626,3 +636,64 @@ async def test_unknown_routes_and_wrong_methods(client, method, path, status):
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
     assert isinstance(answer.json()["error"], str)
+
+
+# --- what is large or many
+
+
+async def test_large_json_is_decoded_and_encoded_aside(served, client):
+    values = [n % 100 for n in range(20_000)]
+    answer = await client.post(INFER, json={"inputs": [tensor(shape=[10_000, 2], data=values)]})
+    assert answer.json()["outputs"][0]["data"] == values
+    assert served.serving.last.size_bytes == 80_000
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"inputs": [{}] * 1025}, "1025 inputs, over limits.max_tensors"),
+        ({"inputs": [], "outputs": [{}] * 1025}, "1025 outputs, over limits.max_tensors"),
+        ({"inputs": [], "parameters": {str(n): 1 for n in range(1025)}}, "1025 parameters, over limits.max_parameters"),
+    ],
+)
+async def test_many_of_anything_are_refused(served, client, message, says):
+    answer = await client.post(INFER, json=message)
+    assert (answer.status_code, answer.headers["penstock-code"]) == (429, "request_too_large")
+    assert says in answer.json()["error"]
+    assert len(served.serving.turned) == 1
+
+
+def test_elements_have_a_limit_before_they_are_parsed():
+    limits = Limits(max_values=20_000)
+    inputs = [tensor(shape=[30_000, 1], data=[0] * 30_000)]
+    with pytest.raises(RequestTooLarge, match="binary data"):
+        decode_infer(json.dumps({"inputs": inputs}).encode(), limits=limits)
+
+
+@pytest.mark.parametrize(
+    "tensors", [[from_array("x", np.zeros(1025, np.int8))], [Tensor("s", "BYTES", (1025,), bytes(4100))]]
+)
+def test_an_answer_of_many_elements_is_to_be_asked_for_as_bytes(tensors):
+    response = InferResponse("m", "1", "", tensors, Timing())
+    with pytest.raises(InvalidRequest, match=r"1025 elements.*limits.max_values.*binary_data"):
+        encode_infer(response, {}, OutputForm(), Limits(max_values=1024))
+    assert encode_infer(response, {}, OutputForm(is_binary=True), Limits(max_values=1024))[1]
+
+
+def test_parameters_and_ids_are_short():
+    for message in ({"parameters": {"a": "a" * 2**20}}, {"id": "a" * 1025}):
+        with pytest.raises(PenstockError):
+            decode_infer(json.dumps({"inputs": [], **message}).encode())
+
+
+@pytest.mark.parametrize("body", [b" " * 70_000 + b"{}", b"x" * 70_000])
+@pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/repository/models/echo/load"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_what_infers_nothing_takes_small_bodies(served, client, path, body, is_chunked):
+    async def chunks():
+        yield body
+
+    answer = await client.post(path, content=chunks() if is_chunked else body)
+    assert (answer.status_code, answer.headers["penstock-code"]) == (429, "request_too_large")
+    assert "max_control_bytes" in answer.json()["error"]
+    assert not served.control.calls

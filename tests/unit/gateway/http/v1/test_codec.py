@@ -228,7 +228,7 @@ def test_bytes_are_text_where_they_are_utf8() -> None:
 
 def test_an_answer_as_the_protocol_s_tensors() -> None:
     encoded = encode(answer(from_array("y", np.array([[1, 2]], np.int8)), tokens=7), False)
-    assert orjson.loads(orjson.dumps(encoded)) == {
+    assert orjson.loads(orjson.dumps(encoded, option=orjson.OPT_SERIALIZE_NUMPY)) == {
         "model": "m",
         "version": "3",
         "id": "r1",

@@ -348,3 +348,67 @@ async def test_unknown_routes_and_wrong_methods(client):
     answer = await client.get("/v1/embeddings")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "wrong_method")
     assert answer.headers["allow"] == "POST"
+
+
+# --- what is large or many
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("embeddings", {"model": "embedder", "input": ["a"] * 4097}),
+        ("embeddings", {"model": "embedder", "input": [None] * 4097}),
+        ("rerank", {"query": "a", "documents": ["a"] * 4097}),
+        ("infer", {"model": "echo", "inputs": {str(n): 0 for n in range(1025)}}),
+        ("infer", {"model": "echo", "inputs": [{}] * 1025}),
+        ("infer", {"model": "echo", "inputs": {}, "outputs": [1] * 1025}),
+        ("infer", {"model": "echo", "inputs": {}, "parameters": {str(n): [] for n in range(1025)}}),
+    ],
+)
+async def test_many_of_anything_are_refused_and_counted(served, client, path, message):
+    answer = await client.post(f"/v1/{path}", json=message)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "request_too_large")
+    assert [type(error) for error in served.serving.turned] == [RequestTooLarge]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("embeddings", {"model": "embedder", "input": [1]}),
+        ("embeddings", {"model": "nobody", "input": "a"}),
+        ("rerank", {"query": "a"}),
+        ("infer", {"model": "echo", "inputs": {"y": 1}}),
+        ("images/upscale", {}),
+    ],
+)
+async def test_what_is_not_served_is_counted(served, client, path, message):
+    answer = await client.post(f"/v1/{path}", json=message)
+    assert 400 <= answer.status_code < 500
+    assert len(served.serving.turned) == 1
+
+
+async def test_large_messages_are_decoded_and_encoded_aside(served, client):
+    values = [[n % 100, 1] for n in range(10_000)]
+    answer = await client.post("/v1/infer", json={"model": "echo", "inputs": {"x": values}})
+    assert answer.json()["outputs"]["x"] == values
+    form = {"model": (None, "echo"), "x": (None, json.dumps(values[:8000]))}
+    answer = await client.post("/v1/infer", files=form)
+    assert answer.json()["outputs"]["x"] == values[:8000]
+    embed(served)
+    answer = await client.post("/v1/embeddings", json={"model": "embedder", "input": "a" * 90_000})
+    assert answer.status_code == 200
+    assert len(served.serving.last.inputs[0].data) == 90_004
+
+
+@given(st.lists(st.tuples(st.binary(), st.booleans()), min_size=1, max_size=4), st.binary(max_size=8))
+def test_forms_come_back_as_they_were(parts, preamble):
+    boundary = b"a boundary that no part has"
+    kinds = {True: b'; filename="f"', False: b""}
+    body = b"".join(
+        b'--%s \r\nX-More: 1\r\nContent-Disposition: form-data; name="n"%s\r\n\r\n%s\r\n'
+        % (boundary, kinds[is_file], data)
+        for data, is_file in parts
+    )
+    whole = (preamble + b"\r\n" if preamble else b"") + body + b"--" + boundary + b"--\r\n"
+    found = parse_multipart(b'multipart/form-data; boundary="%s"' % boundary, whole)
+    assert [(part.name, part.is_file, part.data) for part in found] == [("n", is_file, data) for data, is_file in parts]
