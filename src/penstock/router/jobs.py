@@ -18,6 +18,7 @@ from penstock.router.policies.policy import Draw
 from penstock.router.queues import BlockRules, Queue, homes
 from penstock.router.slots import BlockActivity, Job, Offer, Slot, SlotStanding
 
+LATE_S = 0.1  # a failure so short before the deadline is that of a model which did not answer in time
 UNANSWERED = frozenset({DeadlineExceeded.code, QueueTimeout.code})  # a worker says so, but has no answer
 
 
@@ -131,7 +132,7 @@ class JobTable:
         del self._jobs[job_id]
         queue.release(slot, job)
         if code:
-            if code in UNANSWERED:
+            if code in UNANSWERED or now > job.deadline - LATE_S:
                 queue.unanswered += 1
             else:
                 slot.heard = now

@@ -192,6 +192,12 @@ def test_whether_a_block_answers_is_told() -> None:
     jobs.cancel(3, 7.0)
     seen = jobs.activities()[BLOCK]
     assert (seen.in_hand, seen.waiting, seen.unanswered, seen.heard) == (0, 0, 2, 5.0)
+    jobs.submit(job(4, deadline=100.0), 8.0)
+    jobs.submit(job(5, deadline=100.0), 8.0)
+    jobs.complete(A, 4, 1, 9.0, "engine_failed")
+    assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].heard) == (2, 9.0)
+    jobs.complete(A, 5, 1, 99.95, "engine_failed")
+    assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].heard) == (3, 9.0), "it hung"
 
 
 def test_a_worker_must_not_offer_what_nobody_declared() -> None:

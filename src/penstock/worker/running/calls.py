@@ -45,9 +45,10 @@ class CallRunner(BlockRunner):
 
     def accept(self, job: WorkerJob) -> None:
         self._enter(job)
-        if job.session is not None:
-            self._sessions.enter(job.session.session_id)
-            if self._is_stateful and not job.session.is_start and not self._sessions.is_begun(job.session.session_id):
+        if (step := job.session) is not None:
+            is_lost = self._is_stateful and not step.is_start and step.session_id not in self._sessions
+            self._sessions.enter(step.session_id)
+            if is_lost:
                 self._end(job, WorkerLost("the model that had the session's state is gone; nothing was run"))
                 return
         if self._is_decoupled:

@@ -32,9 +32,9 @@ class ModelSessions:
         self._sessions[session_id].jobs += 1
         self._idle.pop(session_id, None)
 
-    def is_begun(self, session_id: str) -> bool:
-        """Whether the model has heard of it."""
-        return self._sessions[session_id].is_begun
+    def __contains__(self, session_id: str) -> bool:
+        """Whether the model knows it, or will with a job that is here."""
+        return session_id in self._sessions
 
     def start(self, step: SessionStep) -> tuple[bool, bool]:
         """A job goes to the model: is the session new to it, and is what it knows of an earlier one over?"""

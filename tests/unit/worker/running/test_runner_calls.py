@@ -6,17 +6,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.waiting import until
-from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest
+from penstock.core.errors import DeadlineExceeded, Draining, EngineFailed, InvalidRequest, WorkerLost
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Batching, Sessions
 from penstock.engines.base import ContextEngine
 from tests.worker_bed import Bed, Doubler, Storyteller, python_settings
 
 
-def make_bed(is_decoupled: bool = False, idle_s: float = 300.0) -> tuple[Bed, Storyteller]:
+def make_bed(is_decoupled: bool = False, idle_s: float = 300.0, is_stateful: bool = False) -> tuple[Bed, Storyteller]:
     engine = Storyteller()
     settings = python_settings(
-        is_decoupled, batching=Batching(max_rows=8, max_delay_ms=60_000), sessions=Sessions(idle_s=idle_s)
+        is_decoupled,
+        batching=Batching(max_rows=8, max_delay_ms=60_000),
+        sessions=Sessions(idle_s=idle_s, is_stateful=is_stateful),
     )
     return Bed(settings, engine=engine), engine
 
@@ -70,6 +72,20 @@ async def test_the_model_is_told_of_its_sessions(bed: Bed) -> None:
     engine = storyteller(bed)
     assert engine.story == ["start s 1", "start t 7", "s 2", "s 3", "s ended", "start s 1", " 0"]
     assert engine.contexts[3].is_end
+
+
+async def test_a_model_that_keeps_state_does_not_go_on_with_what_it_never_saw() -> None:
+    bed, engine = make_bed(is_stateful=True)
+    bed.send(1, 1, session=SessionStep("s", 1, is_start=True))
+    bed.send(2, 1, session=SessionStep("s", 2))
+    bed.send(3, 1, session=SessionStep("of another life", 7))
+    await bed.wait(3)
+    assert engine.story == ["start s 1", "s 2"]
+    assert isinstance(bed.answers[3], WorkerLost)
+    bed.send(4, 1, session=SessionStep("of another life", 8))
+    await bed.wait(4)
+    assert isinstance(bed.answers[4], WorkerLost)
+    bed.close()
 
 
 async def test_a_session_has_ended_before_its_last_answer_is_sent(bed: Bed) -> None:
