@@ -145,13 +145,15 @@ def _matching_profile(profile: bytes | None, mode: str) -> bytes | None:
 def _strip_png(data: bytes) -> tuple[bytes, bytes]:
     """Returns (the file with the chunks that make its pixels, its EXIF)."""
     view, kept, exif = memoryview(data), [memoryview(PNG_MAGIC)], b""
+    seen: set[bytes] = set()  # of all but its pixels there is one; each more may be dear to unpack
     for name, start, end in _png_chunks(data):
         if name == b"acTL":
             raise InvalidImage("an animated PNG: send one frame as a PNG of its own")
         if name == b"eXIf":
             exif = data[start + 8 : end - 4]
-        elif name in _PNG_KEPT:
+        elif name in _PNG_KEPT and name not in seen:
             kept.append(view[start:end])
+            seen |= {name} - {b"IDAT"}
     return b"".join(kept), exif
 
 

@@ -108,6 +108,7 @@ class GatewayHeart(_Heart):
         """`endpoint` is that of the other socket."""
         super().__init__("gateway-beats", beat_s)
         self._socket = _open(zmq.ROUTER)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again is the same
         self.endpoint = _bind(self._socket, endpoint)
         self._poller.register(self._socket, zmq.POLLIN)
         self._thread.start()

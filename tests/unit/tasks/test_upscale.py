@@ -352,6 +352,9 @@ def scanned(count: int, between: bytes = b"") -> bytes:
     return whole[:end] + (between + whole[last:end]) * (count - whole.count(b"\xff\xda")) + whole[end:]
 
 
+SCAN = JPEG.index(b"\xff\xda")
+# Says another size.
+FRAME = JPEG[SIZE_IN_JPEG - 5 : SIZE_IN_JPEG] + b"\x13\x88" * 2 + JPEG[SIZE_IN_JPEG + 4 : SIZE_IN_JPEG + 14]
 COMMENT = b"\xff\xfe\x00\x04\xff\xd9"  # with what ends an image elsewhere
 
 
@@ -371,12 +374,20 @@ def test_what_follows_an_image_is_no_scan_of_it(upscale: Upscale, file: bytes) -
         (b"\xff\xd8" + b"\xff\xd0" * 100_000 + JPEG[2:], "more than 512 segments before its pixels"),
         (b"\xff\xd8" + b"\xff\xfe\x00\x02" * 100_000 + JPEG[2:], "more than 512 segments before its pixels"),
         (PNG[:33] + chunk(b"tEXt", b"a") * 20_000 + PNG[33:], "more than 16384 chunks"),
-        (bomb(10, 10)[:33] + bomb(5000, 5000)[8:], "two different sizes"),
+        (JPEG[:2] + FRAME + JPEG[2:], "damaged"),
+        (JPEG[:SCAN] + FRAME + JPEG[SCAN:], "damaged"),
     ],
 )
 def test_what_is_dear_to_read_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(InvalidImage, match=says):
         make_task().prepare(make_request([data]))
+
+
+def test_a_second_header_or_profile_of_a_png_is_not_read(upscale: Upscale) -> None:
+    """A profile of some kilobytes may unpack to a megabyte."""
+    profile = chunk(b"iCCP", b"p\0\0" + zlib.compress(bytes(1_000_000)))
+    file = PNG[:33] + profile * 10_000 + bomb(5000, 5000)[8:33] + PNG[33:]
+    assert upscale([file])[0].size == (128, 96)
 
 
 @pytest.mark.parametrize("data", [PNG, JPEG, scanned(20)])
