@@ -16,6 +16,7 @@ from penstock.storage.disk import is_unwritable, make_private
 log = structlog.get_logger()
 LOCK = "server.lock"
 RUN_PREFIX = "penstock-"
+RUN_MARK = "locked"  # in a run folder: it is a server's, and was locked
 LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's limit of a socket's path
 
 
@@ -80,24 +81,25 @@ def _lock_data(folder: Path, lock: int) -> None:
 
 
 def _lock_new(folder: Path) -> int:
-    """It gets its name once it is locked: nobody finds it and takes the server for dead."""
-    unnamed = folder / f"{LOCK}.new"
-    lock = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    """The folder itself is locked, which also keeps systemd-tmpfiles away from it.
+
+    The file comes after the lock: who finds it without the lock knows that the server is dead.
+    """
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    unnamed.rename(folder / LOCK)
+    (folder / RUN_MARK).touch(0o600)
     return lock
 
 
 def _remove_left(parent: Path) -> None:
-    """Our own folders that have a lock which nobody holds."""
-    for folder in parent.glob(f"{RUN_PREFIX}*"):
+    """Our own folders whose lock nobody holds."""
+    for marker in parent.glob(f"{RUN_PREFIX}*/{RUN_MARK}"):
         with suppress(OSError):  # another server's, another user's, or gone by now
-            if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-                continue
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(marker.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder)
-                log.info("removed_run_folder", folder=str(folder))
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(marker.parent)
+                    log.info("removed_run_folder", folder=str(marker.parent))
             finally:
                 os.close(lock)

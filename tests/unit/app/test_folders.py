@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.app.folders import LOCK, data_folder, run_folder
+from penstock.app.folders import LOCK, RUN_MARK, data_folder, run_folder
 from penstock.core.errors import ConfigError
 
 KILLED = """
@@ -38,7 +38,7 @@ def test_a_run_folder_is_private_and_goes_with_its_server(temporary: Path) -> No
     with run_folder() as folder:
         assert folder.parent == temporary
         assert mode(folder) == 0o700
-        assert mode(folder / LOCK) == 0o600
+        assert mode(folder / RUN_MARK) == 0o600
     assert list(temporary.iterdir()) == []
 
 
@@ -59,7 +59,7 @@ def test_folders_of_others_stay(temporary: Path) -> None:
     (temporary / "penstock-a-file").touch()
     elsewhere = temporary / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / LOCK).touch()
+    (elsewhere / RUN_MARK).touch()
     (temporary / "penstock-a-link").symlink_to(elsewhere)
     with run_folder() as first, run_folder() as second:
         assert first.exists()
