@@ -1,4 +1,4 @@
-"""Requests that wait for others which never come: they must not fill the server for those that wait for nothing."""
+"""Requests that wait, for others that never come or in a crowd: they must not fill the server for everybody else."""
 
 import asyncio
 from collections import Counter
@@ -7,10 +7,14 @@ import grpc
 
 from benchmarks.chaos.attack.strike import Attack, Scene
 from benchmarks.chaos.checked_load import EchoQuestion
+from benchmarks.chaos.repository import LOOSE
+from penstock.core.tensors import pack_bytes
+from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 REQUESTS = 12_000  # more than limits.max_inflight_requests
 CHANNELS = 4
+FLOOD = 3000
 HOLD_S = 15.0
 TOGETHER, PAUSE_S = 100, 0.1  # it fills the server slowly: a flood is another attack
 
@@ -41,4 +45,27 @@ async def _never_first(scene: Scene) -> None:
     scene.must(not codes["INTERNAL"] and not codes["UNKNOWN"], f"answered {dict(codes)}")
 
 
-ATTACKS = (Attack("5 waiting for a seq_no that never comes", _never_first),)
+async def _flood(scene: Scene) -> None:
+    """More calls at once than a server takes up: they wait their turn, and nobody else's are dropped for them."""
+    message = pb.ModelInferRequest(model_name=LOOSE, raw_input_contents=[bytes(8), pack_bytes(["x"])])
+    message.inputs.add(name="n", datatype="INT64", shape=(1, 1))
+    message.inputs.add(name="s", datatype="BYTES", shape=(1, 1))
+    codes: Counter[str] = Counter()
+    async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
+        call = GRPCInferenceServiceStub(channel).ModelInfer
+
+        async def ask() -> None:
+            try:
+                await call(message, timeout=30)
+                codes["OK"] += 1
+            except grpc.aio.AioRpcError as error:
+                codes[error.code().name] += 1
+
+        await asyncio.gather(*(ask() for _ in range(FLOOD)))
+    scene.must(set(codes) <= {"OK", "RESOURCE_EXHAUSTED"}, f"answered {dict(codes)}")
+
+
+ATTACKS = (
+    Attack("4 flood of calls", _flood),
+    Attack("5 waiting for a seq_no that never comes", _never_first),
+)

@@ -201,9 +201,12 @@ def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., A
 
 
 async def _abort(context: Context, error: PenstockError) -> None:
-    await context.abort(
-        statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
-    )
+    try:
+        await context.abort(
+            statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
+        )
+    except grpc.aio.InternalError as gone:  # the client left meanwhile: gRPC would log a traceback
+        raise asyncio.CancelledError from gone
 
 
 def infer_reader(limits: Limits) -> Callable[[bytes], InferMessage]:

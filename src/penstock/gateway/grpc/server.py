@@ -35,6 +35,9 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 1),
                 ("grpc.max_concurrent_streams", limits.max_inflight_requests),
+                # What waits to be taken up: beyond 1,000, gRPC's own default cancels calls of others at random.
+                ("grpc.server.max_pending_requests", limits.max_inflight_requests),
+                ("grpc.server.max_pending_requests_hard_limit", 2 * limits.max_inflight_requests),
             ]
         )
         methods = {name: handler for servicer in (*further, edge) for name, handler in _methods_of(servicer, limits)}
