@@ -10,7 +10,7 @@ from penstock.core.tensors import Array, Tensor, TensorSpec
 
 @dataclass(slots=True)
 class TaskRequest:
-    inputs: list[Tensor]
+    inputs: list[Tensor]  # emptied when nobody waits for the answer any more
     outputs: list[str]  # those asked for; empty: all
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.core.errors import InvalidImage, PenstockError, RequestTooLarge
+from penstock.core.errors import Cancelled, InvalidImage, PenstockError, RequestTooLarge
 from penstock.core.tensors import Tensor, unpack_bytes, view_bytes
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.columns import check_column, take_inputs
@@ -47,9 +47,11 @@ def read_headers(tensor: Tensor, max_pixels: int, max_scans: int) -> list[ImageH
     return headers
 
 
-def decode_all(headers: list[ImageHeader]) -> Iterator[DecodedImage]:
+def decode_all(headers: list[ImageHeader], request: TaskRequest) -> Iterator[DecodedImage]:
     """Takes each off the list: one that is decoded keeps its pixels for as long as it is held."""
     for index in range(len(headers)):
+        if not request.inputs:
+            raise Cancelled("nobody waits for this request any more")
         with _naming(index):
             yield decode(headers.pop(0))
 

@@ -48,7 +48,7 @@ class ImageInput:
         headers = read_headers(
             take_files(request, self.signature.max_batch_size), self._options.max_pixels, self._options.max_scans
         )
-        pixels = (self._lay_out(self._fit(decoded.image)) for decoded in decode_all(headers))
+        pixels = (self._lay_out(self._fit(decoded.image)) for decoded in decode_all(headers, request))
         return Prepared([Piece({self._name: array}, key=IMAGE if self._is_batched else object()) for array in pixels])
 
     def weigh(self, request: TaskRequest) -> int:

@@ -70,7 +70,7 @@ class UpscaleTask:
         self._check_sum(headers)
         pieces: list[Piece] = []
         enlarged: list[_Enlarged] = []
-        for decoded in decode_all(headers):
+        for decoded in decode_all(headers, request):
             luminance, waiting = self._enlarge(decoded)
             del decoded
             enlarged.append(waiting)

@@ -12,12 +12,13 @@ import onnxruntime
 import pytest
 from PIL import Image, ImageOps
 
-from penstock.core.errors import ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
+from penstock.core.errors import Cancelled, ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.models.samples.photos import photos
+from penstock.tasks import image_files, images
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.images import MAX_SIDE
+from penstock.tasks.images import MAX_SIDE, DecodedImage, ImageHeader
 from penstock.tasks.options import UpscaleOptions
 from penstock.tasks.upscale import UpscaleTask
 
@@ -410,6 +411,22 @@ def test_a_bomb_is_refused_before_any_image_is_decoded() -> None:
     truncated = PNG[: len(PNG) // 2]
     with pytest.raises(InvalidImage, match="element 1: the image says it has 5001 × 5000 pixels"):
         make_task().prepare(make_request([truncated, bomb(5_001, 5_000)]))
+
+
+def test_images_of_a_request_that_is_cancelled_are_not_decoded_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = make_request([PNG] * 3)
+    decoded: list[ImageHeader] = []
+
+    def decode(header: ImageHeader) -> DecodedImage:
+        decoded.append(header)
+        if len(decoded) == 2:
+            request.inputs.clear()  # as a worker does
+        return images.decode(header)
+
+    monkeypatch.setattr(image_files, "decode", decode)
+    with pytest.raises(Cancelled):
+        make_task().prepare(request)
+    assert len(decoded) == 2
 
 
 def test_images_may_not_add_up_to_a_bomb() -> None:

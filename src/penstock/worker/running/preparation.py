@@ -13,7 +13,14 @@ from typing import TypeVar
 
 import structlog
 
-from penstock.core.errors import DeadlineExceeded, InternalError, PenstockError, RequestTooLarge, without_trace
+from penstock.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    PenstockError,
+    RequestTooLarge,
+    without_trace,
+)
 from penstock.core.tensors import BYTES, Array, Tensor
 from penstock.tasks.base import Prepared, Task, TaskRequest, Weighing
 from penstock.worker.job import WorkerJob
@@ -34,7 +41,6 @@ INLINE_PIECES = 64
 SMALL_BYTES = 4 * INLINE_ELEMENTS  # so many cannot have more elements
 # Requests are prepared one after the other in a thread for so long, and then all are told of together.
 TOGETHER_S = 0.002
-NOTHING = TaskRequest([], [])  # what is left of a request that is cancelled
 FREE_BYTES = 1024 * 1024  # what takes less waits for no room: a block's credits bound how many there are
 
 
@@ -106,7 +112,7 @@ class Preparation:
     def cancel(self, job: WorkerJob) -> None:
         """It is not begun where it has not been; nor does it keep its bytes while it waits."""
         if job.prepared is None:
-            job.request = NOTHING
+            job.request.inputs.clear()
         if (go := self._waiting.pop(job, None)) is not None:
             self._room.withdraw(self._block_id, go)
 
@@ -194,6 +200,8 @@ class Preparation:
         except PenstockError as error:
             return without_trace(error)
         except Exception as error:
+            if job.is_gone:
+                return Cancelled("it was cancelled while it was prepared")  # and lost its inputs
             log.exception("prepare_failed", request_id=job.request_id)
             return InternalError(f"preparing the request failed: {type(error).__name__}")
 
