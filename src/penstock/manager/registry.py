@@ -153,10 +153,12 @@ class Registry:
         return is_first or bool(changed)
 
     def worker_left(self, worker: str) -> None:
+        was_here = worker in self._workers
         self._workers.discard(worker)
         for block in self._blocks.values():
             left = block.workers.pop(worker, None)
-            if left is not None and left.state is LOADING and block.is_new:
+            has_answered = left is not None and left.state is not LOADING and left.revision >= block.revision
+            if block.is_new and was_here and not has_answered:
                 block.losses += 1
         self._advance(self._models)
 

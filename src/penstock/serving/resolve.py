@@ -116,7 +116,8 @@ class Resolver:
         if not views:
             names = sorted({view.model for view in self._views.values()})
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
-        for view in views:
+        # Of a name alone, the newest that is wanted says what is the matter.
+        for view in sorted(views, key=lambda each: (each.state is BlockState.UNLOADED, -int(each.version))):
             if version in ("", view.version):
                 if view.state in SERVABLE:
                     return ModelNotReady(f"model '{model}' version {view.version} has no worker at this gateway yet")

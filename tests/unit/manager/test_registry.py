@@ -225,16 +225,21 @@ def test_a_worker_that_dies_in_the_middle_does_not_hold_up_the_others() -> None:
 
 def test_without_any_worker_nothing_is_replaced() -> None:
     cluster = replaced()
+    cluster.say("w1", 2, READY)
+    cluster.said["w2"] = {}
+    cluster.say("w2")
     cluster.leave("w1")
     cluster.leave("w2")
     assert cluster.states() == {"1": LOADING, "2": LOADING}
     assert cluster.assigned() == ["1", "2"]
 
 
-def test_a_version_whose_load_ends_workers_is_given_up() -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_version_whose_load_ends_workers_is_given_up(is_told: bool) -> None:
     cluster = replaced()
     for worker in ("w1", "w2"):
-        cluster.say(worker, 2, LOADING)
+        if is_told:
+            cluster.say(worker, 2, LOADING)
         cluster.leave(worker)
     assert cluster.assigned() == ["1"]
     cluster.say("w1", 1, READY)

@@ -141,6 +141,16 @@ def test_those_who_wait_for_a_block_that_fails_are_told_why() -> None:
     assert gone["blk-m1"].message == "model 'm' version 1 is failed (no such file)"
 
 
+def test_a_name_that_nobody_answers_is_told_by_its_newest_version() -> None:
+    resolver = Resolver()
+    resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2", BlockState.FAILED, "broken")])
+    with pytest.raises(ModelNotReady, match=r"version 2 is failed \(broken\)"):
+        resolver.resolve("m", "")
+    resolver.cluster_changed([view("1", BlockState.UNLOADED), view("2", BlockState.UNLOADED)])
+    with pytest.raises(ModelNotReady, match="version 2 is unloaded"):
+        resolver.resolve("m", "")
+
+
 # --- from one version to another
 
 
