@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import BytesIO
 
 import grpc
@@ -11,6 +12,7 @@ from PIL import Image
 from benchmarks.chaos.attack.strike import Attack, Scene
 from benchmarks.chaos.repository import LOOSE
 from penstock.core.tensors import pack_bytes
+from penstock.models.samples.photos import photos
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -52,6 +54,24 @@ async def _many_texts_of_few_tokens(scene: Scene) -> None:
 
 async def _large_pictures(scene: Scene) -> None:
     await _send(scene, [lambda: _picture(_png())] * 8)
+
+
+async def _pictures_that_nobody_waits_for(scene: Scene) -> None:
+    """Whoever asks after they have left is answered as if they had never been there."""
+    large, small = await asyncio.to_thread(_picture, _png()), _picture(photos()[0])
+    async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
+        call = GRPCInferenceServiceStub(channel).ModelInfer
+
+        async def ask_and_leave() -> None:
+            for _ in range(20):
+                with suppress(grpc.aio.AioRpcError):
+                    await call(large, timeout=0.2)
+
+        await asyncio.gather(*(ask_and_leave() for _ in range(16)))
+        try:
+            await call(small, timeout=SENT_S)
+        except grpc.aio.AioRpcError as error:
+            scene.must(False, f"a small picture after them: {error.code().name}")
 
 
 async def _send(scene: Scene, makes: Sequence[Make]) -> None:
@@ -115,4 +135,5 @@ ATTACKS = (
     Attack("3 long texts of few tokens", _long_texts_of_few_tokens),
     Attack("3 many texts of few tokens", _many_texts_of_few_tokens),
     Attack("3 large pictures", _large_pictures),
+    Attack("3 pictures that nobody waits for", _pictures_that_nobody_waits_for),
 )

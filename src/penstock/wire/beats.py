@@ -21,6 +21,7 @@ from penstock.pb.v1 import job_pb2 as pb
 log = structlog.get_logger()
 LATE_BEATS = 2  # a turn of the thread that takes longer was held up itself
 END_S = 1.0  # what the thread gets to leave
+MAX_BEAT_BYTES = 1024
 HIGH_WATER_MARK = 16  # beats that a peer has not taken; more would tell it nothing
 
 
@@ -38,14 +39,19 @@ class Silences:
         self._listened_s += min(now - self._turned, self._most_s)
         self._turned = now
 
+    def follow(self, peer: bytes | str) -> None:
+        self._heard.setdefault(peer, self._listened_s)
+
     def heard(self, peer: bytes | str) -> None:
-        self._heard[peer] = self._listened_s
+        """Strangers are not kept."""
+        if peer in self._heard:
+            self._heard[peer] = self._listened_s
 
     def forget(self, peer: bytes | str) -> None:
         self._heard.pop(peer, None)
 
     def of(self, peer: bytes | str) -> float:
-        """inf: it was never heard."""
+        """inf: it is not followed."""
         heard = self._heard.get(peer)
         return inf if heard is None else self._listened_s - heard
 
@@ -138,6 +144,7 @@ class WorkerHeart(_Heart):
     def meet(self, endpoint: str) -> None:
         if endpoint not in self._wanted:
             self._wanted |= {endpoint}
+            self.silences.follow(endpoint)
             self._wake()
 
     def leave(self, endpoint: str) -> None:
@@ -152,8 +159,7 @@ class WorkerHeart(_Heart):
         endpoints = {socket: endpoint for endpoint, socket in self._open.items()}
         for socket in self._listen(time.monotonic() + self._beat_s):
             socket.recv_multipart()
-            if endpoints[socket] in self._wanted:
-                self.silences.heard(endpoints[socket])
+            self.silences.heard(endpoints[socket])
         self.silences.turn(time.monotonic())
 
     def _connect(self, wanted: frozenset[str]) -> None:
@@ -175,6 +181,7 @@ def _open(kind: int) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.set(zmq.LINGER, 0)
     socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
+    socket.set(zmq.MAXMSGSIZE, MAX_BEAT_BYTES)
     return socket
 
 

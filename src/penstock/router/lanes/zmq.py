@@ -187,6 +187,8 @@ class ZmqLane:
             )
             if not self._members.add(member):
                 return
+            if self._heart is not None:
+                self._heart.silences.follow(identity)
         before = member.resident()
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
