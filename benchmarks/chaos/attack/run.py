@@ -21,6 +21,7 @@ from benchmarks.chaos.attack import (
     hangs,
     parameters,
     places,
+    unread,
     versions,
     waiting,
 )
@@ -35,6 +36,7 @@ ATTACKS: tuple[Attack, ...] = (
     *costly.ATTACKS,
     *decoding.ATTACKS,
     *floods.ATTACKS,
+    *unread.ATTACKS,
     *connections.ATTACKS,
     *waiting.ATTACKS,
     *hangs.ATTACKS,

@@ -1,7 +1,7 @@
 """What may come in: limits on one request and on all that are inside. Decides; never acts."""
 
-from collections.abc import Hashable
 from math import ceil
+from typing import Protocol
 
 from penstock.core.config import Limits
 from penstock.core.errors import Draining, Overloaded, RequestTooLarge
@@ -13,7 +13,7 @@ LAST_PART_BYTES = 1024 * 1024
 
 class Admission:
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+        self.limits = limits
         self._shares: dict[str, list[int]] = {}  # of clients' addresses: requests and bytes inside
         self._most_requests = ceil(limits.client_share * limits.max_inflight_requests)
         # One request always fits.
@@ -27,7 +27,7 @@ class Admission:
 
     def admit(self, request: InferRequest) -> None:
         """Raises, or counts the request in; then `release` must follow."""
-        limits, size = self._limits, request.size_bytes
+        limits, size = self.limits, request.size_bytes
         if self.is_draining:
             raise Draining("this server is shutting down; send the request to another")
         if size > limits.max_message_bytes:
@@ -53,10 +53,10 @@ class Admission:
 
     def check_rows(self, request: InferRequest) -> None:
         for tensor in request.inputs:
-            if tensor.shape and tensor.shape[0] > self._limits.max_rows:
+            if tensor.shape and tensor.shape[0] > self.limits.max_rows:
                 raise RequestTooLarge(
                     f"input '{tensor.name}' has {tensor.shape[0]} rows, over limits.max_rows "
-                    f"({self._limits.max_rows}): split the request"
+                    f"({self.limits.max_rows}): split the request"
                 )
 
     def release(self, request: InferRequest) -> None:
@@ -69,27 +69,37 @@ class Admission:
             del self._shares[request.client]
 
 
+class SlowClient(Protocol):
+    def give_up(self) -> None:
+        """What it holds goes, and its client."""
+
+
 class HeldBytes:
     """What is held for clients who are slow to send or to take the rest. Beyond its bound, who has held longest goes:
     one who comes at speed is not kept out by those who stall."""
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held: dict[Hashable, int] = {}
+        self.max_bytes = max_bytes
+        self._held: dict[SlowClient, int] = {}
         self.bytes = 0
 
-    def add(self, holder: Hashable, size: int) -> list[Hashable]:
-        """Returns who must go, the holder itself perhaps; they hold nothing any more."""
+    def hold(self, holder: SlowClient, size: int) -> None:
+        """Has those give up who must go, the holder itself perhaps."""
+        for gone in self.add(holder, size):
+            gone.give_up()
+
+    def add(self, holder: SlowClient, size: int) -> list[SlowClient]:
+        """Returns who must go; they hold nothing any more."""
         self._held[holder] = self._held.get(holder, 0) + size
         self.bytes += size
-        gone: list[Hashable] = []
-        while self.bytes > self._max_bytes:
+        gone: list[SlowClient] = []
+        while self.bytes > self.max_bytes:
             longest = next(iter(self._held))
             self.drop(longest)
             gone.append(longest)
         return gone
 
-    def take(self, holder: Hashable, size: int) -> None:
+    def take(self, holder: SlowClient, size: int) -> None:
         """A part of what it holds is on its way; nothing where it holds nothing any more."""
         left = self._held.get(holder, 0) - size
         if left > 0:
@@ -98,5 +108,5 @@ class HeldBytes:
         else:
             self.drop(holder)
 
-    def drop(self, holder: Hashable) -> None:
+    def drop(self, holder: SlowClient) -> None:
         self.bytes -= self._held.pop(holder, 0)

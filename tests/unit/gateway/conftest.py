@@ -142,7 +142,7 @@ class Served:
         self.resolver.cluster_changed(self.views)
         self.resolver.workers_changed({b.block_id: b for b in BLOCKS})
         dispatcher, serving = cast(Any, FakeDispatcher()), cast(Any, self.serving)
-        serving.resolver = self.resolver
+        serving.resolver, serving.admission = self.resolver, self.admission
         self.catalogue = Catalogue(self.admission, self.resolver, dispatcher, self.control)
         self.limits = Limits(max_message_bytes=MAX_BYTES)
         self.app = self.build_app(Config(allowed_hosts=("penstock",)))

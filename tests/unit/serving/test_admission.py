@@ -1,5 +1,7 @@
 """The limits, and that what is admitted is released."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from penstock.core.config import Limits
@@ -66,16 +68,24 @@ def test_one_address_has_a_share() -> None:
         admission.admit(request(1000, client="mine"))
 
 
+@dataclass(eq=False)
+class Client:
+    has_given_up: bool = False
+
+    def give_up(self) -> None:
+        self.has_given_up = True
+
+
 def test_who_holds_longest_makes_room() -> None:
-    held = HeldBytes(100)
-    assert held.add("first", 40) == []
-    assert held.add("second", 40) == []
-    assert held.add("first", 10) == []
-    assert held.add("third", 60) == ["first"]
-    held.take("second", 10)
+    held, first, second, third, vast = HeldBytes(100), Client(), Client(), Client(), Client()
+    assert held.add(first, 40) == []
+    assert held.add(second, 40) == []
+    assert held.add(first, 10) == []
+    assert held.add(third, 60) == [first]
+    held.take(second, 10)
     assert held.bytes == 90
-    held.take("second", 30)
-    held.take("first", 10)
+    held.take(second, 30)
+    held.take(first, 10)
     assert held.bytes == 60
-    assert held.add("vast", 101) == ["third", "vast"]
-    assert held.bytes == 0
+    held.hold(vast, 101)
+    assert (held.bytes, third.has_given_up, vast.has_given_up) == (0, True, True)

@@ -18,6 +18,7 @@ from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.grpc.oip_codec import decode_request, decode_typed, encode_response, find_targets
 from penstock.gateway.grpc.oip_wire import TypedMessage, find_contents
+from penstock.gateway.grpc.traffic import GrpcTraffic
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -48,19 +49,24 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         self._catalogue = catalogue
         self._memory = memory
         self._large = large or LargeMessages(Limits())
+        self.traffic = GrpcTraffic(serving.admission)
 
     async def ModelInfer(self, message: InferMessage, context: Context) -> pb.ModelInferResponse:  # noqa: N802
         if type(message) is not pb.ModelInferRequest:
             message, request, targets = await self._decode_typed(message, context, "grpc")
         else:
             request, targets = self._decode(message, context, "grpc")
-        return encode_response(await self._serving.serve(request), message, targets)
+        response = await self._serving.serve(request)
+        size_bytes = sum([len(tensor.data) for tensor in response.outputs])
+        if size_bytes > LARGE_BYTES:
+            self.traffic.hold_answer(context, size_bytes)
+        return encode_response(response, message, targets)
 
     async def ModelStreamInfer(self, messages: AsyncIterator[InferMessage], context: Context) -> None:  # noqa: N802
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
         stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(self._serving, is_ordered, "grpc-stream")
         try:
-            await stream.run(self._exchanges(messages, context), context.write)
+            await stream.run(self._exchanges(self.traffic.messages(context), context), context.write)
         except grpc.aio.InternalError as error:  # an answer was on its way when the client left
             raise asyncio.CancelledError from error
 
@@ -109,6 +115,7 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def _add_context(self, request: InferRequest, context: Context) -> None:
         request.timeout_s = context.time_remaining()
+        request.client = context.peer()[5:].rpartition(":")[0]
         if self._serving.is_traced:
             found = dict(context.invocation_metadata() or ()).get("traceparent", "")
             request.traceparent = found if isinstance(found, str) else ""
@@ -181,6 +188,28 @@ class _GrpcExchange:
         failed.parameters["penstock-code"].string_param = error.code
         failed.parameters[FINAL].bool_param = True
         return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
+
+
+def received(answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic) -> Callable[..., Awaitable[Any]]:
+    """Awaits the one message of a call, which gRPC would do unseen."""
+    calls = traffic.calls
+
+    async def answer_received(_: object, context: Context) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        calls[task] = context
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            traffic.explain(task)
+            raise
+        finally:
+            del calls[task]
+        if message is grpc.aio.EOF:
+            raise InvalidRequest("the call has no message")
+        return await answer(message, context)
+
+    return answer_received
 
 
 def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

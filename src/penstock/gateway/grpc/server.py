@@ -1,5 +1,6 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -12,8 +13,10 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, PenstockError
-from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, understood
+from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
+from penstock.gateway.grpc.traffic import GrpcTraffic
+from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
 
@@ -23,6 +26,8 @@ _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # These look themselves at what their reader gives.
 _INFER = (f"{SERVICE}.ModelInfer", f"{SERVICE}.ModelStreamInfer")
+IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
+DEAD_AFTER_MS = 60 * 1000  # without a sign of life, and again without an answer to a ping
 Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 
 
@@ -34,22 +39,39 @@ class GrpcServer:
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 1),
-                ("grpc.max_concurrent_streams", limits.max_inflight_requests),
+                ("grpc.max_concurrent_streams", limits.max_connection_calls),
                 # What waits to be taken up: beyond 1,000, gRPC's own default cancels calls of others at random.
                 ("grpc.server.max_pending_requests", limits.max_inflight_requests),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * limits.max_inflight_requests),
+                ("grpc.max_metadata_size", limits.max_header_bytes),
+                ("grpc.absolute_max_metadata_size", limits.max_header_bytes),
+                ("grpc.max_allowed_incoming_connections", grpc_connections(limits, widen_files())),
+                ("grpc.server_handshake_timeout_ms", int(1000 * limits.header_timeout_s)),
+                ("grpc.max_connection_idle_ms", IDLE_MS),
+                ("grpc.keepalive_time_ms", DEAD_AFTER_MS),
+                ("grpc.keepalive_timeout_ms", DEAD_AFTER_MS),
+                # Else the windows grow with what comes, also of messages that nobody awaits.
+                ("grpc.http2.bdp_probe", 0),
             ]
         )
-        methods = {name: handler for servicer in (*further, edge) for name, handler in _methods_of(servicer, limits)}
+        self._traffic = edge.traffic
+        self._looking: asyncio.Task[None] | None = None
+        methods = {
+            name: handler
+            for servicer in (*further, edge)
+            for name, handler in _methods_of(servicer, limits, edge.traffic)
+        }
         self._server.add_registered_method_handlers(SERVICE, methods)
         self._health = health_aio.HealthServicer()
         self._add_small(_HEALTH, limits, Check=self._health.Check, Watch=self._health.Watch)
         reflect = reflection.aio.ReflectionServicer((SERVICE,), pool=POOL).ServerReflectionInfo
-        self._add_small(_REFLECTION, limits, ServerReflectionInfo=partial(_stream, reflect))
+        self._add_small(_REFLECTION, limits, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
 
     def _add_small(self, service: Any, limits: Limits, **answers: Any) -> None:
         """Adds a service that others wrote, with our bound on its messages and our errors."""
-        handlers = {name: _handler(service.methods_by_name[name], answers[name], limits) for name in answers}
+        handlers = {
+            name: _handler(service.methods_by_name[name], answers[name], limits, self._traffic) for name in answers
+        }
         self._server.add_registered_method_handlers(service.full_name, handlers)
 
     async def start(self, host: str, port: int) -> int:
@@ -59,6 +81,7 @@ class GrpcServer:
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
         await self._server.start()
+        self._looking = asyncio.create_task(self._traffic.look_forever(), name="grpc-traffic")
         return int(bound)
 
     async def set_ready(self, is_ready: bool) -> None:
@@ -68,31 +91,33 @@ class GrpcServer:
 
     async def stop(self, grace_s: float) -> None:
         await self._server.stop(grace_s)
+        if self._looking is not None:
+            self._looking.cancel()
 
 
-def _methods_of(servicer: Servicer, limits: Limits) -> Iterator[tuple[str, Any]]:
+def _methods_of(servicer: Servicer, limits: Limits, traffic: GrpcTraffic) -> Iterator[tuple[str, Any]]:
     """What it has itself; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
     for method in _DESCRIPTOR.methods:
         if getattr(type(servicer), method.name) is not getattr(Servicer, method.name):
-            yield method.name, _handler(method, getattr(servicer, method.name), limits)
+            yield method.name, _handler(method, getattr(servicer, method.name), limits, traffic)
 
 
-def _handler(method: Any, answer: Any, limits: Limits) -> Any:
+def _handler(method: Any, answer: Any, limits: Limits, traffic: GrpcTraffic) -> Any:
+    """All are streams to gRPC: so it is we who await messages."""
     if method.full_name in _INFER:
         read: Any = infer_reader(limits)
     else:
         read = control_reader(GetMessageClass(method.input_type).FromString, limits.max_control_bytes)
         answer = answer if method.client_streaming else understood(answer)
-    if method.server_streaming:
-        streams = grpc.stream_stream_rpc_method_handler, grpc.unary_stream_rpc_method_handler
-        make = streams[0] if method.client_streaming else streams[1]
-    else:
-        make = grpc.unary_unary_rpc_method_handler
+    if not method.client_streaming:
+        answer = received(answer, traffic)
+    is_stream = method.server_streaming
+    make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
     return make(guarded(method.name, answer), read, GetMessageClass(method.output_type).SerializeToString)
 
 
-async def _stream(answer: Any, messages: AsyncIterator[Any], context: Any) -> None:
-    async for answered in answer(_readable(messages), context):
+async def _stream(answer: Any, traffic: GrpcTraffic, messages: object, context: Any) -> None:
+    async for answered in answer(_readable(traffic.messages(context)), context):
         await context.write(answered)
 
 

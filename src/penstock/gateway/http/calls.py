@@ -63,7 +63,7 @@ class RestCalls:
         headers: Headers = dict(request.scope["headers"])
         limit, declared = self.limits.max_control_bytes, headers.get(b"content-length", b"0")
         if declared.isdigit() and len(declared) <= len(str(limit)) and int(declared) <= limit:
-            body = await read_body(headers, request.receive, self.limits.max_message_bytes)
+            body = await read_body(headers, request.receive, self._large)
             if len(body) <= limit:
                 return body
         raise RequestTooLarge(f"the body is over limits.max_control_bytes ({limit}): send less")
@@ -75,7 +75,7 @@ class RestCalls:
 
     async def read(self, request: Request) -> RestCall:
         headers: Headers = dict(request.scope["headers"])
-        return RestCall(request, await read_body(headers, request.receive, self.limits.max_message_bytes))
+        return RestCall(request, await read_body(headers, request.receive, self._large))
 
     async def json(self, call: RestCall, work: Callable[[dict[str, Any]], T], or_else: str = "") -> T:
         """What `work` makes of the body's object; `or_else` names what the route takes beside JSON."""
@@ -118,6 +118,7 @@ class RestCalls:
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
         request.request_id = call.request_id = request.request_id or call.request_id
         request.protocol = "rest"
+        request.client = call.request.client.host if call.request.client else ""
         request.timeout_s = http_message.timeout_s(call.headers)
         request.traceparent = http_message.traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)

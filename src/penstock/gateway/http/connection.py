@@ -96,7 +96,9 @@ class InferProtocol(BoundedProtocol):
         return _PlainRequest(headers, *names, self.parser.should_keep_alive())
 
     async def _infer(self, request: "_PlainRequest") -> None:
-        answer = await self._endpoint.infer(request.headers, request.body, request.model, request.version)
+        answer = await self._endpoint.infer(
+            request.headers, request.body, request.model, request.version, self._address or ""
+        )
         if self.flow.write_paused:
             await self.flow.drain()
         if self.transport.is_closing():

@@ -1,6 +1,5 @@
 """HTTP at the level of ASGI: headers that mean something here, bodies read within limits, answers compressed."""
 
-import asyncio
 import re
 import zlib
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -11,7 +10,7 @@ import orjson
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, RequestTooLarge
 from penstock.gateway.http.json_size import check_size
-from penstock.gateway.large import LARGE_BYTES
+from penstock.gateway.large import LARGE_BYTES, LargeMessages
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -19,10 +18,12 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = dict[bytes, bytes]
 
 COMPRESS_FROM_BYTES = 4096  # smaller answers travel in a few packets anyway
-IN_THREAD_FROM_BYTES = 64 * 1024
 MAX_TIMEOUT_MS = 86_400_000
 JSON = b"application/json"
 OCTETS = b"application/octet-stream"
+MAX_RATIO = 200  # of a body to what it was compressed to
+SPARED_BYTES = 4 * 1024 * 1024  # of a body do no harm, whatever they came as
+STEP_BYTES = 1024 * 1024
 ZLIB_OR_GZIP = zlib.MAX_WBITS | 32
 ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 PRINTABLE = re.compile(rb"[\x21-\x7e]{1,256}")
@@ -32,16 +33,20 @@ class ClientLeft(Exception):
     """There is nobody to answer."""
 
 
-async def read_body(headers: Headers, receive: Receive, max_bytes: int) -> bytes:
+async def read_body(headers: Headers, receive: Receive, large: LargeMessages) -> bytes:
     """The whole body, decompressed; raises as soon as it is known to be too large."""
-    declared = headers.get(b"content-length", b"")
+    declared, max_bytes = headers.get(b"content-length", b""), large.limits.max_message_bytes
     if declared.isdigit() and (len(declared) > 18 or int(declared) > max_bytes):
         raise too_large(max_bytes)
     body = await _read(receive, max_bytes)
     encoding = headers.get(b"content-encoding")
-    if encoding is not None and encoding != b"identity":
-        body = await asyncio.to_thread(decompress, body, encoding.decode("latin-1").strip().lower(), max_bytes)
-    return body
+    if encoding is None or encoding == b"identity":
+        return body
+    unpacking = Unpacking(body, encoding.decode("latin-1").strip().lower(), max_bytes)
+    del body
+    if unpacking.is_short():
+        return unpacking.plain()
+    return await large.decode(unpacking.max_bytes, unpacking.plain)
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
@@ -64,20 +69,47 @@ def too_large(max_bytes: int) -> RequestTooLarge:
     return RequestTooLarge(f"the body is over limits.max_message_bytes ({max_bytes}): send less")
 
 
-def decompress(body: bytes, encoding: str, max_bytes: int) -> bytes:
-    if encoding not in ENCODINGS:
-        raise InvalidRequest(f"content-encoding '{encoding[:40]}' is not understood; use gzip, deflate or none")
-    stream = zlib.decompressobj(ZLIB_OR_GZIP)
-    try:
-        # One byte more than allowed tells a bomb from a body that just fits.
-        plain = stream.decompress(body, max_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(f"the body is not valid {encoding}: {error}") from error
-    if len(plain) > max_bytes:
-        raise too_large(max_bytes)
-    if not stream.eof or stream.unused_data:
-        raise InvalidRequest(f"the body is not valid {encoding}: it is cut off, or something follows it")
-    return plain
+class Unpacking:
+    """A compressed body on its way to what it was: as far as that is not too much, and not too much for its size."""
+
+    def __init__(self, body: bytes, encoding: str, max_bytes: int) -> None:
+        if encoding not in ENCODINGS:
+            raise InvalidRequest(f"content-encoding '{encoding[:40]}' is not understood; use gzip, deflate or none")
+        self._encoding = encoding
+        self._limit = max_bytes
+        # All that it may become: more than that is a bomb.
+        self.max_bytes = min(max_bytes, max(MAX_RATIO * len(body), SPARED_BYTES))
+        self._stream = zlib.decompressobj(ZLIB_OR_GZIP)
+        self._rest = body
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_done = False
+
+    def is_short(self) -> bool:
+        """Whether one step was enough."""
+        self._step(LARGE_BYTES)
+        return self._is_done
+
+    def plain(self) -> bytes:
+        while not self._is_done:
+            self._step(STEP_BYTES)
+        if not self._stream.eof or self._stream.unused_data:
+            raise InvalidRequest(f"the body is not valid {self._encoding}: it is cut off, or something follows it")
+        return b"".join(self._parts)
+
+    def _step(self, most_bytes: int) -> None:
+        try:
+            part = self._stream.decompress(self._rest, most_bytes)
+        except zlib.error as error:
+            raise InvalidRequest(f"the body is not valid {self._encoding}: {error}") from error
+        self._parts.append(part)
+        self._size += len(part)
+        self._rest = self._stream.unconsumed_tail
+        self._is_done = self._stream.eof or (not self._rest and len(part) < most_bytes)
+        if self._size > self._limit:
+            raise too_large(self._limit)
+        if self._size > self.max_bytes:
+            raise RequestTooLarge(f"the body is over {MAX_RATIO} times as large as it came: send it as it is")
 
 
 def parse_json(raw: bytes | memoryview, limits: Limits) -> Any:
@@ -146,7 +178,7 @@ def weights(header: str) -> dict[str, float]:
     return found
 
 
-async def compress(body: bytes, headers: Headers) -> tuple[bytes, str | None]:
+async def compress(body: bytes, headers: Headers, large: LargeMessages) -> tuple[bytes, str | None]:
     """The body and its content-encoding, as the client's Accept-Encoding wishes."""
     accepted = headers.get(b"accept-encoding")
     if accepted is None or len(body) < COMPRESS_FROM_BYTES:
@@ -155,9 +187,9 @@ async def compress(body: bytes, headers: Headers) -> tuple[bytes, str | None]:
     best = max(("gzip", "deflate"), key=lambda name: wanted.get(name, wanted.get("*", 0.0)))
     if wanted.get(best, wanted.get("*", 0.0)) <= 0.0:
         return body, None
-    if len(body) < IN_THREAD_FROM_BYTES:
+    if len(body) <= LARGE_BYTES:
         return _deflate(body, best), best
-    return await asyncio.to_thread(_deflate, body, best), best
+    return await large.encode(len(body), _deflate, body, best), best
 
 
 def _deflate(body: bytes, encoding: str) -> bytes:

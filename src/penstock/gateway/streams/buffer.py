@@ -21,6 +21,7 @@ class StreamSlot(Generic[A]):
     request_bytes: int
     held_bytes: int
     is_decoupled: bool
+    answer_bytes: int = 0
     answer: A = field(init=False)  # while has_answer
     has_answer: bool = False  # that waits to be sent
     is_last: bool = False
@@ -60,6 +61,7 @@ class StreamBuffer(Generic[A]):
         assert not slot.has_answer, "one answer of a request at a time"
         assert not slot.is_last, "none after the last"
         slot.answer = answer
+        slot.answer_bytes = answer_bytes
         slot.has_answer = True
         slot.is_last = is_last
         self._hold(slot, answer_bytes if is_last else slot.request_bytes + answer_bytes)

@@ -17,8 +17,8 @@ A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 
 log = structlog.get_logger()
-# A client that takes no answer for so long is as good as gone.
-STALL_S = 300.0
+# Smaller answers are not counted: a stream has no more than its window of them.
+COUNTED_BYTES = 16 * 1024
 EMPTY_FINAL = "triton_enable_empty_final_response"
 FINAL = "triton_final_response"
 
@@ -44,6 +44,8 @@ class RequestStream(Generic[A]):
         """`where` names the edge in the log."""
         self._serving = serving
         self._where = where
+        self._admission = serving.admission
+        self._watch: _StallWatch | None = None
         self._buffer: StreamBuffer[A] = StreamBuffer(is_ordered)
         self._room = asyncio.Event()
         self._idle: asyncio.Future[None] | None = None  # the writer, while there is nothing to send
@@ -54,7 +56,7 @@ class RequestStream(Generic[A]):
         """Until the client has said all and heard all. What is inside when it fails or is cancelled is cancelled."""
         reader = asyncio.create_task(self._read(exchanges))
         reader.add_done_callback(self._reader_ended)
-        watch = _StallWatch()
+        watch = self._watch = _StallWatch(self._admission.limits.answer_timeout_s)
         try:
             while True:
                 slot = self._buffer.next()
@@ -75,9 +77,15 @@ class RequestStream(Generic[A]):
             raise
         finally:
             watch.close()
+            self._admission.unsent.drop(self)
             reader.cancel()
             for task in self._running:
                 task.cancel()
+
+    def give_up(self) -> None:
+        """Its answers are not taken, and others need the room."""
+        if self._watch is not None:
+            self._watch.give_up("the client took too few of its answers")
 
     async def _read(self, exchanges: AsyncIterator[Exchange[A]]) -> None:
         while True:
@@ -148,6 +156,8 @@ class RequestStream(Generic[A]):
 
     def _put(self, slot: StreamSlot[A], answer: A, size_bytes: int, is_last: bool = True) -> None:
         self._buffer.put(slot, answer, size_bytes, is_last)
+        if size_bytes > COUNTED_BYTES:
+            self._admission.unsent.hold(self, size_bytes)
         self._room.set()  # the answer may be smaller than what was kept free for it
         self._wake_writer()
 
@@ -160,6 +170,8 @@ class RequestStream(Generic[A]):
 
     def _was_sent(self, slot: StreamSlot[A]) -> None:
         self._buffer.sent(slot)
+        if slot.answer_bytes > COUNTED_BYTES:
+            self._admission.unsent.take(self, slot.answer_bytes)
         self._room.set()
         if slot.is_decoupled:
             waiting = self._unsent.pop(slot, None)
@@ -172,31 +184,36 @@ class RequestStream(Generic[A]):
 
 
 class _StallWatch:
-    """Cancels its task when one answer is not taken for STALL_S. It looks now and then: most are taken at once."""
+    """Cancels its task when one answer is not taken in time. It looks now and then: most are taken at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_s: float) -> None:
         task = asyncio.current_task()
         assert task is not None
         self.sent = 0
         self.is_sending = False
         self._task = task
-        self._is_stalled = False
+        self._patience_s = patience_s
+        self._why = ""
         self._seen = -1  # what was sent when it last looked and found an answer on its way
-        self._timer = asyncio.get_running_loop().call_later(STALL_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(patience_s, self._look)
 
     def explain(self) -> None:
         """Raises what a cancellation by this watch means."""
-        if self._is_stalled:
+        if self._why:
             self._task.uncancel()
-            raise Cancelled(f"the client took no answer for {STALL_S:.0f} seconds") from None
+            raise Cancelled(self._why) from None
+
+    def give_up(self, why: str) -> None:
+        if not self._why:
+            self._why = why
+            self._task.cancel()
 
     def close(self) -> None:
         self._timer.cancel()
 
     def _look(self) -> None:
         if self.is_sending and self.sent == self._seen:
-            self._is_stalled = True
-            self._task.cancel()
+            self.give_up(f"the client took no answer for {self._patience_s:g} seconds")
             return
         self._seen = self.sent if self.is_sending else -1
-        self._timer = asyncio.get_running_loop().call_later(STALL_S, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._look)

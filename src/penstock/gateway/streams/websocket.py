@@ -125,7 +125,9 @@ class WebSocketEdge:
                 options.raw.check(block)
         except ModelNotReady:
             pass
-        return _WebSocketConnection(self, model, version, options, dict(websocket.scope["headers"]))
+        connection = _WebSocketConnection(self, model, version, options, dict(websocket.scope["headers"]))
+        connection.client = websocket.client.host if websocket.client else ""
+        return connection
 
 
 class _WebSocketConnection:
@@ -133,6 +135,7 @@ class _WebSocketConnection:
         self, edge: WebSocketEdge, model: str, version: str, options: StreamOptions, headers: http_message.Headers
     ) -> None:
         self.options = options
+        self.client = ""
         self._edge = edge
         self._model = model
         self._version = version
@@ -166,6 +169,7 @@ class _WebSocketConnection:
             request_id = find_id(message) if raw is None else str(self._count)
             return _WebSocketExchange(edge.large, error, request_id, OutputForm(), message)
         request.model, request.version, request.protocol = self._model, self._version, PROTOCOL
+        request.client = self.client
         request.timeout_s = self._timeout_s
         request.traceparent = self._traceparent
         return _WebSocketExchange(edge.large, request, request.request_id, form, message)

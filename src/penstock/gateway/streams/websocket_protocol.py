@@ -130,8 +130,7 @@ class StreamProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        for connection in self._turnstile.unsent.add(self, self.transport.get_write_buffer_size()):
-            connection.give_up()  # type: ignore[attr-defined]
+        self._turnstile.unsent.hold(self, self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.core.config import Limits
 from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, QueueFull, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor
 from penstock.gateway.streams import stream as request_stream
 from penstock.gateway.streams.buffer import STREAM_WINDOW
 from penstock.gateway.streams.stream import EMPTY_FINAL, RequestStream
+from penstock.serving.admission import Admission
 
 WAIT_S = 10.0
 BAD = "bad"
@@ -56,7 +58,8 @@ class Exchange:
 class Serving:
     """`slow` waits until it is let go; `many` is decoupled, with three answers and an empty last one."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.admission = Admission(limits or Limits())
         self.started: list[str] = []
         self.resolved: list[str] = []
         self.cancelled: list[str] = []
@@ -278,8 +281,24 @@ async def test_a_reader_that_fails_ends_the_stream(serving: Serving) -> None:
     assert serving.cancelled == ["slow"]
 
 
-async def test_who_takes_nothing_for_long_is_given_up(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_stream, "STALL_S", 0.02)
+async def test_answers_count_until_they_are_taken(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_stream, "COUNTED_BYTES", 0)
+    client = Client(serving)
+    client.say("quick", "quick")
+    await settle()
+    assert serving.admission.unsent.bytes == 20
+    client.may_hear.release()
+    await settle()
+    assert serving.admission.unsent.bytes == 10
+    serving.admission.unsent.max_bytes = 15
+    client.say("quick")
+    with pytest.raises(Cancelled, match="too few"):
+        await asyncio.wait_for(client.task, WAIT_S)
+    assert serving.admission.unsent.bytes == 0
+
+
+async def test_who_takes_nothing_for_long_is_given_up() -> None:
+    serving = Serving(Limits(answer_timeout_s=0.02))
     client = Client(serving)
     client.say("quick", "slow")
     with pytest.raises(Cancelled, match="took no answer"):

@@ -48,8 +48,11 @@ class InferEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
-            reading = read_body(headers, receive, self._limits.max_message_bytes)
-            answer = await self.infer(headers, await reading, model, version, receive)  # which lets go of the body
+            reading = read_body(headers, receive, self._large)
+            client = scope.get("client") or ("",)
+            answer = await self.infer(
+                headers, await reading, model, version, client[0], receive
+            )  # which lets go of the body
         except ClientLeft:
             return
         except PenstockError as error:  # the body could not be read
@@ -60,7 +63,7 @@ class InferEndpoint:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def infer(
-        self, headers: Headers, body: bytes, model: str, version: str, receive: Receive | None = None
+        self, headers: Headers, body: bytes, model: str, version: str, client: str, receive: Receive | None = None
     ) -> HttpAnswer:
         """Without `receive`, the caller cancels it when the client leaves; with it, raises ClientLeft."""
         try:
@@ -72,6 +75,7 @@ class InferEndpoint:
             except PenstockError as error:
                 return self._turn_away(error)
             del body
+            request.client = client
             if receive is None:
                 response = await self._serving.serve(request)
             else:
@@ -81,7 +85,7 @@ class InferEndpoint:
                 encoded, header_length = await self._large.encode(size_bytes, encode_infer, *given)
             else:
                 encoded, header_length = encode_infer(*given)
-            return await _answer(headers, encoded, header_length)
+            return await self._answer(headers, encoded, header_length)
         except PenstockError as error:
             return _refusal(error)
         except ClientLeft:
@@ -127,16 +131,15 @@ class InferEndpoint:
         request.traceparent = http_message.traceparent(headers)
         return request, form
 
-
-async def _answer(headers: Headers, body: bytes, header_length: int | None) -> HttpAnswer:
-    extra: list[tuple[bytes, bytes]] = []
-    if header_length is not None:
-        extra.append((HEADER_LENGTH, str(header_length).encode()))
-    if b"accept-encoding" in headers:
-        body, encoding = await http_message.compress(body, headers)
-        if encoding is not None:
-            extra.append((b"content-encoding", encoding.encode()))
-    return HttpAnswer(200, JSON if header_length is None else OCTETS, body, extra)
+    async def _answer(self, headers: Headers, body: bytes, header_length: int | None) -> HttpAnswer:
+        extra: list[tuple[bytes, bytes]] = []
+        if header_length is not None:
+            extra.append((HEADER_LENGTH, str(header_length).encode()))
+        if b"accept-encoding" in headers:
+            body, encoding = await http_message.compress(body, headers, self._large)
+            if encoding is not None:
+                extra.append((b"content-encoding", encoding.encode()))
+        return HttpAnswer(200, JSON if header_length is None else OCTETS, body, extra)
 
 
 def _refusal(error: PenstockError) -> HttpAnswer:

@@ -1,0 +1,189 @@
+"""Answers that nobody takes, and gRPC messages that never end: what is held for such clients has a bound."""
+
+import asyncio
+import socket
+import struct
+import time
+from collections.abc import AsyncIterator
+
+import grpc
+import numpy as np
+
+from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.repository import LOOSE
+from penstock.core.tensors import pack_bytes
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+CLIENTS = 48
+ANSWER_BYTES = 16 * 1024 * 1024
+HOLD_S = 8.0
+HALF_CALLS = 100
+HALF_BYTES = 60 * 1024 * 1024
+HALF_S = 10.0
+INFER = b"/inference.GRPCInferenceService/ModelInfer"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
+UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+STILL = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+
+
+def _large(size_bytes: int = ANSWER_BYTES) -> pb.ModelInferRequest:
+    numbers = np.zeros(size_bytes // 8, dtype=np.int64)
+    message = pb.ModelInferRequest(model_name=LOOSE, raw_input_contents=[numbers.tobytes(), pack_bytes(["a"])])
+    message.inputs.add(name="n", datatype="INT64", shape=(1, len(numbers)))
+    message.inputs.add(name="s", datatype="BYTES", shape=(1, 1))
+    return message
+
+
+async def _unread_http(scene: Scene) -> None:
+    """Asks for large answers on connections whose windows are small, and reads none."""
+    numbers = bytes(ANSWER_BYTES)
+    header = (
+        b'{"inputs": [{"name": "n", "datatype": "INT64", "shape": [1, %d], "parameters": {"binary_data_size": %d}},'
+        b'{"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]}],'
+        b'"parameters": {"binary_data_output": true}}' % (ANSWER_BYTES // 8, ANSWER_BYTES)
+    )
+    request = (
+        b"POST /v2/models/%s/infer HTTP/1.1\r\nhost: 127.0.0.1\r\ninference-header-content-length: %d\r\n"
+        b"content-length: %d\r\n\r\n" % (LOOSE.encode(), len(header), len(header) + len(numbers))
+    )
+    sockets = []
+
+    async def ask() -> None:
+        opened = socket.socket()
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.setblocking(False)
+        sockets.append(opened)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(HOLD_S):
+                await loop.sock_connect(opened, ("127.0.0.1", scene.server.http_port))
+                await loop.sock_sendall(opened, request + header + numbers)
+        except OSError:
+            pass  # thrown out, or not let in
+
+    started = time.monotonic()
+    for _ in range(CLIENTS // 4):
+        await asyncio.gather(*(ask() for _ in range(4)))
+    await asyncio.sleep(max(0.0, HOLD_S - (time.monotonic() - started)))
+    for opened in sockets:
+        opened.close()
+
+
+async def _unread_stream(scene: Scene) -> None:
+    """One gRPC stream that asks and asks."""
+    message = _large()
+
+    async def ask() -> AsyncIterator[pb.ModelInferRequest]:
+        for _ in range(CLIENTS):
+            yield message
+        await asyncio.sleep(HOLD_S)
+
+    async with grpc.aio.insecure_channel(scene.server.grpc, options=STILL) as channel:
+        call = GRPCInferenceServiceStub(channel).ModelStreamInfer(ask())
+        await asyncio.sleep(HOLD_S)
+        call.cancel()
+
+
+async def _unread_calls(scene: Scene) -> None:
+    """Calls on a connection whose window for answers is shut."""
+    message = await asyncio.to_thread(lambda: _large().SerializeToString())
+    prefix = struct.pack(">BI", 0, len(message))
+    await asyncio.to_thread(_half_sent, scene, prefix + message, len(message) + 5, CLIENTS, HOLD_S)
+
+
+async def _half_sent_messages(scene: Scene) -> None:
+    prefix = struct.pack(">BI", 0, HALF_BYTES)
+    message = prefix + bytes(HALF_BYTES - 1)
+    await asyncio.to_thread(_half_sent, scene, message, HALF_BYTES + 5, HALF_CALLS, HALF_S)
+
+
+def _half_sent(scene: Scene, message: bytes, whole: int, calls: int, hold_s: float) -> None:
+    """HTTP/2 by hand: no client of gRPC leaves its windows shut and its messages unfinished."""
+    with socket.create_connection(("127.0.0.1", scene.server.grpc_port)) as opened:
+        opened.settimeout(0.01)
+        _Http2(opened, message, whole, calls).run(time.monotonic() + hold_s)
+
+
+class _Http2:
+    def __init__(self, opened: socket.socket, message: bytes, whole: int, calls: int) -> None:
+        self._socket, self._message, self._whole = opened, memoryview(message), whole
+        self._window = self._initial = 65535
+        self._windows = {1 + 2 * number: self._initial for number in range(calls)}
+        self._sent = dict.fromkeys(self._windows, 0)
+        self._heard = b""
+        # No window for answers: what the server has to say stays with it.
+        self._out = bytearray(PREFACE + _frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        headers = {
+            b":method": b"POST",
+            b":scheme": b"http",
+            b":path": INFER,
+            b":authority": b"localhost",
+            b"content-type": b"application/grpc",
+            b"te": b"trailers",
+        }
+        block = b"".join(
+            b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in headers.items()
+        )
+        for stream in self._windows:
+            self._out += _frame(HEADERS, 4, stream, block)
+
+    def run(self, until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                if self._out:
+                    del self._out[: self._socket.send(self._out[: 1 << 20])]
+                self._heard += self._socket.recv(1 << 18)
+            except TimeoutError:
+                pass
+            except OSError:
+                return  # thrown out
+            self._listen()
+            if len(self._out) < 1 << 20:
+                self._send()
+
+    def _send(self) -> None:
+        for stream, sent in self._sent.items():
+            size = min(self._windows[stream], self._window, 16384, len(self._message) - sent)
+            if size > 0:
+                part = bytes(self._message[sent : sent + size])
+                is_last = sent + size == self._whole
+                self._out += _frame(DATA, 1 if is_last else 0, stream, part)
+                self._sent[stream] += size
+                self._windows[stream] -= size
+                self._window -= size
+
+    def _listen(self) -> None:
+        while len(self._heard) >= 9 and len(self._heard) >= (end := 9 + int.from_bytes(self._heard[:3], "big")):
+            kind, flags, stream = self._heard[3], self._heard[4], int.from_bytes(self._heard[5:9], "big")
+            body, self._heard = self._heard[9:end], self._heard[end:]
+            if kind == WINDOW and stream:
+                self._windows[stream] = self._windows.get(stream, 0) + int.from_bytes(body, "big")
+            elif kind == WINDOW:
+                self._window += int.from_bytes(body, "big")
+            elif kind == SETTINGS and not flags & 1:
+                self._out += _frame(SETTINGS, 1, 0)
+                self._set(body)
+            elif kind == PING and not flags & 1:
+                self._out += _frame(PING, 1, 0, body)
+            elif kind == RESET or (kind == HEADERS and flags & 1):
+                self._sent.pop(stream, None)
+
+    def _set(self, body: bytes) -> None:
+        for name, value in struct.iter_unpack(">HI", body):
+            if name == 4:
+                self._windows = {stream: window + value - self._initial for stream, window in self._windows.items()}
+                self._initial = value
+
+
+def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+    return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
+
+
+ATTACKS = (
+    Attack("4 unread answers over HTTP", _unread_http),
+    Attack("4 unread answers on a gRPC stream", _unread_stream),
+    Attack("4 unread answers of gRPC calls", _unread_calls),
+    Attack("4 half-sent gRPC messages", _half_sent_messages),
+)

@@ -1,0 +1,127 @@
+"""gRPC messages that are on their way in, and answers on their way out: gRPC holds both, and has no bound on either.
+
+How much it has of messages that are not whole, it tells nobody. So what this process holds in all is looked at while
+many are awaited, and where that grows too much, those go whose connection awaits most. What nobody awaits is not
+taken from the network.
+"""
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, TypeAlias
+from urllib.parse import unquote
+
+import grpc
+import psutil
+
+from penstock.core.errors import Overloaded, PenstockError, TooSlow
+from penstock.serving.admission import Admission
+
+Context: TypeAlias = grpc.aio.ServicerContext
+Task: TypeAlias = asyncio.Task[Any]
+LOOK_S = 0.1
+FEW = 4  # messages of the largest size do no harm
+SLOW_S = 0.25  # most are here at once
+FILES = "/proc/self/fd"
+
+
+class GrpcTraffic:
+    def __init__(self, admission: Admission) -> None:
+        self.calls: dict[Task, Context] = {}  # that await their one message
+        self._streams: dict[Task, Context] = {}  # that await their next, perhaps for long
+        self._unsent = admission.unsent
+        self._answers: dict[UnsentAnswer, None] = {}
+        self._patience_s = admission.limits.message_timeout_s
+        self._max_bytes = admission.coming.max_bytes
+        self._since: dict[object, float] = {}
+        self._ended: dict[Task, PenstockError] = {}
+        self._process = psutil.Process()
+        self._held_before = 0
+
+    async def look_forever(self) -> None:
+        while True:
+            self.look(asyncio.get_running_loop().time(), self._process.memory_info().rss)
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: float, held_bytes: int) -> None:
+        awaited = {**self._streams, **self.calls}
+        self._since = {each: self._since.get(each, now) for each in (*awaited, *self._answers)}
+        for task in self.calls:
+            if now - self._since[task] > self._patience_s:
+                self._end(task, TooSlow(f"the message was not whole after {self._patience_s:g} seconds"))
+        for answer in self._answers:
+            if now - self._since[answer] > self._patience_s:
+                answer.give_up()
+        if len(awaited) <= FEW:
+            self._held_before = held_bytes
+        elif held_bytes - self._held_before > self._max_bytes:
+            self._make_room({task: each for task, each in awaited.items() if now - self._since[task] >= SLOW_S})
+
+    def explain(self, task: Task) -> None:
+        """Raises what a cancellation of this task means, where it was ended here."""
+        error = self._ended.pop(task, None)
+        if error is not None:
+            task.uncancel()
+            raise error from None
+
+    async def messages(self, context: Context) -> AsyncIterator[Any]:
+        """Those of a stream."""
+        while True:
+            task = asyncio.current_task()
+            assert task is not None
+            self._streams[task] = context
+            try:
+                message = await context.read()
+            except asyncio.CancelledError:
+                self.explain(task)
+                raise
+            finally:
+                del self._streams[task]
+            if message is grpc.aio.EOF:
+                return
+            yield message
+            del message  # the next may be long in coming
+
+    def hold_answer(self, context: Context, size: int) -> None:
+        """Counts an answer until its client has taken it."""
+        answer = UnsentAnswer(context)
+        self._answers[answer] = None
+
+        def was_taken(_: Context) -> None:
+            del self._answers[answer]
+            self._unsent.drop(answer)
+
+        context.add_done_callback(was_taken)
+        self._unsent.hold(answer, size)
+
+    def _make_room(self, slow: dict[Task, Context]) -> None:
+        peers = {task: context.peer() for task, context in slow.items()}
+        if peers:
+            ((worst, _),) = Counter(peers.values()).most_common(1)
+            for task, peer in peers.items():
+                if peer == worst:
+                    self._end(task, Overloaded("too much is held of messages that are not whole; try again later"))
+
+    def _end(self, task: Task, error: PenstockError) -> None:
+        if task not in self._ended:
+            self._ended[task] = error
+            task.cancel()
+
+
+class UnsentAnswer:
+    def __init__(self, context: Context) -> None:
+        self._peer = context.peer()
+
+    def give_up(self) -> None:
+        """Closes its client's connection, for which gRPC has no call."""
+        address, _, port = unquote(self._peer.partition(":")[2]).rpartition(":")
+        for name in os.listdir(FILES) if os.path.exists(FILES) else ():
+            with suppress(OSError):
+                if os.readlink(f"{FILES}/{name}").startswith("socket:"):
+                    with socket.socket(fileno=os.dup(int(name))) as found:
+                        peer = found.getpeername() if found.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
+                        if peer[:2] == (address.strip("[]"), int(port)):
+                            found.shutdown(socket.SHUT_RDWR)

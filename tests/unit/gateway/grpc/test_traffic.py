@@ -1,0 +1,152 @@
+"""gRPC messages that do not come to an end, and answers that are not taken."""
+
+import asyncio
+import socket
+from typing import Any, cast
+
+import grpc
+import pytest
+
+from penstock.core.config import Limits
+from penstock.core.errors import Overloaded, TooSlow
+from penstock.gateway.grpc.oip import received
+from penstock.gateway.grpc.traffic import FEW, SLOW_S, GrpcTraffic
+from penstock.serving.admission import Admission
+
+WAIT_S = 10.0
+GROWN = 2**40
+
+
+class Caller:
+    """A call whose message the test gives, or never does."""
+
+    def __init__(self, peer: str = "ipv4:127.0.0.1:1") -> None:
+        self._peer = peer
+        self.message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.callbacks: list[Any] = []
+
+    def peer(self) -> str:
+        return self._peer
+
+    async def read(self) -> Any:
+        return await self.message
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+
+def traffic_within(limits: Limits | None = None) -> GrpcTraffic:
+    return GrpcTraffic(Admission(limits or Limits()))
+
+
+def call(traffic: GrpcTraffic, caller: Caller) -> asyncio.Task[Any]:
+    async def answer(message: Any, context: Any) -> str:
+        return f"to {message}"
+
+    async def run() -> Any:
+        return await received(answer, traffic)(None, cast(Any, caller))
+
+    return asyncio.create_task(run())
+
+
+async def next_message(traffic: GrpcTraffic, caller: Caller) -> Any:
+    return await anext(traffic.messages(cast(Any, caller)))
+
+
+async def test_a_call_has_its_message_and_no_other_end() -> None:
+    traffic, caller = traffic_within(), Caller()
+    task = call(traffic, caller)
+    await asyncio.sleep(0)
+    assert len(traffic.calls) == 1
+    caller.message.set_result("hello")
+    assert await task == "to hello"
+    assert not traffic.calls
+
+
+async def test_a_call_that_a_client_leaves_is_cancelled() -> None:
+    traffic = traffic_within()
+    task = call(traffic, Caller())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_message_that_takes_too_long_is_given_up() -> None:
+    traffic = traffic_within(Limits(message_timeout_s=300))
+    task = call(traffic, Caller())
+    await asyncio.sleep(0)
+    traffic.look(0.0, 0)
+    traffic.look(299.0, 0)
+    await asyncio.sleep(0)
+    assert not task.done()
+    traffic.look(301.0, 0)
+    with pytest.raises(TooSlow):
+        await task
+
+
+async def test_where_memory_grows_the_connection_with_most_unfinished_messages_makes_room() -> None:
+    traffic = traffic_within()
+    traffic.look(0.0, 0)
+    other = call(traffic, Caller("ipv4:127.0.0.1:2"))
+    many = [call(traffic, Caller()) for _ in range(FEW)]
+    await asyncio.sleep(0)
+    traffic.look(1.0, GROWN)
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in many)  # they have just begun
+    traffic.look(1.0 + SLOW_S, GROWN)
+    for task in many:
+        with pytest.raises(Overloaded):
+            await task
+    assert not other.done()
+    other.cancel()
+
+
+async def test_many_unfinished_messages_that_take_no_room_stay() -> None:
+    traffic = traffic_within()
+    many = [call(traffic, Caller()) for _ in range(100)]
+    await asyncio.sleep(0)
+    for second in range(100):
+        traffic.look(second, 1000)
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in many)
+    for task in many:
+        task.cancel()
+
+
+async def test_a_stream_waits_for_ever_and_makes_room() -> None:
+    traffic = traffic_within()
+    traffic.look(0.0, 0)
+    callers = [Caller() for _ in range(FEW + 1)]
+    tasks = [asyncio.create_task(next_message(traffic, caller)) for caller in callers]
+    await asyncio.sleep(0)
+    traffic.look(0.0, 0)
+    traffic.look(10_000.0, 0)
+    callers[0].message.set_result("hello")
+    assert await tasks[0] == "hello"
+    tasks[0] = asyncio.create_task(next_message(traffic, Caller()))
+    await asyncio.sleep(0)
+    traffic.look(10_001.0, GROWN)
+    for task in tasks[1:]:
+        with pytest.raises(Overloaded):
+            await task
+    tasks[0].cancel()
+
+
+async def test_answers_count_until_they_are_taken_and_their_connections_are_closed() -> None:
+    admission = Admission(Limits())
+    traffic = GrpcTraffic(admission)
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as peer:
+        accepted, (address, port) = listening.accept()
+        caller = Caller(f"ipv4:{address}:{port}")
+        context = cast(grpc.aio.ServicerContext[Any, Any], caller)
+        traffic.hold_answer(context, 1000)
+        assert admission.unsent.bytes == 1000
+        caller.callbacks[0](context)
+        assert admission.unsent.bytes == 0
+        traffic.hold_answer(context, 1000)
+        traffic.look(0.0, 0)
+        traffic.look(1000.0, 0)
+        peer.settimeout(WAIT_S)
+        assert peer.recv(1) == b""
+        accepted.close()
