@@ -229,7 +229,7 @@ async def _control(scene: Scene) -> None:
 
 async def _websocket(scene: Scene) -> None:
     url = f"ws://{scene.server.http}/v2/models/{LOOSE}/stream"
-    for name in ("small numbers", "many parameters", "empty lists", "one huge text", "a million inputs"):
+    for name in WS:
         body = await _made(OIP_SHAPES[name])
 
         async def ask(text: str = body.decode()) -> str:
@@ -302,6 +302,7 @@ async def _large_answers(scene: Scene) -> None:
             _judge(scene, f"{count} elements", await _at_once(ask), ("500", "503", "504"))
 
 
+WS = ("small numbers", "many parameters", "empty lists", "one huge text", "a million inputs")
 NUMBERS = ("small numbers", "long numbers", "as many numbers as are taken", "texts")
 LISTS = ("empty lists", "empty objects", "deep lists", "deep objects", "blanks")
 MANY = ("a million inputs", "inputs without elements", "many parameters", "many outputs")

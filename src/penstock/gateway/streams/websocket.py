@@ -27,6 +27,7 @@ from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.gateway.streams.websocket_codec import (
     Message,
     RawForm,
+    Utf8,
     decode_message,
     encode_answer,
     encode_error,
@@ -104,7 +105,7 @@ class WebSocketEdge:
         await websocket.accept()
 
         async def send(message: Message) -> None:
-            await (websocket.send_text(message) if isinstance(message, str) else websocket.send_bytes(message))
+            await websocket.send({"type": "websocket.send", "text" if isinstance(message, Utf8) else "bytes": message})
 
         stream: RequestStream[Message] = RequestStream(self.serving, connection.options.is_ordered, PROTOCOL)
         try:
@@ -144,7 +145,7 @@ class _WebSocketConnection:
         self._count = 0
 
     async def exchanges(self, websocket: WebSocket) -> "AsyncIterator[_WebSocketExchange]":
-        while (message := await _receive(websocket)) is not LEAVING:
+        while (message := await _receive(websocket)) is not None:
             yield await self._open_exchange(message)
             del message  # the next may be long in coming
 
@@ -201,7 +202,7 @@ class _WebSocketExchange:
         self.size_bytes = len(message)
         self._request_id = request_id
         self._form = form
-        self._is_text = isinstance(message, str)
+        self._is_text = isinstance(message, Utf8)
 
     async def encode(self, response: InferResponse, is_decoupled: bool) -> tuple[Message, int]:
         encoded: Message
@@ -223,12 +224,13 @@ class _WebSocketExchange:
         return encoded, len(encoded)
 
 
-async def _receive(websocket: WebSocket) -> Message:
+async def _receive(websocket: WebSocket) -> Message | None:
+    """The next message; none when the server is about to leave."""
     event = await websocket.receive()
     if event["type"] == "websocket.disconnect":
         raise ClientLeft
-    text: str | None = event.get("text")
-    if text is not None:
-        return text
-    found: bytes = event["bytes"]
+    text = event.get("text")
+    if text is LEAVING:
+        return None
+    found: Message = event["bytes"] if text is None else text
     return found

@@ -1,15 +1,18 @@
 """uvicorn's WebSocket connection, for peers that are read only as fast as they take their answers."""
 
 import asyncio
+from codecs import getincrementaldecoder
 from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
 from penstock.gateway.streams.websocket import LEAVING
+from penstock.gateway.streams.websocket_codec import Utf8
 from penstock.gateway.turnstile import Outlet, Turnstile
 
 NOT_TEXT = 1007
+PIECE_BYTES = 64 * 1024
 STEP_BYTES = 4096  # parsed at once: as many as seven hundred frames
 FRAGMENTS = 64  # that a message may have, however small; those beyond must have FRAGMENT_BYTES each
 FRAGMENT_BYTES = 1024
@@ -116,12 +119,14 @@ class StreamProtocol(WebSocketsSansIOProtocol):
 
     def send_receive_event_to_app(self) -> None:
         self._fragment_bytes = 0
-        if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
-            self.frames = []
-            self.conn.fail(NOT_TEXT, "a text message must be UTF-8")
-            self.handle_parser_exception()
-        else:
-            super().send_receive_event_to_app()
+        if self.curr_msg_data_type == "text":
+            self.frames = [Utf8(b"".join(self.frames))]
+            if not _is_text(self.frames[0]):
+                self.frames = []
+                self.conn.fail(NOT_TEXT, "a text message must be UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
 
     async def send(self, message: Any) -> None:
         await super().send(message)
@@ -163,8 +168,14 @@ class StreamProtocol(WebSocketsSansIOProtocol):
 
 
 def _is_text(data: bytes) -> bool:
+    """Piece by piece: nobody wants the text itself."""
+    if data.isascii():
+        return True
+    decoder = getincrementaldecoder("utf-8")()
     try:
-        data.decode()
+        for start in range(0, len(data), PIECE_BYTES):
+            decoder.decode(data[start : start + PIECE_BYTES])
+        decoder.decode(b"", True)
     except UnicodeDecodeError:
         return False
     return True

@@ -14,7 +14,9 @@ from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.gateway.http.oip.codec import OutputForm
 from penstock.gateway.streams.websocket import StreamOptions, read_options
 from penstock.gateway.streams.websocket_codec import (
+    Message,
     RawForm,
+    Utf8,
     decode_message,
     encode_answer,
     encode_error,
@@ -26,8 +28,12 @@ X = np.array([[1.5, -2.0]], np.float32)
 NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1, 2]}
 
 
-def text(**more: Any) -> str:
-    return json.dumps({"inputs": [{**NUMBERS, "data": [1.5, -2.0]}], **more})
+def utf8(raw: bytes) -> Message:
+    return Utf8(raw)
+
+
+def text(**more: Any) -> Message:
+    return utf8(json.dumps({"inputs": [{**NUMBERS, "data": [1.5, -2.0]}], **more}).encode())
 
 
 def binary(header: dict[str, Any], *tensors: bytes) -> bytes:
@@ -46,9 +52,9 @@ def response(*outputs: Tensor, request_id: str = "7") -> InferResponse:
 Y = Tensor("y", "FP32", (1, 2), X.tobytes())
 
 
-def answer(message: str | bytes) -> str | bytes:
+def answer(message: Message) -> Message:
     request, form = decode_message(message)
-    return encode_answer(response(Y), request, form, isinstance(message, str))
+    return encode_answer(response(Y), request, form, isinstance(message, Utf8))
 
 
 def test_text_is_rest_s_json_both_ways() -> None:
@@ -56,8 +62,8 @@ def test_text_is_rest_s_json_both_ways() -> None:
     assert (request.request_id, request.parameters, form.is_binary) == ("7", {"mode": "fast"}, False)
     np.testing.assert_array_equal(np.frombuffer(request.inputs[0].data, np.float32), X[0])
     found = answer(text(id="7"))
-    assert isinstance(found, str)
-    assert json.loads(found) == {
+    assert isinstance(found, Utf8)
+    assert json.loads(bytes(found)) == {
         "model_name": "m",
         "model_version": "1",
         "id": "7",
@@ -93,9 +99,9 @@ def test_text_that_asks_for_binary_outputs_gets_a_binary_message() -> None:
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        ("", "not JSON"),
-        ("[]", "must be a JSON object"),
-        ("{}", "'inputs' must be a list"),
+        (utf8(b""), "not JSON"),
+        (utf8(b"[]"), "must be a JSON object"),
+        (utf8(b"{}"), "'inputs' must be a list"),
         (text(id=7), "'id' must be a string"),
         (b"", "begins with the length"),
         (b"\x01\x00", "begins with the length"),
@@ -104,8 +110,9 @@ def test_text_that_asks_for_binary_outputs_gets_a_binary_message() -> None:
         (binary({"inputs": []}, b"more"), "4 bytes follow"),
         (binary({"inputs": [{**NUMBERS, "parameters": {"binary_data_size": 8}}]}, b"few"), "claims 8 bytes"),
     ],
+    ids=repr,
 )
-def test_what_cannot_be_read(message: str | bytes, says: str) -> None:
+def test_what_cannot_be_read(message: Message, says: str) -> None:
     with pytest.raises(PenstockError, match=says):
         decode_message(message)
 
@@ -113,32 +120,33 @@ def test_what_cannot_be_read(message: str | bytes, says: str) -> None:
 @pytest.mark.parametrize(
     ("message", "request_id"),
     [
-        ('{"id": "a", "inputs": 3}', "a"),
-        ('{"id": 3}', ""),
-        ("[1]", ""),
-        ("{", ""),
+        (utf8(b'{"id": "a", "inputs": 3}'), "a"),
+        (utf8(b'{"id": 3}'), ""),
+        (utf8(b"[1]"), ""),
+        (utf8(b"{"), ""),
         (binary({"id": "b"}), "b"),
         (b"\xff", ""),
-        (json.dumps({"id": "x" * 10_000}), ""),
+        (utf8(json.dumps({"id": "x" * 10_000}).encode()), ""),
+        (text(id="large", parameters={"a": "a" * 2**16}), ""),
     ],
+    ids=repr,
 )
-def test_the_id_of_what_is_wrong_otherwise(message: str | bytes, request_id: str) -> None:
+def test_the_id_of_what_is_wrong_otherwise(message: Message, request_id: str) -> None:
     assert find_id(message) == request_id
 
 
 def test_errors_say_what_why_and_whose() -> None:
-    assert json.loads(encode_error(QueueFull("full"), "7")) == {"error": "full", "code": "queue_full", "id": "7"}
+    assert json.loads(bytes(encode_error(QueueFull("full"), "7"))) == {"error": "full", "code": "queue_full", "id": "7"}
 
 
 def test_raw_messages_are_one_element_each() -> None:
     form = RawForm("image", "larger")
-    for message in (b"\x89PNG", "text"):
+    for message in (b"\x89PNG", utf8(b"text")):
         request = form.decode(message, 2)
         (tensor,) = request.inputs
         assert (tensor.name, tensor.datatype, tensor.shape) == ("image", "BYTES", (1, 1))
-        raw = message.encode() if isinstance(message, str) else message
-        assert tensor.data == pack_bytes([raw])
-        assert (request.outputs, request.size_bytes) == (["larger"], 4 + len(raw))
+        assert tensor.data == pack_bytes([message])
+        assert (request.outputs, request.size_bytes) == (["larger"], 4 + len(message))
 
 
 def test_raw_answers_are_one_output() -> None:
@@ -190,4 +198,4 @@ def test_an_answer_that_json_cannot_hold_is_refused() -> None:
 
 def test_a_tensor_that_is_wrong_is_told_apart() -> None:
     with pytest.raises(InvalidTensor, match="unknown datatype"):
-        decode_message(json.dumps({"inputs": [{"name": "x", "datatype": "FP31", "shape": [1], "data": [1]}]}))
+        decode_message(utf8(b'{"inputs": [{"name": "x", "datatype": "FP31", "shape": [1], "data": [1]}]}'))
