@@ -7,7 +7,8 @@ import zlib
 import pytest
 
 from penstock.core.errors import InvalidRequest, RequestTooLarge
-from penstock.gateway.http.message import LARGE_BYTES, MAX_RATIO, SPARED_BYTES, STEP_BYTES, Unpacking
+from penstock.gateway.http.message import MAX_RATIO, SPARED_BYTES, STEP_BYTES, Unpacking
+from penstock.gateway.large import LARGE_BYTES
 
 MAX_BYTES = 64 * 1024 * 1024
 NOISE = random.Random(0).randbytes(3_000_000)
