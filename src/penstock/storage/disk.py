@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 
 FULL_OR_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
@@ -28,6 +29,7 @@ def make_private(file: Path) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        os.fchmod(opened, 0o600)
+        with suppress(PermissionError):  # another user's, which we may write: theirs to say who else may
+            os.fchmod(opened, 0o600)
     finally:
         os.close(opened)
