@@ -43,3 +43,10 @@ def test_what_is_named_is_or_has_gives_a_bool() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and re.match(r"_*(is|has)_", node.name):
             given = ast.unparse(node.returns) if node.returns else "nothing"
             assert given == "bool" or given.startswith("TypeGuard["), f"{file}: {node.name} gives {given}"
+
+
+def test_messages_of_errors_leave_the_gateway_by_one_door() -> None:
+    """They may hold paths and tracebacks: `statuses.told` is what clients hear."""
+    gateway = PACKAGE / "gateway"
+    found = [file.name for file in sorted(gateway.rglob("*.py")) if "error.message" in file.read_text()]
+    assert found == ["statuses.py"]

@@ -21,6 +21,7 @@ from benchmarks.chaos.attack import (
     hangs,
     parameters,
     places,
+    texts,
     unread,
     versions,
     waiting,
@@ -42,6 +43,7 @@ ATTACKS: tuple[Attack, ...] = (
     *hangs.ATTACKS,
     *places.ATTACKS,
     *doors.ATTACKS,
+    *texts.ATTACKS,
     *versions.ATTACKS,
 )
 ROLLOUT = "9 versions under load"

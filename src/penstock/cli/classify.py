@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.terminal.files import read_array, read_bytes
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import plain, print_json
 from penstock.cli.terminal.requests import ask_all, exit_with_problems
 from penstock.cli.terminal.texts import shorten
 from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
@@ -88,4 +88,4 @@ def _as_json(item: Classified) -> dict[str, object]:
 def _print(item: Classified) -> None:
     for number, row in enumerate(item.rows):
         mark = f" [{number}]" if len(item.rows) > 1 else ""
-        print(f"{item.name}{mark}: " + ", ".join(f"{label} {score:.4f}" for label, score in row))
+        print(f"{item.name}{mark}: " + ", ".join(f"{plain(label)} {score:.4f}" for label, score in row))

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.terminal.files import read_array, read_bytes, telling
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def infer(
         print_json([_as_json(name, array, files.get(name)) for name, array in found.items()], indent=None)
         return
     for name, array in found.items():
-        print(f"{name} {_datatype(array)} {list(array.shape)} {_summary(array)}")
+        print(f"{plain(name)} {_datatype(array)} {list(array.shape)} {_summary(array)}")
         for file in files.get(name, ()):
             print(f"  written to {file}")
 

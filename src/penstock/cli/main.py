@@ -24,6 +24,7 @@ from penstock.cli.stream import stream
 from penstock.cli.top.command import top
 from penstock.cli.tune import tune
 from penstock.cli.upscale import upscale
+from penstock.core.error_text import printable
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
@@ -64,5 +65,6 @@ def main() -> None:
     try:
         app()
     except PenstockError as error:
-        print(f"penstock: {error.message}", file=sys.stderr)
+        for number, line in enumerate(error.message.split("\n")):
+            print("" if number else "penstock: ", printable(line), sep="", file=sys.stderr)
         sys.exit(2)

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.terminal.http import no_answer, open_path, url_of
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InternalError, Unavailable
 
 PATH = "/v1/status"
@@ -24,7 +24,7 @@ def status(
         print_json(found)
         return
     try:
-        _print(http, found)
+        _print(http, plain(found))
     except (KeyError, TypeError, AttributeError) as error:
         raise InternalError(f"{http} answered with another status than this command knows: try --json") from error
 
@@ -46,7 +46,7 @@ def _print(http: str, found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = Console(markup=False)
     state = "draining" if found["draining"] else "ready" if found["ready"] else "not ready"
     console.print(
         f"{found['server']} {found['version']} at {http}: {state}, {found['inflight_requests']} requests "

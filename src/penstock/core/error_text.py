@@ -1,5 +1,6 @@
-"""Error messages within what protocols carry."""
+"""Error messages within what protocols carry, and without what is the server's own."""
 
+import re
 from itertools import accumulate, takewhile
 
 TEXT_COST = 6000  # as gRPC's metadata carries it
@@ -8,6 +9,13 @@ MOST_COST = 12  # of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
 LINE_CHARS = 300
+# A folder of the server's, down to the last part; the server's own routes are none.
+FOLDER = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
+# Terminals act on these, or show what follows in another order or on another line.
+UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
+)
+CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+@")
 
 
 def shorten(text: str, most: int = TEXT_COST) -> str:
@@ -19,6 +27,18 @@ def shorten(text: str, most: int = TEXT_COST) -> str:
     head = _within(text[:most], most // 4)
     end = _within(text[-most:][::-1], most - most // 4)[::-1]
     return f"{head}\n…\n{end}"
+
+
+def for_clients(text: str) -> str:
+    """What is behind the first line (a traceback, source, a process's last words) is for the log, and so is where the
+    server has its files."""
+    first = text.lstrip().split("\n", 1)[0].rstrip()
+    return CREDENTIALS.sub("…@", FOLDER.sub("", shorten(first, EDGE_COST).replace("\n", " ")))
+
+
+def printable(text: str) -> str:
+    """Control characters as they are written in source."""
+    return UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def tail(text: str) -> str:

@@ -14,6 +14,8 @@ from penstock.core.errors import ConfigError
 T = TypeVar("T", bound=BaseModel)
 Location = tuple[Hashable, ...]
 Lines = Mapping[Location, int]
+MAX_CHARS = 1024 * 1024  # of a file
+MAX_NODES = 100_000  # mappings, lists, keys and values of a file, with its aliases expanded
 
 
 class Misfit(ValueError):
@@ -186,12 +188,13 @@ def laid_over(base: dict[Any, Any], over: dict[Any, Any]) -> dict[Any, Any]:
 
 def _read(path: Path) -> _Source:
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", file=str(path), reason="unreadable") from error
     lines: dict[Location, int] = {}
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = _compose(text)
         if node is not None:
             _note_lines(path, node, (), lines)
         document = {} if node is None else yaml.safe_load(text)
@@ -202,6 +205,31 @@ def _read(path: Path) -> _Source:
     if not isinstance(document, dict):
         raise _error(path, 1, "must be a mapping of settings", "invalid_yaml")
     return _Source(path, document, lines)
+
+
+def parse_yaml(text: str) -> Any:
+    """As `yaml.safe_load`, of a text that stays small when its aliases are expanded. Raises yaml.YAMLError."""
+    _compose(text)
+    return yaml.safe_load(text)
+
+
+def _compose(text: str) -> yaml.Node | None:
+    if len(text) > MAX_CHARS:
+        raise yaml.YAMLError(f"it has more than {MAX_CHARS} characters")
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    if node is not None and _expanded(node, {}) > MAX_NODES:
+        raise yaml.YAMLError(f"with its aliases expanded it has more than {MAX_NODES} values")
+    return node
+
+
+def _expanded(node: yaml.Node, seen: dict[int, int]) -> int:
+    """How many values it has where each alias counts as all that it stands for. One that holds itself has no end."""
+    if id(node) not in seen:
+        seen[id(node)] = MAX_NODES + 1
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
+        each = (part for child in children for part in (child if isinstance(child, tuple) else (child,)))
+        seen[id(node)] = 1 + sum(_expanded(part, seen) for part in each)
+    return seen[id(node)]
 
 
 def _note_lines(path: Path, node: yaml.Node, location: Location, lines: dict[Location, int]) -> None:

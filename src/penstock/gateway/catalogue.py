@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from penstock.core.blocks import BlockDescription, Control
+from penstock.core.error_text import for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
@@ -146,7 +147,7 @@ class Catalogue:
             ready=self.is_server_ready(),
             draining=self._admission.is_draining,
             blocks=[
-                BlockStanding(v.block_id, v.model, v.version, v.state, v.reason, max_rows.get(v.block_id))
+                BlockStanding(v.block_id, v.model, v.version, v.state, for_clients(v.reason), max_rows.get(v.block_id))
                 for v in self.resolver.views()
             ],
             workers=[

@@ -6,6 +6,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
+from penstock.core.error_text import for_clients
 from penstock.core.settings import BlockSettings, QueuePolicy
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BlockStatistics
 from penstock.core.tensors import TensorSpec
@@ -30,7 +31,7 @@ def index(views: Iterable[BlockView], only_ready: bool) -> pb.RepositoryIndexRes
     for view in views:
         state = INDEX_STATES[view.state]
         if state == READY or not only_ready:
-            found.models.add(name=view.model, version=view.version, state=state, reason=view.reason)
+            found.models.add(name=view.model, version=view.version, state=state, reason=for_clients(view.reason))
     return found
 
 

@@ -1,10 +1,11 @@
-"""From an error's code to what a protocol says. The only place that knows transport codes."""
+"""From an error to what a protocol says. The only place that knows transport codes, and by which messages leave."""
 
 from collections.abc import Mapping
 from math import ceil
 
 import grpc
 
+from penstock.core.error_text import for_clients
 from penstock.core.errors import PenstockError
 
 _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
@@ -41,6 +42,11 @@ def grpc_code(error: PenstockError) -> grpc.StatusCode:
 
 def http_code(error: PenstockError) -> int:
     return _CODES[error.code][1]
+
+
+def told(error: PenstockError) -> str:
+    """What the caller hears of it."""
+    return for_clients(error.message)
 
 
 def headers(error: PenstockError) -> dict[str, str]:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 from dataclasses import asdict
 
 import grpc
+import structlog
 
 from penstock.core.blocks import BlockState
 from penstock.core.errors import PenstockError
@@ -14,6 +15,8 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
 from penstock.wire.forms import encode_failure
+
+log = structlog.get_logger()
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):
@@ -102,6 +105,7 @@ async def _failure_of(call: Awaitable[None]) -> Failure | None:
     try:
         await call
     except PenstockError as error:
+        log.warning("not_done", code=error.code, error=error.message)  # in full: the client hears less
         return encode_failure(error)
     return None
 

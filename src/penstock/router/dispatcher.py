@@ -74,15 +74,14 @@ class Dispatcher:
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._futures[job.job_id] = future
         try:
-            actions = self._table.submit(job, now())
-            if actions:
-                self._perform(actions)
+            self._perform(self._table.submit(job, now()))
             return await future
         except asyncio.CancelledError:
             self._perform(self._table.cancel(job.job_id, now()))
             raise
         finally:
             del self._futures[job.job_id]
+            del future  # it keeps its error, which keeps this frame and with it the request
 
     async def stream(
         self, block: BlockDescription, request: InferRequest, deadline: float

@@ -7,7 +7,7 @@ import grpc
 import structlog
 
 from penstock.core.blocks import BlockState, BlockView, Listener
-from penstock.core.errors import Unavailable
+from penstock.core.errors import Unavailable, UnknownModel
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.forms import decode_failure
@@ -19,6 +19,7 @@ ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
 # It is on this machine: one that was not there just now may be there at once.
 MANAGER_CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+NAME_CHARS = 128
 
 
 class RemoteControl:
@@ -32,9 +33,11 @@ class RemoteControl:
         self._watching = asyncio.create_task(self._watch_forever(), name="watch-manager")
 
     async def load(self, model: str) -> None:
+        _check(model)
         await self._call(self._stub.Load(pb.LoadRequest(model=model), timeout=LOAD_TIMEOUT_S))
 
     async def unload(self, model: str) -> None:
+        _check(model)
         await self._call(self._stub.Unload(pb.UnloadRequest(model=model), timeout=UNLOAD_TIMEOUT_S))
 
     async def set_routing(self, model: str, routing_json: str) -> None:
@@ -77,3 +80,9 @@ class RemoteControl:
             except grpc.aio.AioRpcError as error:
                 log.warning("manager_away", error=error.details())
             await asyncio.sleep(RETRY_S)
+
+
+def _check(model: str) -> None:
+    """No model has a name that long, and the manager need not hear of it."""
+    if len(model) > NAME_CHARS:
+        raise UnknownModel(f"unknown model '{model[:NAME_CHARS]}…': no name has more than {NAME_CHARS} characters")

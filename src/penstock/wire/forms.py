@@ -6,6 +6,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.error_text import shorten
 from penstock.core.errors import PenstockError, WireError, from_code
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
@@ -15,7 +16,7 @@ _PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count"
 
 
 def encode_failure(error: PenstockError) -> pb.Failure:
-    return pb.Failure(code=error.code, message=error.message, fields=error.fields)
+    return pb.Failure(code=error.code, message=shorten(error.message), fields=error.fields)
 
 
 def decode_failure(failure: pb.Failure) -> PenstockError:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.error_text import TAIL_CHARS, shorten, tail
+from penstock.core.error_text import TAIL_CHARS, for_clients, shorten, tail
 
 
 @pytest.mark.parametrize("char", ["x", "%", "\n", "é", "水", "🌊", "\ud800"])
@@ -23,3 +23,30 @@ def test_the_end_of_a_long_text_is_kept() -> None:
     assert len(long) == TAIL_CHARS
     assert long.startswith("…")
     assert long.endswith(f"line 999 {'x' * 200}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("the model failed: ValueError: no row\nTraceback (most recent call last):\n  File", None),
+        ("the model's process ended while it loaded: exit code 1\nkey=sk-4711", None),
+        ("/srv/models/a/model.yaml:3: unknown key 'x'", "model.yaml:3: unknown key 'x'"),
+        ("Load model from /home/me/models/a/1/model.onnx failed:no", "Load model from model.onnx failed:no"),
+        ("[Errno 2] No such file or directory: '/var/lib/w.bin'", "[Errno 2] No such file or directory: 'w.bin'"),
+        ('file=/a/b.txt, (/a/b/c), /a/b/, "/x/y"', 'file=b.txt, (c), , "y"'),
+        ("redis://user:secret@cache:6379/0 is away", "redis://…@cache:6379/0 is away"),
+        ("see http://localhost:8080/docs/x; /v2/repository/index lists them; '/key'; and/or/not; 1/2/3", ""),
+        ("\n  said late\n", "said late"),
+        ("", ""),
+    ],
+)
+def test_clients_are_told_neither_tracebacks_nor_where_files_are(text: str, told: str | None) -> None:
+    wanted = text.split("\n")[0] if told is None else told or text
+    assert for_clients(text) == wanted
+
+
+def test_what_clients_are_told_is_one_line_of_bounded_length() -> None:
+    told = for_clients(f"there is no model '{'n' * 20_000_000}': see /v2/repository/index")
+    assert len(told) < 8000
+    assert "\n" not in told
+    assert told.endswith("see /v2/repository/index")

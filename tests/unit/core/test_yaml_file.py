@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml, read_yaml
+from penstock.core.yaml_file import examine_yaml, parse_yaml, read_yaml
 from penstock.models.folder import MODEL_ONLY, read_model_folder
 from penstock.models.settings import ModelSettings
 
@@ -165,3 +166,38 @@ def test_a_version_file_that_cannot_be_read(tmp_path: Path) -> None:
     _, found = examine_yaml(tmp_path / "version.yaml", ModelSettings, base)
     assert [fault.reason for fault in found] == ["unreadable"]
     assert "cannot be read" in found[0].message
+
+
+def bomb(levels: int) -> str:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, levels)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (bomb(10) + "\ntags: *a9", "aliases"),
+        (bomb(10) + "\ntask: *a9", "aliases"),
+        (
+            "a0: &a0 {k: x, l: y}\n" + "".join(f"a{n}: &a{n} {{k: *a{n - 1}, l: *a{n - 1}}}\n" for n in range(1, 40)),
+            "aliases",
+        ),
+        ("tags: &a [*a]", "aliases"),
+        ("description: " + "x" * 2_000_000, "characters"),
+    ],
+)
+def test_a_file_that_grows_when_it_is_read_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_yaml(file, ModelSettings)
+    assert caught.value.reason == "invalid_yaml"
+    with pytest.raises(yaml.YAMLError):
+        parse_yaml(text)
+
+
+def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    file.write_text("tags: &tags [a, b]\ndescription: &said text\n")
+    assert list(read_yaml(file, ModelSettings).tags) == parse_yaml("x: &a [a, b]\ny: *a")["y"]

@@ -1,6 +1,9 @@
 """The dispatcher and the jobs it sends to workers over real sockets: their answers, ends and deadlines."""
 
 import asyncio
+import contextlib
+import gc
+import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -85,6 +88,19 @@ async def test_a_job_that_cannot_be_sent_fails_alone_and_its_credit_goes_to_the_
     worker.answer(await worker.get_job())
     await last
     assert bed.dispatcher.jobs() == 0
+
+
+async def test_a_request_that_failed_is_let_go_at_once(bed: Bed) -> None:
+    """And not when the collector comes by, which may be many large requests later."""
+    await bed.worker()
+    never = InferRequest("m", [TENSOR], "1", "r", parameters={"k": 2**64})
+    gc.disable()
+    try:
+        with contextlib.suppress(PenstockError):
+            await bed.dispatcher.run(block(), never, asyncio.get_running_loop().time() + 60)
+        assert sys.getrefcount(never) == 2
+    finally:
+        gc.enable()
 
 
 async def test_the_ticker_survives_what_it_meets(bed: Bed) -> None:

@@ -2,7 +2,9 @@
 
 import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.error_text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +15,15 @@ def make_console(piped_width: int = 140) -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else piped_width, highlight=False)
+
+
+def plain(value: Any) -> Any:
+    """What a server said, with the control characters in its texts shown: a terminal would act on them."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {plain(key): plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
 
 
 def print_json(value: object, indent: int | None = 2) -> None:

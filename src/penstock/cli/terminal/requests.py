@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from penstock.cli.terminal.progress import show_progress
+from penstock.core.error_text import printable
 
 if TYPE_CHECKING:
     from penstock.core.tensors import Array
@@ -39,7 +40,7 @@ def exit_with_problems(problems: Iterable[str]) -> None:
     """Returns where there are none."""
     has_failed = False
     for problem in problems:
-        print(f"penstock: {problem}", file=sys.stderr)
+        print(f"penstock: {printable(problem)}", file=sys.stderr)
         has_failed = True
     if has_failed:
         sys.exit(FAILED)

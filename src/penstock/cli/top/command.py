@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
+from penstock.cli.terminal.output import plain
 from penstock.cli.top.events import LiveEvents
 from penstock.core.errors import InternalError, PenstockError
 
@@ -111,8 +112,8 @@ def _view(http: str, event: bytes) -> "LiveView":
     from penstock.telemetry.live_view import LiveView
 
     try:
-        return TypeAdapter(LiveView).validate_json(event)
-    except ValidationError as error:
+        return TypeAdapter(LiveView).validate_python(plain(json.loads(event)))
+    except (ValidationError, ValueError) as error:
         raise InternalError(f"{http} sends other events than this command knows: try --json") from error
 
 

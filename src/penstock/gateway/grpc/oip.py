@@ -11,7 +11,6 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from penstock.core.config import Limits
-from penstock.core.error_text import EDGE_COST, shorten
 from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
@@ -187,7 +186,7 @@ class _GrpcExchange:
         failed = pb.ModelInferResponse(model_name=self.message.model_name, id=self.message.id)
         failed.parameters["penstock-code"].string_param = error.code
         failed.parameters[FINAL].bool_param = True
-        return pb.ModelStreamInferResponse(error_message=error.message, infer_response=failed), 0
+        return pb.ModelStreamInferResponse(error_message=statuses.told(error), infer_response=failed), 0
 
 
 def received(answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic) -> Callable[..., Awaitable[Any]]:
@@ -219,23 +218,25 @@ def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., A
         try:
             return await answer(message, context)
         except PenstockError as error:
-            await _abort(context, error)
+            refusal = _refusal(error)
         except grpc.aio.AbortError:
             raise
         except Exception:
             log.exception("bug", where="grpc", method=name)
-            await _abort(context, InternalError(BUG))
+            refusal = _refusal(InternalError(BUG))
+        # The context keeps what abort raises, and that keeps this frame: the message must not be in it any more, nor in
+        # those of an error that is being handled.
+        del message
+        try:
+            return await context.abort(*refusal)
+        except grpc.aio.InternalError as gone:  # the client left meanwhile: gRPC would log a traceback
+            raise asyncio.CancelledError from gone
 
     return answer_or_abort
 
 
-async def _abort(context: Context, error: PenstockError) -> None:
-    try:
-        await context.abort(
-            statuses.grpc_code(error), shorten(error.message, EDGE_COST), tuple(statuses.headers(error).items())
-        )
-    except grpc.aio.InternalError as gone:  # the client left meanwhile: gRPC would log a traceback
-        raise asyncio.CancelledError from gone
+def _refusal(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    return statuses.grpc_code(error), statuses.told(error), tuple(statuses.headers(error).items())
 
 
 def infer_reader(limits: Limits) -> Callable[[bytes], InferMessage]:

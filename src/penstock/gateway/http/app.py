@@ -36,6 +36,7 @@ from penstock.serving.serve import Serving
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 METHODS = ("GET", "POST", "PUT", "DELETE")  # that pages of allowed origins may use
 EXPOSED = ("penstock-code", "retry-after", "x-request-id", "inference-header-content-length")
+PATH_CHARS = 200  # of what a caller asked for and is told
 OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
 
@@ -113,14 +114,15 @@ async def _penstock_error(request: HTTPConnection, error: Any) -> Response:
         headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
     if hasattr(request.state, "request_id"):
         headers["x-request-id"] = request.state.request_id
-    return _error(request, statuses.http_code(error), error.code, error.message, headers)
+    return _error(request, statuses.http_code(error), error.code, statuses.told(error), headers)
 
 
 async def _routing_error(request: Request, error: Any) -> Response:
+    path = request.url.path[:PATH_CHARS]
     if error.status_code == 405:
-        message = f"{request.method} is not for {request.url.path}; /docs lists what is"
+        message = f"{request.method[:PATH_CHARS]} is not for {path}; /docs lists what is"
     else:
-        message = f"there is no {request.url.path}; /docs lists what there is"
+        message = f"there is no {path}; /docs lists what there is"
     code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
     return _error(request, error.status_code, code, message, dict(error.headers or {}))
 

@@ -258,7 +258,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def _refusal(error: PenstockError) -> bytes:
-    body = orjson.dumps({"error": error.message})
+    body = orjson.dumps({"error": statuses.told(error)})
     lines = [f"{name}: {value}\r\n" for name, value in statuses.headers(error).items()]
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{''.join(lines)}\r\n"
     return STATUS_LINE[statuses.http_code(error)] + head.encode() + body

@@ -100,7 +100,7 @@ class WebSocketEdge:
         except PenstockError as error:
             self.serving.turned_away(PROTOCOL, error)
             status, headers = statuses.http_code(error), statuses.headers(error)
-            await websocket.send_denial_response(json_answer({"error": error.message}, status, headers))
+            await websocket.send_denial_response(json_answer({"error": statuses.told(error)}, status, headers))
             return
         await websocket.accept()
 

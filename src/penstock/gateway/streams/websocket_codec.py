@@ -10,6 +10,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, unpack_bytes
+from penstock.gateway import statuses
 from penstock.gateway.http.oip.codec import LIMITS, OutputForm, decode_infer, encode_infer
 from penstock.gateway.large import LARGE_BYTES
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -74,7 +75,7 @@ def encode_answer(
 
 
 def encode_error(error: PenstockError, request_id: str) -> Utf8:
-    return Utf8(orjson.dumps({"error": error.message, "code": error.code, "id": request_id}))
+    return Utf8(orjson.dumps({"error": statuses.told(error), "code": error.code, "id": request_id}))
 
 
 def find_id(message: Message) -> str:

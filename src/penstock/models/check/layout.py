@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.core.yaml_file import examine_yaml
+from penstock.core.yaml_file import examine_yaml, parse_yaml
 from penstock.models.check.files import examine_files, explain_missing_file, is_model_file
 from penstock.models.check.findings import Finding, command, dangling_link, has_problem, unreadable, warning
 from penstock.models.folder import MODEL_ONLY, NAME, VERSION_FILE, choose_versions
@@ -120,7 +120,7 @@ def _guess(file: Path) -> ModelSettings:
     import yaml
 
     try:
-        document: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
+        document: Any = parse_yaml(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return ModelSettings()
     given = document if isinstance(document, dict) else {}

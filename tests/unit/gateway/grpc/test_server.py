@@ -1,5 +1,7 @@
 """What a gRPC client is told of errors, on every method, by a server with a real socket."""
 
+import gc
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +15,7 @@ from structlog.testing import capture_logs
 
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
-from penstock.gateway.grpc.oip import OipGrpc
+from penstock.gateway.grpc.oip import OipGrpc, guarded
 from penstock.gateway.grpc.server import SERVICE, GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.large import LargeMessages
@@ -238,3 +240,26 @@ async def test_a_bug_in_a_stream_ends_it_as_internal(stub: Any, monkeypatch: pyt
         _ = [answer async for answer in stub.ModelStreamInfer(iter([MESSAGE]))]
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.INTERNAL, BUG)
     assert [(entry["event"], entry["method"]) for entry in logs] == [("bug", "ModelStreamInfer")]
+
+
+class KeepingContext:
+    """Keeps what its abort raises, as grpc's does."""
+
+    async def abort(self, *told: object) -> None:
+        self.told, self.raised = told, RuntimeError("aborted")
+        raise self.raised
+
+
+async def test_a_message_that_was_refused_is_let_go_at_once() -> None:
+    async def answer(message: Any, context: Any) -> None:
+        raise InvalidRequest("no\nTraceback of a model")
+
+    message, context = pb.ModelInferRequest(), KeepingContext()
+    gc.disable()
+    try:
+        with pytest.raises(RuntimeError):
+            await guarded("ModelInfer", answer)(message, cast(Any, context))
+        assert sys.getrefcount(message) == 2
+    finally:
+        gc.enable()
+    assert context.told[:2] == (grpc.StatusCode.INVALID_ARGUMENT, "no")

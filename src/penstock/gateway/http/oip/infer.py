@@ -144,4 +144,4 @@ class InferEndpoint:
 
 def _refusal(error: PenstockError) -> HttpAnswer:
     headers = [(name.encode(), value.encode()) for name, value in statuses.headers(error).items()]
-    return HttpAnswer(statuses.http_code(error), JSON, orjson.dumps({"error": error.message}), headers)
+    return HttpAnswer(statuses.http_code(error), JSON, orjson.dumps({"error": statuses.told(error)}), headers)
