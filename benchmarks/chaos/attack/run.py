@@ -1,6 +1,7 @@
 """The scenario `attack`: every attack in turn, and what each cost those who had nothing to do with it."""
 
 import asyncio
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -106,7 +107,7 @@ async def _attack_until_broken(
     neighbours = stack.enter_context(Neighbours(server.grpc, server.http, folder / "neighbours.jsonl"))
     await neighbours.all_asked_since(time.monotonic())
     while attack is not None:
-        place = folder / attack.name.replace(" ", "_")
+        place = folder / re.sub(r"\W+", "_", attack.name)
         place.mkdir()
         finding = found[attack.name] = await _attack(server, neighbours, attack, Scene(server, place, plan.say))
         plan.say(f"{attack.name}: {finding.details()}")

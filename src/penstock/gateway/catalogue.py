@@ -46,7 +46,9 @@ class Catalogue:
         """Sees which blocks are stuck: call it some times a second."""
         resident = {block_id for worker in self._dispatcher.workers() for block_id in worker.resident()}
         activities = self._dispatcher.activities()
-        self._readiness.look({block_id: activities[block_id] for block_id in resident & activities.keys()}, now)
+        seen = {block_id: activities[block_id] for block_id in resident & activities.keys()}
+        for block_id in self._readiness.look(seen, now):
+            self._dispatcher.probe(block_id)
 
     def unreadiness(self) -> str:
         """Why no requests should be sent here; empty: they should."""

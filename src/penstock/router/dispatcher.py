@@ -142,6 +142,12 @@ class Dispatcher:
         if sleeper is not None:
             sleeper.lane.wake(sleeper.key, block_id)
 
+    def probe(self, block_id: str) -> None:
+        """Asks its workers whether the block works."""
+        for member in self._members.values():
+            if block_id in member.resident():
+                member.lane.probe(member.key, block_id)
+
     def descriptions(self) -> dict[str, BlockDescription]:
         """The blocks that some worker holds, in memory or dormant; who has described one counts before who has not.
 
@@ -221,7 +227,8 @@ class Dispatcher:
         self._perform(self._table.hand_back(worker, job_ids, now()))
 
     def probed(self, worker: bytes, block_id: str, problem: str) -> None:
-        self._perform(self._table.probed(worker, block_id, problem, now()))
+        is_idle = worker in self._members and not self._members[worker].jobs
+        self._perform(self._table.probed(worker, block_id, problem, now(), is_idle))
 
     # --- what the above is made of
 

@@ -216,9 +216,15 @@ class JobTable:
             actions += self._fail_orphans(queue) + queue.spread(slots, now) + self._fail_stranded(queue)
         return actions
 
-    def probed(self, worker: bytes, block_id: str, problem: str, now: float) -> list[Action]:
-        """A worker answered a probe; an empty problem says that the block works."""
+    def probed(self, worker: bytes, block_id: str, problem: str, now: float, is_idle: bool = False) -> list[Action]:
+        """A worker answered a probe; an empty problem says that the block works.
+
+        Where jobs wait here for a worker that has none (`is_idle`), that does not help them.
+        """
         queue = self._queues.get(block_id)
+        slot = queue.slots.get(worker) if queue else None
+        if queue and slot and not problem and not (queue.length and is_idle):
+            slot.heard = now
         return self._ejections.probed(queue, worker, problem, now) if queue else []
 
     # --- time

@@ -1,8 +1,9 @@
 """Whether requests should be sent to this gateway, and which blocks answer nobody. Decides; never acts.
 
 It is ready from when the first models have settled until it drains, unless a block that has served answers nobody any
-more: no worker has it, or its requests wait and time out and none was answered for a while. What is loaded anew, what
-is replaced by another version, and what never loaded does not make it unready, unless nothing at all loads.
+more: no worker has it, or its requests wait and time out, none was answered for a while, and probes of it are not
+answered either. What is loaded anew, what is replaced by another version, and what never loaded does not make it
+unready, unless nothing at all loads.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,6 +14,7 @@ from penstock.router.slots import BlockActivity
 
 SERVABLE = (BlockState.READY, BlockState.DORMANT)
 PATIENCE = 2.0  # a block is not stuck before so many times what its slowest answer took
+PROBE_S = 2.0  # what workers get to say that a block works which seems stuck; they are asked each second
 FORGET_S = 30.0  # without a request, a block that was stuck is given another chance
 
 
@@ -24,6 +26,7 @@ class _Watch:
     stuck_s: float = 0.0  # in which requests were in hand and none was answered
     idle_s: float = 0.0
     slowest_s: float = 0.0
+    next_probe: float = 0.0
     is_stuck: bool = False
 
 
@@ -32,14 +35,20 @@ class Readiness:
         self._has_settled = False
         self._watches: dict[str, _Watch] = {}
 
-    def look(self, activities: Mapping[str, BlockActivity], now: float) -> None:
-        """Call it some times a second, with the blocks that are in memory: what is being loaded is not stuck."""
+    def look(self, activities: Mapping[str, BlockActivity], now: float) -> list[str]:
+        """Returns the blocks to probe: one that says that it works is only busy, or nobody waited for its answers.
+
+        Call it some times a second, with the blocks that are in memory: what is being loaded is not stuck."""
         self._watches = {block_id: watch for block_id, watch in self._watches.items() if block_id in activities}
+        probed: list[str] = []
         for block_id, seen in activities.items():
             watch = self._watches.get(block_id)
             if watch is None:
                 watch = self._watches[block_id] = _Watch(now, seen.heard, seen.unanswered)
-            self._follow(watch, seen, now)
+            if self._is_suspect(watch, seen, now) and watch.next_probe <= now:
+                watch.next_probe = now + PROBE_S / 2
+                probed.append(block_id)
+        return probed
 
     def is_stuck(self, block_id: str) -> bool:
         watch = self._watches.get(block_id)
@@ -64,7 +73,7 @@ class Readiness:
         has_failed = any(view.state is BlockState.FAILED for view in wanted)
         return "no model could be loaded" if has_failed and not serving else ""
 
-    def _follow(self, watch: _Watch, seen: BlockActivity, now: float) -> None:
+    def _is_suspect(self, watch: _Watch, seen: BlockActivity, now: float) -> bool:
         passed_s, watch.looked = now - watch.looked, now
         if seen.heard > watch.heard:
             if seen.unanswered == watch.unanswered:  # else what was too late is in the latency, too
@@ -80,7 +89,9 @@ class Readiness:
         # One that has a single long request in hand, and nobody behind it, only takes its time.
         is_missed = seen.waiting > 0 or seen.unanswered > watch.unanswered
         limit_s = max(seen.unanswered_s, PATIENCE * watch.slowest_s)
-        watch.is_stuck = bool(seen.unanswered_s) and is_missed and watch.stuck_s >= limit_s
+        is_suspect = bool(seen.unanswered_s) and is_missed and watch.stuck_s >= limit_s
+        watch.is_stuck = is_suspect and watch.stuck_s >= limit_s + PROBE_S
+        return is_suspect
 
 
 def _is_settled(view: BlockView, held: Collection[str]) -> bool:

@@ -198,6 +198,13 @@ def test_whether_a_block_answers_is_told() -> None:
     assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].heard) == (2, 9.0)
     jobs.complete(A, 5, 1, 99.95, "engine_failed")
     assert (jobs.activities()[BLOCK].unanswered, jobs.activities()[BLOCK].heard) == (3, 9.0), "it hung"
+    jobs.probed(A, BLOCK, "", 110.0)
+    assert jobs.activities()[BLOCK].heard == 110.0
+    jobs.submit(job(6), 111.0)
+    jobs.submit(job(7), 111.0)
+    jobs.probed(A, BLOCK, "broken", 112.0)
+    jobs.probed(A, BLOCK, "", 113.0, is_idle=True)
+    assert jobs.activities()[BLOCK].heard == 110.0, "it has nothing, and somebody waits here"
 
 
 def test_a_worker_must_not_offer_what_nobody_declared() -> None:

@@ -93,12 +93,13 @@ class Block:
         self.readiness = settled(view())
         self.now = 100.0
         self.seen = BlockActivity(0, 0, 0, 0.0, 0.0, unanswered_s)
+        self.probes = 0
         self.look()
 
     def look(self, **changes: float) -> bool:
         """Whether it is stuck."""
         self.seen = self.seen._replace(**changes)  # type: ignore[arg-type]
-        self.readiness.look({"blk-m1": self.seen}, self.now)
+        self.probes += len(self.readiness.look({"blk-m1": self.seen}, self.now))
         return self.readiness.is_stuck("blk-m1")
 
     def pass_time(self, seconds: float) -> bool:
@@ -116,15 +117,18 @@ def test_requests_that_wait_while_none_is_answered_make_it_unready() -> None:
     block.answer()
     block.look(in_hand=3, waiting=1)
     assert not block.pass_time(9.5)
+    assert block.probes == 0
+    assert not block.pass_time(2)
+    assert block.probes == 2
     assert block.pass_time(1)
-    assert "has answered none of its requests for 10 s" in block.readiness.problem([view()], {"blk-m1"})
+    assert "has answered none of its requests for 12 s" in block.readiness.problem([view()], {"blk-m1"})
     assert not block.answer()
     assert block.readiness.problem([view()], {"blk-m1"}) == ""
 
 
 def test_requests_that_time_out_one_after_the_other_make_it_unready() -> None:
     block = Block()
-    for number in range(1, 6):
+    for number in range(1, 7):
         block.look(in_hand=1)
         block.pass_time(2)
         block.look(in_hand=0, unanswered=number)
@@ -158,8 +162,17 @@ def test_a_slow_block_has_more_patience() -> None:
     block.look(in_hand=5, waiting=2)
     block.pass_time(8)
     block.look(heard=block.now, latency_s=8.0)
-    assert not block.pass_time(15)
+    assert not block.pass_time(17)
     assert block.pass_time(2)
+
+
+def test_a_block_that_says_that_it_works_is_only_busy_with_what_nobody_waits_for() -> None:
+    block = Block()
+    block.look(in_hand=8, waiting=2)
+    for number in range(20):
+        assert not block.pass_time(11)
+        assert block.probes
+        assert not block.look(heard=block.now, unanswered=number)
 
 
 def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
@@ -174,7 +187,7 @@ def test_what_was_stuck_and_has_nothing_to_do_gets_another_chance() -> None:
 def test_what_leaves_the_memory_is_not_stuck_while_it_is_loaded_again() -> None:
     block = Block()
     block.look(in_hand=3, waiting=1)
-    assert block.pass_time(11)
+    assert block.pass_time(13)
     block.readiness.look({}, block.now)
     assert not block.readiness.is_stuck("blk-m1")
 
@@ -188,6 +201,6 @@ def test_a_model_may_say_that_it_does_not_matter() -> None:
 def test_a_version_that_was_replaced_does_not_matter_either() -> None:
     block = Block()
     block.look(in_hand=3, waiting=1)
-    assert block.pass_time(11)
+    assert block.pass_time(13)
     views = [view(state=BlockState.UNLOADED), view(2)]
     assert block.readiness.problem(views, {"blk-m1", "blk-m2"}) == ""
