@@ -4,8 +4,11 @@ import asyncio
 import ctypes
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+import psutil
 
 from benchmarks.chaos.attack.strike import Attack, Scene
 from benchmarks.waiting import until_seen
@@ -46,7 +49,8 @@ def _hold(pid: int) -> None:
 
 async def _exchange(scene: Scene, role: str, hang: Callable[[int], object]) -> None:
     before = scene.server.children(role)
-    name = min(before)
+    connections = Counter(each.pid for each in psutil.net_connections("inet") if each.status == "ESTABLISHED")
+    name = max(before, key=lambda name: connections[before[name]])  # of gateways the one that has the neighbours
     hang(before[name])
 
     def is_exchanged() -> bool:
