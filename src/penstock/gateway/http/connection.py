@@ -22,7 +22,7 @@ INFER = re.compile(rb"/v2/models/([^/?#%]+)(?:/versions/([^/?#%]+))?/infer")
 PLAIN_BYTES = 64 * 1024
 PLAIN_HEADERS = 16  # what has more is counted first
 # Headers that ask for more than the short way has.
-UNUSUAL = (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site")
+UNUSUAL = frozenset((b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"origin", b"sec-fetch-site"))
 
 
 class InferProtocol(BoundedProtocol):
@@ -84,7 +84,7 @@ class InferProtocol(BoundedProtocol):
         length = headers.get(b"content-length", b"")
         if not length.isdigit() or len(length) > 8 or int(length) > PLAIN_BYTES:
             return None
-        if any(name in headers for name in UNUSUAL) or len(headers) < len(self.headers):
+        if not UNUSUAL.isdisjoint(headers) or len(headers) < len(self.headers):
             return None
         if not self._doorman.answers_to(headers.get(b"host", b"")):
             return None
