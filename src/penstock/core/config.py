@@ -33,7 +33,7 @@ class Limits(Section):
     max_keys: Annotated[int, Field(ge=1024)] = 256 * 1024  # of one request in JSON
     max_control_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of one request that infers nothing
     max_decoding_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # of large requests, in one gateway
-    max_inflight_bytes: Annotated[int, Field(ge=1024)] = 1024 * 1024 * 1024  # in one gateway
+    max_inflight_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
     max_header_bytes: Annotated[int, Field(ge=1024)] = (
         64 * 1024

@@ -21,7 +21,7 @@ class Admission:
         self.inflight_bytes = 0
         self.inflight_requests = 0
         self.is_draining = False
-        held_bytes = max(limits.max_inflight_bytes // 4, limits.max_message_bytes + LAST_PART_BYTES)
+        held_bytes = max(limits.max_inflight_bytes, limits.max_message_bytes + LAST_PART_BYTES)
         self.coming = HeldBytes(held_bytes)  # of requests that are not whole yet
         self.unsent = HeldBytes(held_bytes)  # of answers that their clients have not taken yet
 
@@ -50,6 +50,11 @@ class Admission:
         share[1] += size
         self.inflight_requests += 1
         self.inflight_bytes += size
+
+    def check_room(self, size: int) -> None:
+        """Before a large message is decoded: raises where it would be refused then."""
+        if self.inflight_bytes + size > self.limits.max_inflight_bytes + LAST_PART_BYTES:
+            raise Overloaded(f"{self.inflight_bytes} bytes of requests are in flight already; try again later")
 
     def check_rows(self, request: InferRequest) -> None:
         for tensor in request.inputs:

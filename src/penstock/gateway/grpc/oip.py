@@ -18,12 +18,13 @@ from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.grpc.oip_codec import decode_request, decode_typed, encode_response, find_targets
 from penstock.gateway.grpc.oip_wire import TypedMessage, find_contents
 from penstock.gateway.grpc.traffic import GrpcTraffic
-from penstock.gateway.large import LARGE_BYTES, LargeMessages
+from penstock.gateway.large import HUGE_BYTES, LARGE_BYTES, LargeMessages
 from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
+from penstock.serving.admission import Admission
 from penstock.serving.serve import Serving
 
 log = structlog.get_logger()
@@ -239,15 +240,17 @@ def _refusal(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[st
     return statuses.grpc_code(error), statuses.told(error), tuple(statuses.headers(error).items())
 
 
-def infer_reader(limits: Limits) -> Callable[[bytes], InferMessage]:
-    """Parses what is small, or has its tensors in raw bytes; what is large is looked over first."""
+def infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], InferMessage]:
+    """Parses what is small, or has its tensors in raw bytes; what is large is looked over first, and what is huge is
+    for a thread also to copy."""
     parse = pb.ModelInferRequest.FromString
 
     def read(data: bytes) -> InferMessage:
         try:
             if len(data) > LARGE_BYTES:
+                admission.check_room(len(data))
                 spans = find_contents(data, limits)
-                if sum(end - start for start, end in spans) > LARGE_BYTES:
+                if len(data) > HUGE_BYTES or sum(end - start for start, end in spans) > LARGE_BYTES:
                     return TypedMessage(data, spans)
             return parse(data)
         except DecodeError:

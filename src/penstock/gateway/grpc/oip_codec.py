@@ -46,7 +46,7 @@ def decode_request(
         )
     if raw and len(raw) == len(inputs):
         tensors = [Tensor(i.name, i.datatype, tuple(i.shape), data) for i, data in zip(inputs, raw, strict=True)]
-        size = sum(map(len, raw))
+        size = sum([len(tensor.data) for tensor in tensors])  # each look at `raw` makes a copy
     else:
         tensors, size = _gather(message, memory)
     return InferRequest(

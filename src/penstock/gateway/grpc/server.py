@@ -105,7 +105,7 @@ def _methods_of(servicer: Servicer, limits: Limits, traffic: GrpcTraffic) -> Ite
 def _handler(method: Any, answer: Any, limits: Limits, traffic: GrpcTraffic) -> Any:
     """All are streams to gRPC: so it is we who await messages."""
     if method.full_name in _INFER:
-        read: Any = infer_reader(limits)
+        read: Any = infer_reader(limits, traffic.admission)
     else:
         read = control_reader(GetMessageClass(method.input_type).FromString, limits.max_control_bytes)
         answer = answer if method.client_streaming else understood(answer)

@@ -1,8 +1,7 @@
 """gRPC messages that are on their way in, and answers on their way out: gRPC holds both, and has no bound on either.
 
 How much it has of messages that are not whole, it tells nobody. So what this process holds in all is looked at while
-many are awaited, and where that grows too much, those go whose connection awaits most. What nobody awaits is not
-taken from the network.
+many are awaited, and where that grows too much, some go. What nobody awaits is not taken from the network.
 """
 
 import asyncio
@@ -30,6 +29,7 @@ FILES = "/proc/self/fd"
 
 class GrpcTraffic:
     def __init__(self, admission: Admission) -> None:
+        self.admission = admission
         self.calls: dict[Task, Context] = {}  # that await their one message
         self._streams: dict[Task, Context] = {}  # that await their next, perhaps for long
         self._unsent = admission.unsent
@@ -98,12 +98,12 @@ class GrpcTraffic:
         self._unsent.hold(answer, size)
 
     def _make_room(self, slow: dict[Task, Context]) -> None:
+        """At each look the worse half goes, those first whose connection has most of them."""
         peers = {task: context.peer() for task, context in slow.items()}
-        if peers:
-            ((worst, _),) = Counter(peers.values()).most_common(1)
-            for task, peer in peers.items():
-                if peer == worst:
-                    self._end(task, Overloaded("too much is held of messages that are not whole; try again later"))
+        counts = Counter(peers.values())
+        worst_first = sorted(slow, key=lambda task: -counts[peers[task]])
+        for task in worst_first[: max(len(slow) - FEW, len(slow) // 2)]:
+            self._end(task, Overloaded("too much is held of messages that are not whole; try again later"))
 
     def _end(self, task: Task, error: PenstockError) -> None:
         if task not in self._ended:
