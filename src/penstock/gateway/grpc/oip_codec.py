@@ -38,13 +38,11 @@ def decode_request(
     message: pb.ModelInferRequest, protocol: str, memory: SharedMemory | None = None, limits: Limits = LIMITS
 ) -> InferRequest:
     inputs, raw = message.inputs, message.raw_input_contents
-    if max(len(inputs), len(message.outputs)) > limits.max_tensors or len(message.parameters) > limits.max_parameters:
-        raise RequestTooLarge(
-            f"the request has {len(inputs)} inputs, {len(message.outputs)} outputs and {len(message.parameters)} "
-            f"parameters, over limits.max_tensors ({limits.max_tensors}) or limits.max_parameters "
-            f"({limits.max_parameters}): send fewer"
-        )
-    if raw and len(raw) == len(inputs):
+    outputs, parameters = message.outputs, message.parameters
+    count = len(inputs)
+    if outputs or parameters or count > limits.max_tensors:
+        _check_counts(count, len(outputs), len(parameters), limits)
+    if raw and len(raw) == count:
         tensors = [Tensor(i.name, i.datatype, tuple(i.shape), data) for i, data in zip(inputs, raw, strict=True)]
         size = sum([len(tensor.data) for tensor in tensors])  # each look at `raw` makes a copy
     else:
@@ -54,8 +52,8 @@ def decode_request(
         tensors,
         message.model_version,
         message.id,
-        _names(message.outputs) if message.outputs else [],
-        decode_parameters(message.parameters) if message.parameters else {},
+        _names(outputs) if outputs else [],
+        decode_parameters(parameters) if parameters else {},
         protocol=protocol,
         size_bytes=size,
     )
@@ -80,6 +78,14 @@ def decode_typed(
     rest = pb.ModelInferRequest(model_name=message.model_name, id=message.id)
     rest.parameters.MergeFrom(message.parameters)
     return rest, decode_request(message, protocol, memory, limits), find_targets(message, memory)
+
+
+def _check_counts(inputs: int, outputs: int, parameters: int, limits: Limits) -> None:
+    if max(inputs, outputs) > limits.max_tensors or parameters > limits.max_parameters:
+        raise RequestTooLarge(
+            f"the request has {inputs} inputs, {outputs} outputs and {parameters} parameters, over limits.max_tensors "
+            f"({limits.max_tensors}) or limits.max_parameters ({limits.max_parameters}): send fewer"
+        )
 
 
 def find_targets(message: pb.ModelInferRequest, memory: SharedMemory | None) -> Targets:

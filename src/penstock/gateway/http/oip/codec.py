@@ -40,9 +40,11 @@ def decode_infer(
 ) -> tuple[InferRequest, OutputForm]:
     """The request, whose model, version and protocol the caller fills in, and how to answer it."""
     message = parse_object(header, limits)
-    check_counts(message, limits)
-    tensors, size_bytes = decode_inputs(message.get("inputs"), binary, memory)
-    parameters = decode_parameters(message.get("parameters"))
+    inputs, parameters = message.get("inputs"), message.get("parameters")
+    if parameters or "outputs" in message or (type(inputs) is list and len(inputs) > limits.max_tensors):
+        check_counts(message, limits)
+    tensors, size_bytes = decode_inputs(inputs, binary, memory)
+    parameters = decode_parameters(parameters)
     form = OutputForm(_take_flag(parameters, "binary_data_output"))
     outputs = _decode_outputs(message.get("outputs"), form, memory)
     request_id = message.get("id", "")
