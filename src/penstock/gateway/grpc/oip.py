@@ -11,7 +11,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge
+from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge, without_trace
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
@@ -256,7 +256,7 @@ def infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], Infe
         except DecodeError:
             return InvalidRequest("the message is not an inference.ModelInferRequest")
         except PenstockError as error:
-            return error
+            return without_trace(error)
 
     return read
 
