@@ -45,7 +45,7 @@ class Limits(Section):
     answer_timeout_s: Annotated[float, Field(gt=0)] = 60.0  # without a byte of an answer being taken
     idle_timeout_s: Annotated[float, Field(gt=0)] = 75.0  # of an HTTP connection, between requests
     max_connections: Annotated[int, Field(ge=1)] = 16_384  # to one gateway, of each protocol
-    max_connection_calls: Annotated[int, Field(ge=1)] = 1024  # on one gRPC connection at once
+    max_connection_calls: Annotated[int, Field(ge=1)] = 10_000  # on one gRPC connection at once
     client_share: Annotated[float, Field(gt=0, le=1)] = 0.8  # of connections, requests and bytes, for one address
     session_share: Annotated[float, Field(gt=0, le=1)] = 0.25  # of both, what may wait in sessions for earlier requests
 

@@ -1,6 +1,7 @@
 """The gateway's gRPC server: inference, health, reflection."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,6 +27,7 @@ _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # These look themselves at what their reader gives.
 _INFER = (f"{SERVICE}.ModelInfer", f"{SERVICE}.ModelStreamInfer")
+GRPC_LOGGER = "grpc._cython.cygrpc"
 IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
 DEAD_AFTER_MS = 60 * 1000  # without a sign of life, and again without an answer to a ping
 Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
@@ -54,6 +56,7 @@ class GrpcServer:
                 ("grpc.http2.bdp_probe", 0),
             ]
         )
+        logging.getLogger(GRPC_LOGGER).addFilter(is_worth_a_line)
         self._traffic = edge.traffic
         self._looking: asyncio.Task[None] | None = None
         methods = {
@@ -93,6 +96,11 @@ class GrpcServer:
         await self._server.stop(grace_s)
         if self._looking is not None:
             self._looking.cancel()
+
+
+def is_worth_a_line(record: logging.LogRecord) -> bool:
+    """What gRPC itself logs: a client that left while its answer was being sent is nothing unexpected."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
 
 
 def _methods_of(servicer: Servicer, limits: Limits, traffic: GrpcTraffic) -> Iterator[tuple[str, Any]]:

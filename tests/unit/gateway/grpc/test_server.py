@@ -1,6 +1,7 @@
 """What a gRPC client is told of errors, on every method, by a server with a real socket."""
 
 import gc
+import logging
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from structlog.testing import capture_logs
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
 from penstock.gateway.grpc.oip import OipGrpc, guarded
-from penstock.gateway.grpc.server import SERVICE, GrpcServer
+from penstock.gateway.grpc.server import GRPC_LOGGER, SERVICE, GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
 from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
@@ -263,3 +264,14 @@ async def test_a_message_that_was_refused_is_let_go_at_once() -> None:
     finally:
         gc.enable()
     assert context.told[:2] == (grpc.StatusCode.INVALID_ARGUMENT, "no")
+
+
+async def test_a_client_that_left_while_it_was_answered_is_no_line_in_the_log(channel: grpc.aio.Channel) -> None:
+    logger = logging.getLogger(GRPC_LOGGER)
+
+    def is_logged(error: Exception) -> bool:
+        record = logger.makeRecord(logger.name, logging.ERROR, "", 0, "", (), (type(error), error, None))
+        return bool(logger.filter(record))
+
+    assert is_logged(RuntimeError("a bug"))
+    assert not is_logged(grpc.aio.InternalError("the client left"))
