@@ -37,7 +37,11 @@ class LargeMessages:
             self._held_bytes += size_bytes
         future = self._pool(size_bytes).submit(work, *given)
         future.add_done_callback(partial(self._release, size_bytes))
-        return await asyncio.wrap_future(future)
+        del given  # the error that comes of it has this frame in its traceback, and the future has the error
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            del future
 
     async def encode(self, size_bytes: int, work: Callable[..., T], *given: object) -> T:
         """Answers are not refused: they are paid for."""

@@ -1,6 +1,9 @@
 """Large messages off the event loop: a bound on what waits, and release when it is done."""
 
+import gc
 import threading
+import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -36,3 +39,27 @@ async def test_what_waits_is_bounded_and_one_alone_is_always_taken() -> None:
     first.close()
     assert await large.decode(1, lambda: "again") == "again"
     large.close()
+
+
+async def test_an_error_does_not_hold_what_it_came_of() -> None:
+    """Its traceback has frames in it: one that had the future too would keep the message until the next collection."""
+
+    class Body:
+        pass
+
+    def fail(body: Body) -> None:
+        raise InvalidRequest("no")
+
+    large = LargeMessages(Limits())
+    body = Body()
+    left = weakref.ref(body)
+    gc.disable()
+    try:
+        with suppress(InvalidRequest):
+            await large.decode(1, fail, body)
+        del body
+        await large.encode(1, lambda: None)  # the thread has let go of it when it takes the next
+        assert left() is None
+    finally:
+        gc.enable()
+        large.close()
