@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -18,6 +19,13 @@ def start(folder: Path, then: str = "") -> ServerProcess:
     before = ("unshare", "--mount", "sh", "-c", f'set -e; {MOUNT}{then} exec "$@"', str(folder))
     environment = {"TMPDIR": str(folder / "tmp")}
     return ServerProcess(folder / "models", folder / "server", settings=CACHE, environment=environment, before=before)
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Sockets have room for a short path alone."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

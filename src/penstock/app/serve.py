@@ -48,10 +48,9 @@ async def _run_roles(
 ) -> None:
     places.write_config(config)
     http_port, grpc_port = _reserve_ports(config, stack)
+    await _open_manager(config, places, stack)  # first: what it cannot serve is told, and nothing else
     supervisor = _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
-    await asyncio.sleep(0)  # the children start, and wait for the manager if they are faster
-    await _open_manager(config, places, stack)
     if not await _until_open(supervisor, stop):
         return
     host = f"[{config.host}]" if ":" in config.host else config.host

@@ -26,14 +26,14 @@ def shorten(text: str, most: int = TEXT_COST) -> str:
         return text
     head = _within(text[:most], most // 4)
     end = _within(text[-most:][::-1], most - most // 4)[::-1]
-    return f"{head}\n…\n{end}"
+    return f"{head} … {end}"
 
 
 def for_clients(text: str) -> str:
     """What is behind the first line (a traceback, source, a process's last words) is for the log, and so is where the
     server has its files."""
     first = text.lstrip().split("\n", 1)[0].rstrip()
-    return CREDENTIALS.sub("…@", FOLDER.sub("", shorten(first, EDGE_COST).replace("\n", " ")))
+    return CREDENTIALS.sub("…@", FOLDER.sub("", shorten(first, EDGE_COST)))
 
 
 def printable(text: str) -> str:

@@ -47,7 +47,8 @@ class DeployedBlock:
     role: Role = Role.CHOSEN
     is_new: bool = False  # others of its model serve: it is not asked before every worker has it
     replaces: tuple[str, ...] = ()  # those of them that go then
-    has_served: bool = False  # since it was deployed, and no longer as a new one
+    is_taken_up: bool = False  # it was there to be asked, in memory or dormant, and no longer as a new one
+    has_served: bool = False  # it was in some worker's memory since it was deployed
     losses: int = 0  # workers that ended while they loaded it
     workers: dict[str, WorkerState] = field(default_factory=dict)
 
@@ -87,7 +88,7 @@ class DeployedBlock:
         return found.state is FAILED and found.revision < self.revision
 
     def withdraw(self) -> None:
-        self.role, self.has_served, self.losses = Role.WITHDRAWN, False, 0
+        self.role, self.is_taken_up, self.has_served, self.losses = Role.WITHDRAWN, False, False, 0
         self.is_new, self.replaces = False, ()
 
 
@@ -118,7 +119,7 @@ class Registry:
         for block in self.of_model(model):
             if block.block_id in chosen:
                 continue
-            if block.is_wanted and block.has_served:
+            if block.is_wanted and block.is_taken_up:
                 block.role = Role.STANDS_IN
             else:
                 block.withdraw()
@@ -148,7 +149,8 @@ class Registry:
                 continue
             block.workers[worker] = new
             if block.is_wanted and not block.is_new and (new.is_serving or new.state is DORMANT):
-                block.has_served = True
+                block.is_taken_up = True
+            block.has_served = block.has_served or (block.is_wanted and new.is_serving)
         self._advance(changed)
         return is_first or bool(changed)
 
@@ -193,9 +195,9 @@ class Registry:
     def _link(self, model: str) -> None:
         blocks = [block for block in self.of_model(model) if block.is_wanted]
         standing_in = tuple(block.block_id for block in blocks if block.role is Role.STANDS_IN)
-        has_others = bool(standing_in) or any(block.has_served for block in blocks)
+        has_others = bool(standing_in) or any(block.is_taken_up for block in blocks)
         for block in blocks:
-            block.is_new = block.role is Role.CHOSEN and not block.has_served and has_others
+            block.is_new = block.role is Role.CHOSEN and not block.is_taken_up and has_others
             block.replaces = standing_in if block.is_new else ()
 
     def _advance(self, models: Iterable[str]) -> None:
@@ -212,7 +214,7 @@ class Registry:
             if block.role is Role.STANDS_IN and has_all:
                 block.withdraw()
             elif block.is_new and (has_all or not block.replaces) and self._has_arrived(block):
-                block.is_new, block.replaces, block.has_served = False, (), True
+                block.is_new, block.replaces, block.is_taken_up = False, (), True
 
     def _fall_back(self, model: str) -> None:
         """Nothing of the model loads: the next older version is tried."""

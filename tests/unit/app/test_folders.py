@@ -5,6 +5,8 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,10 @@ with run_folder() as folder:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(folder))
-    return folder
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets have room for a short path alone
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        yield Path(folder)
 
 
 def mode(path: Path) -> int:
@@ -72,8 +73,8 @@ def test_folders_of_others_stay(temporary: Path) -> None:
     }
 
 
-def test_a_temporary_folder_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
+def test_a_temporary_folder_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch, temporary: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(temporary / "none"))
     with pytest.raises(ConfigError, match=r"No such file or directory.*TMPDIR"), run_folder():
         pass
 
