@@ -4,7 +4,6 @@ import asyncio
 import socket
 import struct
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
 
 import grpc
@@ -22,7 +21,6 @@ HOLD_S = 8.0
 HALF_CALLS = 100
 HALF_BYTES = 60 * 1024 * 1024
 HALF_S = 10.0
-LARGE_CALLS = 32
 INFER = b"/inference.GRPCInferenceService/ModelInfer"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, WINDOW = 0, 1, 3, 4, 6, 8
@@ -108,22 +106,6 @@ def _half_sent(scene: Scene, message: bytes, whole: int, calls: int, hold_s: flo
         _Http2(opened, message, whole, calls).run(time.monotonic() + hold_s)
 
 
-async def _large_messages(scene: Scene) -> None:
-    """Whole ones, and their answers are taken: it is work, of which others must get their share."""
-    message = await asyncio.to_thread(lambda: _large(HALF_BYTES).SerializeToString())
-
-    def ask() -> Counter[str]:
-        codes: Counter[str] = Counter()
-        with grpc.insecure_channel(scene.server.grpc, options=UNLIMITED) as channel:
-            call = channel.unary_unary(INFER.decode())
-            for answer in [call.future(message, timeout=60) for _ in range(LARGE_CALLS)]:
-                codes[str(answer.code().name)] += 1  # waits for it
-        return codes
-
-    codes = await asyncio.to_thread(ask)
-    scene.must(set(codes) <= {"OK", "RESOURCE_EXHAUSTED"}, f"answered {dict(codes)}")
-
-
 class _Http2:
     def __init__(self, opened: socket.socket, message: bytes, whole: int, calls: int) -> None:
         self._socket, self._message, self._whole = opened, memoryview(message), whole
@@ -204,5 +186,4 @@ ATTACKS = (
     Attack("4 unread answers on a gRPC stream", _unread_stream),
     Attack("4 unread answers of gRPC calls", _unread_calls),
     Attack("4 half-sent gRPC messages", _half_sent_messages),
-    Attack("4 large gRPC messages", _large_messages),
 )

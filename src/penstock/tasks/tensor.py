@@ -21,6 +21,7 @@ from penstock.core.tensors import (
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 
 MAX_ELEMENTS = 1_000_000  # of a BYTES tensor
+WIDE_BYTES = 1024 * 1024  # smaller texts do no harm
 ELEMENT_BYTES = 160  # what Python, NumPy and a runtime need to hold one on its way in and out
 WARM_UP_DIMENSION = 8  # stands in for a size that the file leaves open
 
@@ -65,7 +66,7 @@ class TensorTask:
         """Numbers stay as they came; each text is an object of its own, in the model's output again."""
         texts = [tensor for tensor in request.inputs if tensor.datatype == BYTES]
         counts = [max(0, min(prod(tensor.shape), self._max_elements)) for tensor in texts]
-        return ELEMENT_BYTES * sum(counts) + 3 * sum(len(tensor.data) for tensor in texts)
+        return ELEMENT_BYTES * sum(counts) + sum(map(_text_bytes, texts, counts))
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         if len(pieces) == 1:
@@ -126,3 +127,11 @@ def _zeros(spec: TensorSpec, is_batched: bool) -> Array:
     if spec.datatype == BYTES:
         return np.full(shape, b"", dtype=object)
     return np.zeros(shape, NUMPY_TYPES[spec.datatype])
+
+
+def _text_bytes(tensor: Tensor, count: int) -> int:
+    """What texts take on their way through an engine: one wide character makes four bytes of each, in and out again."""
+    data = tensor.data
+    # The length before a text has at most three bytes as high as those of wide characters, which have four.
+    is_wide = len(data) > WIDE_BYTES and np.count_nonzero(np.frombuffer(data, np.int8) < 0) > 3 * count
+    return (12 if is_wide else 3) * len(data)

@@ -123,6 +123,12 @@ def test_texts_are_counted_before_they_are_read() -> None:
     assert made.weigh(TaskRequest([announced], [])) == made.weigh(TaskRequest([replace(announced, shape=(100,))], []))
 
 
+def test_a_large_text_weighs_more_where_one_character_is_wide() -> None:
+    plain, wide = pack_bytes([b"a" * 2_000_000]), pack_bytes([b"a" * 2_000_000 + "\U0001f600".encode()])
+    light, heavy = (task().weigh(TaskRequest([Tensor("s", "BYTES", (1,), data)], [])) for data in (plain, wide))
+    assert heavy > 3 * light
+
+
 def test_numbers_weigh_nothing_more_than_they_came_with() -> None:
     assert task().weigh(request(4)) == 0
     assert task().weigh(TaskRequest([Tensor("s", "BYTES", (-1,), b"")], [])) == 0
