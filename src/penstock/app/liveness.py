@@ -7,6 +7,7 @@ from typing import Literal
 MOST_TURN_S = 1.0  # a turn that took longer is the watcher's own sleep: it says nothing of the others
 AT_WORK = 0.1  # of a core: who uses it is busy, though it cannot speak
 HELD_UP = ("running", "disk-sleep")  # waits for a core or for the disk: that is the machine's doing
+STOPPED = "stopped"  # by a signal: whoever is starting does not start so
 
 Why = Literal["silent", "loop"]
 
@@ -22,6 +23,7 @@ class Look:
 @dataclass(slots=True)
 class _Life:
     cpu_s: float = 0.0
+    state: str = ""
     has_loop: bool = False  # it is past its start
     silent_s: float = 0.0  # since its last beat
     idle_s: float = 0.0  # of that, without work
@@ -68,11 +70,11 @@ class Liveness:
                 is_idle = look.cpu_s - life.cpu_s < AT_WORK * elapsed_s and look.state not in HELD_UP
                 life.silent_s += elapsed_s
                 life.idle_s += elapsed_s if is_idle else 0.0
-                life.cpu_s = look.cpu_s
+                life.cpu_s, life.state = look.cpu_s, look.state
         return [hang for name, life in self._lives.items() if (hang := self._judge(name, life))]
 
     def _judge(self, name: str, life: _Life) -> Hang | None:
-        if life.has_loop and life.idle_s >= self._hang_s:
+        if (life.has_loop or life.state == STOPPED) and life.idle_s >= self._hang_s:
             return Hang(name, "silent", life.silent_s)
         if life.silent_s >= self._loop_hang_s:
             return Hang(name, "silent", life.silent_s)

@@ -123,3 +123,10 @@ def test_who_ended_is_not_watched_and_comes_anew(watch: Watch) -> None:
     assert watch.turn(29, "b") == []
     watch.turn(TURN_S, "a", "b")
     assert [hang.name for hang in watch.turn(5, "b")] == ["a"]
+
+
+def test_who_is_stopped_before_its_loop_turns_is_not_starting() -> None:
+    watch = Watch()
+    watch.turn(1, "a", "b", loop_s=None)
+    assert watch.turn(4.5, "b", loop_s=None, a="stopped") == []
+    assert watch.turn(TURN_S, "b", loop_s=None, a="stopped") == [Hang("a", "silent", 5.0)]
