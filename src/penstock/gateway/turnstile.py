@@ -1,5 +1,6 @@
 """Who may connect: how many at once, in all and from one address, and how many this process has files for."""
 
+import asyncio
 import resource
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from penstock.serving.admission import Admission
 
 # Files that are never connections: workers' sockets, models, metrics, what libraries open.
 RESERVED_FILES = 1024
+MANY_FILES = 1024 * 1024  # where the system has no bound
 
 
 class Turnstile:
@@ -42,6 +44,24 @@ class Turnstile:
             del self._inside[address]
 
 
+class SlowConnection(asyncio.Protocol):
+    """What its client has not taken counts until it has; where others need the room, it goes."""
+
+    transport: asyncio.Transport
+    _turnstile: Turnstile
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._turnstile.unsent.hold(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._turnstile.unsent.drop(self)
+
+    def give_up(self) -> None:
+        self.transport.abort()
+
+
 class Outlet:
     """Whether the bytes that wait to be sent move."""
 
@@ -63,12 +83,17 @@ def widen_files() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard
+    return MANY_FILES if hard == resource.RLIM_INFINITY else hard
 
 
 def http_connections(limits: Limits, files: int) -> int:
-    return max(1, min(limits.max_connections, (files - RESERVED_FILES) * 2 // 3))
+    return max(1, min(limits.max_connections, _spare(files) * 2 // 3))
 
 
 def grpc_connections(limits: Limits, files: int) -> int:
-    return max(1, min(limits.max_connections, (files - RESERVED_FILES) // 3))
+    return max(1, min(limits.max_connections, _spare(files) // 3))
+
+
+def _spare(files: int) -> int:
+    """Where there are few, half of them."""
+    return files - min(RESERVED_FILES, files // 2)

@@ -192,19 +192,9 @@ class _GrpcExchange:
 
 def received(answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic) -> Callable[..., Awaitable[Any]]:
     """Awaits the one message of a call, which gRPC would do unseen."""
-    calls = traffic.calls
 
     async def answer_received(_: object, context: Context) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
-        calls[task] = context
-        try:
-            message = await context.read()
-        except asyncio.CancelledError:
-            traffic.explain(task)
-            raise
-        finally:
-            del calls[task]
+        message = await traffic.message(context)
         if message is grpc.aio.EOF:
             raise InvalidRequest("the call has no message")
         return await answer(message, context)

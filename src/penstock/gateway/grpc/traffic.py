@@ -60,28 +60,13 @@ class GrpcTraffic:
         elif held_bytes - self._held_before > self._max_bytes:
             self._make_room({task: each for task, each in awaited.items() if now - self._since[task] >= SLOW_S})
 
-    def explain(self, task: Task) -> None:
-        """Raises what a cancellation of this task means, where it was ended here."""
-        error = self._ended.pop(task, None)
-        if error is not None:
-            task.uncancel()
-            raise error from None
+    async def message(self, context: Context) -> Any:
+        """That of a call, or EOF."""
+        return await self._read(context, self.calls)
 
     async def messages(self, context: Context) -> AsyncIterator[Any]:
         """Those of a stream."""
-        while True:
-            task = asyncio.current_task()
-            assert task is not None
-            self._streams[task] = context
-            try:
-                message = await context.read()
-            except asyncio.CancelledError:
-                self.explain(task)
-                raise
-            finally:
-                del self._streams[task]
-            if message is grpc.aio.EOF:
-                return
+        while (message := await self._read(context, self._streams)) is not grpc.aio.EOF:
             yield message
             del message  # the next may be long in coming
 
@@ -96,6 +81,20 @@ class GrpcTraffic:
 
         context.add_done_callback(was_taken)
         self._unsent.hold(answer, size)
+
+    async def _read(self, context: Context, awaiting: dict[Task, Context]) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        awaiting[task] = context
+        try:
+            return await context.read()
+        except asyncio.CancelledError:
+            if (error := self._ended.pop(task, None)) is None:
+                raise
+            task.uncancel()  # it was ended here
+            raise error from None
+        finally:
+            del awaiting[task]
 
     def _make_room(self, slow: dict[Task, Context]) -> None:
         """At each look the worse half goes, those first whose connection has most of them."""

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.core.errors import HeadersTooLarge, InvalidRequest, Overloaded, PenstockError, TooSlow
 from penstock.gateway import statuses
-from penstock.gateway.turnstile import Outlet, Turnstile
+from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile
 
 PIPELINED = 128  # requests that a client may send ahead of an answer
 LINGER_S = 2.0  # what is still coming when a request is refused is read and dropped, so that the refusal is heard
@@ -33,7 +33,7 @@ class _RefusedInParser(Exception):
     """Ends the parser's work on what follows."""
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def __init__(self, turnstile: Turnstile, **options: Any) -> None:
         super().__init__(**options)
         self._turnstile = turnstile
@@ -172,18 +172,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._heard = self.loop.time()
         elif self._phase is Phase.BODY:
             self._turnstile.coming.drop(self)  # the rest is not kept
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._turnstile.unsent.hold(self, self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._turnstile.unsent.drop(self)
-
-    def give_up(self) -> None:
-        """Its answers are not taken, and others need the room."""
-        self.transport.abort()
 
     def look(self, now: float) -> None:
         """Now and then: ends what takes too long."""

@@ -9,7 +9,7 @@ from websockets.frames import CloseCode, Frame
 
 from penstock.gateway.streams.websocket import LEAVING
 from penstock.gateway.streams.websocket_codec import Utf8
-from penstock.gateway.turnstile import Outlet, Turnstile
+from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile
 
 NOT_TEXT = 1007
 PIECE_BYTES = 64 * 1024
@@ -24,7 +24,7 @@ NO_HANDSHAKE = (
 )
 
 
-class StreamProtocol(WebSocketsSansIOProtocol):
+class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
     def __init__(self, turnstile: Turnstile, **options: Any) -> None:
         super().__init__(**options)
         self._turnstile = turnstile
@@ -132,18 +132,6 @@ class StreamProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if self.initial_response is not None and self.close_sent:
             self.handshake_complete = True  # refused, with an answer: else uvicorn logs that none was given
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._turnstile.unsent.hold(self, self.transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._turnstile.unsent.drop(self)
-
-    def give_up(self) -> None:
-        """Its answers are not taken, and others need the room."""
-        self.transport.abort()
 
     def look(self, now: float) -> None:
         """Now and then."""
