@@ -49,7 +49,11 @@ def test_what_is_over_the_limit_is_too_large() -> None:
     assert unpacked(gzip.compress(NOISE), max_bytes=len(NOISE)) == NOISE
 
 
-@pytest.mark.parametrize("body", [b"", b"no", gzip.compress(NOISE)[:-5], gzip.compress(b"{}") * 2])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"no", gzip.compress(NOISE)[:-5], gzip.compress(b"{}") * 2],
+    ids=["empty", "text", "cut short", "two members"],
+)
 def test_what_is_not_whole_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         unpacked(body)
