@@ -66,14 +66,13 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
         stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(self._serving, is_ordered, "grpc-stream")
         try:
-            await stream.run(self._exchanges(self.traffic.messages(context), context), context.write)
+            await stream.run(self._exchanges(context), context.write)
         except grpc.aio.InternalError as error:  # an answer was on its way when the client left
             raise asyncio.CancelledError from error
 
-    async def _exchanges(
-        self, messages: AsyncIterator[InferMessage], context: Context
-    ) -> "AsyncIterator[_GrpcExchange]":
-        async for message in messages:
+    async def _exchanges(self, context: Context) -> "AsyncIterator[_GrpcExchange]":
+        read = self.traffic.reader(context)
+        while (message := await read()) is not grpc.aio.EOF:
             asked = message if type(message) is pb.ModelInferRequest else NO_MESSAGE
             try:
                 if asked is NO_MESSAGE:

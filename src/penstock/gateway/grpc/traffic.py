@@ -8,8 +8,9 @@ import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
@@ -62,11 +63,16 @@ class GrpcTraffic:
 
     async def message(self, context: Context) -> Any:
         """That of a call, or EOF."""
-        return await self._read(context, self.calls)
+        return await self._read(context, _this_task(), self.calls)
+
+    def reader(self, context: Context) -> Callable[[], Awaitable[Any]]:
+        """Of a stream: gives its next message, or EOF. It is for the task that calls this."""
+        return partial(self._read, context, _this_task(), self._streams)
 
     async def messages(self, context: Context) -> AsyncIterator[Any]:
         """Those of a stream."""
-        while (message := await self._read(context, self._streams)) is not grpc.aio.EOF:
+        read = self.reader(context)
+        while (message := await read()) is not grpc.aio.EOF:
             yield message
             del message  # the next may be long in coming
 
@@ -82,9 +88,7 @@ class GrpcTraffic:
         context.add_done_callback(was_taken)
         self._unsent.hold(answer, size)
 
-    async def _read(self, context: Context, awaiting: dict[Task, Context]) -> Any:
-        task = asyncio.current_task()
-        assert task is not None
+    async def _read(self, context: Context, task: Task, awaiting: dict[Task, Context]) -> Any:
         awaiting[task] = context
         try:
             return await context.read()
@@ -108,6 +112,12 @@ class GrpcTraffic:
         if task not in self._ended:
             self._ended[task] = error
             task.cancel()
+
+
+def _this_task() -> Task:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 class UnsentAnswer:
