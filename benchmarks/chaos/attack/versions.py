@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from pathlib import Path
 
 import grpc
@@ -19,7 +20,8 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 AT_ONCE = 8
 SLOW = "slow"
-ROUNDS = 12_000  # some seconds, in which nothing else of the block is answered
+FEW_ROUNDS = 1_000  # to see how long they take
+WEDGED_S = 12.0  # in which nothing else of the block is answered
 UNANSWERED_S = 2.0
 DEADLINE_S = 120.0
 
@@ -85,7 +87,10 @@ async def _wedged_block(scene: Scene) -> None:
         ):
             call = GRPCInferenceServiceStub(channel).ModelInfer
             await call(_rounds(1), timeout=DEADLINE_S)
-            wedge = asyncio.create_task(_ask(call, ROUNDS, DEADLINE_S))
+            started = time.monotonic()
+            await call(_rounds(FEW_ROUNDS), timeout=DEADLINE_S)
+            rounds = int(FEW_ROUNDS * WEDGED_S / (time.monotonic() - started))
+            wedge = asyncio.create_task(_ask(call, rounds, DEADLINE_S))
             asking = asyncio.create_task(_ask_on(call, wedge))
             await until_seen(lambda: _status(server, "/v2/health/ready") == 503, "it is not ready", DEADLINE_S)
             told = (await client.get("/v2/health/ready")).json()
