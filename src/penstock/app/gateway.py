@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock.app.places import ServerPlaces
 from penstock.app.ports import open_http_socket
 from penstock.app.process import run_child, spare_collector
 from penstock.app.tether import TetheredProcess
-from penstock.core.blocks import BlockView, Control
+from penstock.core.blocks import ClusterPicture, Control
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Routing
@@ -103,7 +102,8 @@ class Gateway:
         self._dispatcher.start()
         return lane.listen(endpoint)
 
-    def cluster_changed(self, views: Sequence[BlockView]) -> None:
+    def cluster_changed(self, picture: ClusterPicture) -> None:
+        views = picture.blocks
         self._dispatcher.set_routings(
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )

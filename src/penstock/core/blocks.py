@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
@@ -15,6 +17,51 @@ class BlockState(StrEnum):
     FAILED = "failed"
     UNLOADED = "unloaded"
     DORMANT = "dormant"  # deployed, but in no worker's memory: the first request loads it
+
+
+class BlockRole(StrEnum):
+    CHOSEN = "chosen"  # by the newest deployment of its model
+    SPARE = "spare"  # stands in while what was chosen is not there, and where it does not load
+    WITHDRAWN = "withdrawn"  # unloaded; stays so over restarts until it is loaded
+
+
+class StoredValue(BaseModel):
+    """What lies in the metadata store as JSON; a later version of Penstock may have written more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Resources(StoredValue):
+    """What one replica takes of its worker; 0: nothing that counts."""
+
+    cpu: Annotated[float, Field(ge=0)] = 0.0  # cores
+    memory_bytes: Annotated[int, Field(ge=0)] = 0
+    gpu_memory_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class BlockRecord(StoredValue):
+    """What is wanted of a block."""
+
+    model: str
+    version: str
+    source: str = ""  # a model's folder, or `registry`
+    role: BlockRole = BlockRole.SPARE
+    replicas: Annotated[int, Field(ge=0)] = 0  # 0: on every worker that may hold it
+    resources: Resources = Resources()
+    labels: dict[str, str] = {}  # of the workers that may hold it; of an empty value the key alone
+    anti_affinity: tuple[str, ...] = ()  # names of blocks that no worker holds beside it
+    metadata: dict[str, Any] = {}  # what people and queries find it by
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    # The store's revision of the write that had it loaded anew; 0: of this one. What else changes reloads nothing.
+    generation: Annotated[int, Field(ge=0)] = 0
+
+
+class WorkerRecord(StoredValue):
+    """What an operator wants of a worker."""
+
+    is_draining: bool = False  # it gets no more blocks, and those that it has go elsewhere
+    removed: str = ""  # the incarnation that gets nothing more to do
+    labels: dict[str, str] = {}  # laid over those that it tells itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +97,21 @@ class BlockView:
     is_new: bool = False  # others of its model serve until every worker has it
 
 
-Listener = Callable[[Sequence[BlockView]], None]
+class GatewayMember(NamedTuple):
+    gateway_id: str
+    address: str  # where other gateways reach it, over gRPC
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPicture:
+    """What a gateway has heard of its cluster from the manager."""
+
+    blocks: Sequence[BlockView]
+    gateways: Sequence[GatewayMember] = ()
+    membership: int = 0  # the revision of the list of gateways: who owns a session is found by it
+
+
+Listener = Callable[[ClusterPicture], None]
 
 
 class Control(Protocol):

@@ -49,15 +49,19 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 await self._manager.worker_left(worker)
 
     async def Watch(  # noqa: N802
-        self, request: pb.WatchRequest, context: grpc.aio.ServicerContext
+        self, requests: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ClusterView]:
+        request = await anext(aiter(requests))
         await self._manager.gateway_joined(request.gateway_id, request.endpoint)
+        listening = asyncio.create_task(_hear(requests))
         try:
             seen = -1
             while True:
                 seen = await self._manager.wait_change(seen)
-                yield pb.ClusterView(blocks=[pb.BlockView(**asdict(block)) for block in self._manager.view()])
+                blocks = [pb.BlockView(**asdict(block)) for block in self._manager.view()]
+                yield pb.ClusterView(blocks=blocks, revision=seen, is_snapshot=True)
         finally:
+            listening.cancel()
             await self._manager.gateway_left(request.gateway_id)
 
     async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
@@ -86,6 +90,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         gateways, blocks = self._manager.assigned()
         return pb.Assignment(
             gateways=gateways,
+            has_gateways=True,
+            is_snapshot=True,
             blocks=[
                 pb.BlockAssignment(
                     block_id=block.block_id,
@@ -99,6 +105,11 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 for block in blocks
             ],
         )
+
+
+async def _hear(requests: AsyncIterator[pb.WatchRequest]) -> None:
+    async for _ in requests:
+        pass
 
 
 async def _failure_of(call: Awaitable[None]) -> Failure | None:

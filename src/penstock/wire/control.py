@@ -1,19 +1,23 @@
 """A gateway's connection to a manager in another process."""
 
 import asyncio
-from collections.abc import Awaitable
+import secrets
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
 
 import grpc
 import structlog
 
-from penstock.core.blocks import BlockState, BlockView, Listener
+from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
 from penstock.core.errors import Unavailable, UnknownModel
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.forms import decode_failure
+from penstock.wire.heard import Heard, Verdict
 
 log = structlog.get_logger()
 RETRY_S = 0.5
+BEAT_S = 1.0  # the manager hears from every gateway so often
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
@@ -28,8 +32,15 @@ class RemoteControl:
     def __init__(self, address: str, gateway_id: str, endpoint: str, listener: Listener) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
         self._stub = manager_pb2_grpc.ManagerStub(self._channel)
-        self._request = pb.WatchRequest(gateway_id=gateway_id, endpoint=endpoint)
+        self._gateway_id = gateway_id
+        self._endpoint = endpoint
+        self._incarnation = secrets.token_hex(8)
         self._listener = listener
+        self._heard = Heard()
+        self._blocks: dict[str, BlockView] = {}
+        self._gateways: tuple[GatewayMember, ...] = ()
+        self._membership = 0
+        self._is_asked = asyncio.Event()  # the manager is to be told something at once
         self._watching = asyncio.create_task(self._watch_forever(), name="watch-manager")
 
     async def load(self, model: str) -> None:
@@ -61,25 +72,59 @@ class RemoteControl:
         """While the manager is away, the last view stands."""
         while True:
             try:
-                async for view in self._stub.Watch(self._request, wait_for_ready=True):
-                    self._listener(
-                        [
-                            BlockView(
-                                b.block_id,
-                                b.model,
-                                b.version,
-                                BlockState(b.state),
-                                b.reason,
-                                b.routing,
-                                b.has_served,
-                                b.is_new,
-                            )
-                            for b in view.blocks
-                        ]
-                    )
+                async for view in self._stub.Watch(self._requests(), wait_for_ready=True):
+                    if not self._take(view):
+                        break
             except grpc.aio.AioRpcError as error:
                 log.warning("manager_away", error=error.details())
             await asyncio.sleep(RETRY_S)
+
+    async def _requests(self) -> AsyncIterator[pb.WatchRequest]:
+        while True:
+            self._is_asked.clear()
+            yield pb.WatchRequest(
+                gateway_id=self._gateway_id,
+                endpoint=self._endpoint,
+                incarnation=self._incarnation,
+                epoch=self._heard.epoch,
+                revision=self._heard.revision,
+            )
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_asked.wait(), BEAT_S)
+
+    def _take(self, view: pb.ClusterView) -> bool:
+        """False: whoever said it leads the cluster no more."""
+        verdict = self._heard.hear(view)
+        if verdict is Verdict.MISSED:
+            self._is_asked.set()
+        elif verdict is Verdict.DEPOSED:
+            log.warning("deposed_manager", epoch=view.epoch, newest=self._heard.epoch)
+        if verdict is not Verdict.TAKEN:
+            return verdict is Verdict.MISSED
+        if view.is_snapshot:
+            self._blocks = {}
+        for block_id in view.removed:
+            self._blocks.pop(block_id, None)
+        self._blocks |= {block.block_id: _decode(block) for block in view.blocks}
+        if view.has_gateways:
+            self._gateways = tuple(GatewayMember(each.gateway_id, each.address) for each in view.gateways)
+            self._membership = view.membership
+        self._listener(ClusterPicture(tuple(self._blocks.values()), self._gateways, self._membership))
+        return True
+
+
+def _decode(block: pb.BlockView) -> BlockView:
+    state = BlockState(block.state)
+    return BlockView(
+        block.block_id,
+        block.model,
+        block.version,
+        state,
+        block.reason,
+        block.routing,
+        block.has_served,
+        block.is_new,
+    )
 
 
 def _check(model: str) -> None:

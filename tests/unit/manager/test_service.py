@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.blocks import BlockView
+from penstock.core.blocks import BlockView, ClusterPicture
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
@@ -31,8 +31,8 @@ class Gateway:
                 self._changed.clear()
                 await self._changed.wait()
 
-    def _listen(self, views: Sequence[BlockView]) -> None:
-        self.views = views
+    def _listen(self, picture: ClusterPicture) -> None:
+        self.views = picture.blocks
         self._changed.set()
 
 

@@ -8,36 +8,156 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker_id", "pid", "blocks")
+    __slots__ = ("worker_id", "pid", "blocks", "incarnation", "is_snapshot", "removed", "epoch", "revision", "facts", "load", "is_leaving")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pid: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockState]
-    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ...) -> None: ...
+    incarnation: str
+    is_snapshot: bool
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    epoch: int
+    revision: int
+    facts: WorkerFacts
+    load: WorkerLoad
+    is_leaving: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
+
+class WorkerFacts(_message.Message):
+    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    host: str
+    zone: str
+    labels: _containers.ScalarMap[str, str]
+    cpus: float
+    memory_bytes: int
+    gpu_memory_bytes: int
+    version: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class WorkerLoad(_message.Message):
+    __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "counts")
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    cpu: float
+    memory_bytes: int
+    gpu: float
+    gpu_memory_bytes: int
+    jobs: int
+    counts: _containers.RepeatedCompositeFieldContainer[BlockCounts]
+    def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ...) -> None: ...
+
+class BlockCounts(_message.Message):
+    __slots__ = ("block_id", "requests", "errors", "latency_s")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    requests: int
+    errors: int
+    latency_s: float
+    def __init__(self, block_id: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ...) -> None: ...
+
+class AnswerCounts(_message.Message):
+    __slots__ = ("block_id", "answers", "errors", "latencies", "waiting")
+    class ErrorsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class LatenciesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    class WaitingEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    answers: int
+    errors: _containers.ScalarMap[str, int]
+    latencies: _containers.ScalarMap[int, int]
+    waiting: _containers.ScalarMap[int, int]
+    def __init__(self, block_id: _Optional[str] = ..., answers: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., latencies: _Optional[_Mapping[int, int]] = ..., waiting: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class BlockState(_message.Message):
-    __slots__ = ("block_id", "state", "reason", "revision", "is_serving")
+    __slots__ = ("block_id", "state", "reason", "revision", "is_serving", "is_new")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     IS_SERVING_FIELD_NUMBER: _ClassVar[int]
+    IS_NEW_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     state: str
     reason: str
     revision: int
     is_serving: bool
-    def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., is_serving: _Optional[bool] = ...) -> None: ...
+    is_new: bool
+    def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., is_serving: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("gateways", "blocks")
+    __slots__ = ("gateways", "blocks", "epoch", "revision", "is_snapshot", "since", "removed", "has_gateways")
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     gateways: _containers.RepeatedScalarFieldContainer[str]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockAssignment]
-    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    revision: int
+    is_snapshot: bool
+    since: int
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    has_gateways: bool
+    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ...) -> None: ...
 
 class BlockAssignment(_message.Message):
     __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces", "is_new")
@@ -58,18 +178,50 @@ class BlockAssignment(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("gateway_id", "endpoint")
+    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     endpoint: str
-    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    incarnation: str
+    address: str
+    epoch: int
+    revision: int
+    counts: _containers.RepeatedCompositeFieldContainer[AnswerCounts]
+    is_leaving: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("blocks",)
+    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ROUTES_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_ROUTES_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockView]
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    revision: int
+    is_snapshot: bool
+    since: int
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    routes: _containers.RepeatedCompositeFieldContainer[Route]
+    removed_routes: _containers.RepeatedScalarFieldContainer[str]
+    gateways: _containers.RepeatedCompositeFieldContainer[GatewayMember]
+    membership: int
+    has_gateways: bool
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ...) -> None: ...
 
 class BlockView(_message.Message):
     __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new")
@@ -90,6 +242,46 @@ class BlockView(_message.Message):
     has_served: bool
     is_new: bool
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., routing: _Optional[str] = ..., has_served: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("name", "shares", "sticky", "key", "shadow", "shadow_share", "is_compared", "trial", "allowance", "began")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    STICKY_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_SHARE_FIELD_NUMBER: _ClassVar[int]
+    IS_COMPARED_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_FIELD_NUMBER: _ClassVar[int]
+    ALLOWANCE_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shares: _containers.RepeatedCompositeFieldContainer[WeightedBlock]
+    sticky: str
+    key: str
+    shadow: str
+    shadow_share: float
+    is_compared: bool
+    trial: str
+    allowance: int
+    began: str
+    def __init__(self, name: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[WeightedBlock, _Mapping]]] = ..., sticky: _Optional[str] = ..., key: _Optional[str] = ..., shadow: _Optional[str] = ..., shadow_share: _Optional[float] = ..., is_compared: _Optional[bool] = ..., trial: _Optional[str] = ..., allowance: _Optional[int] = ..., began: _Optional[str] = ...) -> None: ...
+
+class WeightedBlock(_message.Message):
+    __slots__ = ("block_id", "weight")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    weight: float
+    def __init__(self, block_id: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class GatewayMember(_message.Message):
+    __slots__ = ("gateway_id", "address")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    address: str
+    def __init__(self, gateway_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model",)

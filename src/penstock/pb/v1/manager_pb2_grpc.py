@@ -39,7 +39,7 @@ class ManagerStub:
                 request_serializer=v1_dot_manager__pb2.WorkerReport.SerializeToString,
                 response_deserializer=v1_dot_manager__pb2.Assignment.FromString,
                 _registered_method=True)
-        self.Watch = channel.unary_stream(
+        self.Watch = channel.stream_stream(
                 '/penstock.v1.Manager/Watch',
                 request_serializer=v1_dot_manager__pb2.WatchRequest.SerializeToString,
                 response_deserializer=v1_dot_manager__pb2.ClusterView.FromString,
@@ -71,8 +71,8 @@ class ManagerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Watch(self, request, context):
-        """A gateway's view of the cluster: sent whole at once and after every change.
+    def Watch(self, request_iterator, context):
+        """A gateway's view of the cluster; it tells what it has counted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,7 +106,7 @@ def add_ManagerServicer_to_server(servicer, server):
                     request_deserializer=v1_dot_manager__pb2.WorkerReport.FromString,
                     response_serializer=v1_dot_manager__pb2.Assignment.SerializeToString,
             ),
-            'Watch': grpc.unary_stream_rpc_method_handler(
+            'Watch': grpc.stream_stream_rpc_method_handler(
                     servicer.Watch,
                     request_deserializer=v1_dot_manager__pb2.WatchRequest.FromString,
                     response_serializer=v1_dot_manager__pb2.ClusterView.SerializeToString,
@@ -165,7 +165,7 @@ class Manager:
             _registered_method=True)
 
     @staticmethod
-    def Watch(request,
+    def Watch(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -175,8 +175,8 @@ class Manager:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/penstock.v1.Manager/Watch',
             v1_dot_manager__pb2.WatchRequest.SerializeToString,

@@ -1,0 +1,302 @@
+from penstock.pb.v1 import job_pb2 as _job_pb2
+from penstock.pb.v1 import manager_pb2 as _manager_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("failure", "manager_id", "is_leader", "leader", "epoch", "revision", "managers", "gateways", "membership", "workers", "blocks")
+    class WorkersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class BlocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    MANAGER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    MANAGERS_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    manager_id: str
+    is_leader: bool
+    leader: str
+    epoch: int
+    revision: int
+    managers: _containers.RepeatedCompositeFieldContainer[ManagerStatus]
+    gateways: _containers.RepeatedCompositeFieldContainer[_manager_pb2.GatewayMember]
+    membership: int
+    workers: _containers.ScalarMap[str, int]
+    blocks: _containers.ScalarMap[str, int]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., manager_id: _Optional[str] = ..., is_leader: _Optional[bool] = ..., leader: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., managers: _Optional[_Iterable[_Union[ManagerStatus, _Mapping]]] = ..., gateways: _Optional[_Iterable[_Union[_manager_pb2.GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., workers: _Optional[_Mapping[str, int]] = ..., blocks: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class ManagerStatus(_message.Message):
+    __slots__ = ("manager_id", "address", "is_leader")
+    MANAGER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    IS_LEADER_FIELD_NUMBER: _ClassVar[int]
+    manager_id: str
+    address: str
+    is_leader: bool
+    def __init__(self, manager_id: _Optional[str] = ..., address: _Optional[str] = ..., is_leader: _Optional[bool] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("failure", "workers")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("worker_id", "state", "incarnation", "pid", "facts", "load", "silent_s", "is_draining", "is_removed", "blocks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    SILENT_S_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    IS_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    incarnation: str
+    pid: int
+    facts: _manager_pb2.WorkerFacts
+    load: _manager_pb2.WorkerLoad
+    silent_s: float
+    is_draining: bool
+    is_removed: bool
+    blocks: _containers.RepeatedCompositeFieldContainer[_manager_pb2.BlockState]
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., facts: _Optional[_Union[_manager_pb2.WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[_manager_pb2.WorkerLoad, _Mapping]] = ..., silent_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., is_removed: _Optional[bool] = ..., blocks: _Optional[_Iterable[_Union[_manager_pb2.BlockState, _Mapping]]] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "is_draining")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    is_draining: bool
+    def __init__(self, worker_id: _Optional[str] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class RemoveWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class RemoveWorkerResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ListBlocksRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class ListBlocksResponse(_message.Message):
+    __slots__ = ("failure", "blocks")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockStatus]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ...) -> None: ...
+
+class BlockStatus(_message.Message):
+    __slots__ = ("block_id", "spec", "role", "state", "reason", "revision", "holders", "placed", "requests", "errors", "latency_s")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    PLACED_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    spec: BlockSpec
+    role: str
+    state: str
+    reason: str
+    revision: int
+    holders: _containers.RepeatedCompositeFieldContainer[BlockHolder]
+    placed: _containers.RepeatedScalarFieldContainer[str]
+    requests: int
+    errors: int
+    latency_s: float
+    def __init__(self, block_id: _Optional[str] = ..., spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ..., placed: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ...) -> None: ...
+
+class BlockHolder(_message.Message):
+    __slots__ = ("worker_id", "state", "reason", "is_serving")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    IS_SERVING_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    state: str
+    reason: str
+    is_serving: bool
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., is_serving: _Optional[bool] = ...) -> None: ...
+
+class BlockSpec(_message.Message):
+    __slots__ = ("model", "version", "source", "replicas", "cpu", "memory_bytes", "gpu_memory_bytes", "labels", "anti_affinity", "metadata", "weight")
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    CPU_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    ANTI_AFFINITY_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    source: str
+    replicas: int
+    cpu: float
+    memory_bytes: int
+    gpu_memory_bytes: int
+    labels: _containers.ScalarMap[str, str]
+    anti_affinity: _containers.RepeatedScalarFieldContainer[str]
+    metadata: str
+    weight: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., source: _Optional[str] = ..., replicas: _Optional[int] = ..., cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., labels: _Optional[_Mapping[str, str]] = ..., anti_affinity: _Optional[_Iterable[str]] = ..., metadata: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class DeployBlockRequest(_message.Message):
+    __slots__ = ("spec", "is_beside", "wait_s")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    IS_BESIDE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    spec: BlockSpec
+    is_beside: bool
+    wait_s: float
+    def __init__(self, spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., is_beside: _Optional[bool] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class DeployBlockResponse(_message.Message):
+    __slots__ = ("failure", "block_ids")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    block_ids: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., block_ids: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScaleBlockRequest(_message.Message):
+    __slots__ = ("block_id", "replicas")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    replicas: int
+    def __init__(self, block_id: _Optional[str] = ..., replicas: _Optional[int] = ...) -> None: ...
+
+class ScaleBlockResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class RemoveBlockRequest(_message.Message):
+    __slots__ = ("block_id",)
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    def __init__(self, block_id: _Optional[str] = ...) -> None: ...
+
+class RemoveBlockResponse(_message.Message):
+    __slots__ = ("failure",)
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ExplainBlockRequest(_message.Message):
+    __slots__ = ("block_id",)
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    def __init__(self, block_id: _Optional[str] = ...) -> None: ...
+
+class ExplainBlockResponse(_message.Message):
+    __slots__ = ("failure", "sentences")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    sentences: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., sentences: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("after", "limit", "kind", "subject")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    limit: int
+    kind: str
+    subject: str
+    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
+
+class EventsResponse(_message.Message):
+    __slots__ = ("failure", "events")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    events: _containers.RepeatedCompositeFieldContainer[ClusterEvent]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., events: _Optional[_Iterable[_Union[ClusterEvent, _Mapping]]] = ...) -> None: ...
+
+class ClusterEvent(_message.Message):
+    __slots__ = ("number", "at", "kind", "subject", "text")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at: float
+    kind: str
+    subject: str
+    text: str
+    def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
