@@ -11,7 +11,7 @@ from pathlib import Path
 import structlog
 
 from penstock.core.errors import ConfigError
-from penstock.storage.disk import is_unwritable, make_private
+from penstock.storage.disk import is_unwritable, lock_file
 
 log = structlog.get_logger()
 LOCK = "server.lock"
@@ -49,35 +49,18 @@ def run_folder() -> Iterator[Path]:
 def data_folder(folder: Path) -> Iterator[None]:
     """One server at a time. Where it cannot be written, those who need it say so and go on without."""
     lock = None
+    refusal = f"{folder}: another server uses this data directory"
     try:
-        make_private(folder / LOCK)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
+        lock = lock_file(folder / LOCK, refusal, "stop it, or choose another --data-dir")
     except OSError as error:
         if not is_unwritable(error):
             raise ConfigError(f"{folder}: the data directory cannot be used: {error.strerror}") from error
         log.warning("data_dir_unwritable", data_dir=str(folder), error=error.strerror)
     try:
-        if lock is not None:
-            _lock_data(folder, lock)
         yield
     finally:
         if lock is not None:
             os.close(lock)
-
-
-def _lock_data(folder: Path, lock: int) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        pid = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
-        raise ConfigError(
-            f"{folder}: another server uses this data directory (process {pid}); stop it, or choose another --data-dir"
-        ) from error
-    except OSError as error:  # a file system without locks
-        log.warning("data_dir_not_locked", data_dir=str(folder), error=error.strerror)
-    with suppress(OSError):  # a full disk: the lock holds without a name on it
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
 
 def _lock_new(folder: Path) -> int:

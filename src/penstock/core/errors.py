@@ -15,10 +15,15 @@ PenstockError
 │   ├── QueueFull           the block has too many requests waiting
 │   ├── QueueTimeout        it waited longer than its level's queue policy allows
 │   └── Overloaded          the gateway holds too many bytes
+├── Conflict                somebody else changed it in the meantime
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
 │   ├── Draining            this process is leaving
-│   └── WorkerLost          the workers that ran it died, and it may not be tried again
+│   ├── WorkerLost          the workers that ran it died, and it may not be tried again
+│   ├── NotLeader           another manager leads the cluster, or none just now
+│   ├── StoreUnavailable    the metadata store does not answer; whether it wrote is not known
+│   ├── LeaseLost           the lease has ended, and what was written under it
+│   └── Compacted           the metadata store no longer knows changes that far back
 ├── DeadlineExceeded        the deadline passed; whether it ran is not known
 ├── Cancelled               the caller left
 ├── EngineFailed            the model itself failed on this input
@@ -108,6 +113,10 @@ class Overloaded(Refused):
     code = "overloaded"
 
 
+class Conflict(PenstockError):
+    code = "conflict"
+
+
 class Unavailable(PenstockError):
     code = "unavailable"
     is_retryable = True
@@ -125,6 +134,26 @@ class Draining(Unavailable):
 class WorkerLost(Unavailable):
     code = "worker_lost"
     is_definite = False
+
+
+class NotLeader(Unavailable):
+    """Its field `leader` is the address of the manager that leads, where one is known."""
+
+    code = "not_leader"
+    retry_after_s = 0.2
+
+
+class StoreUnavailable(Unavailable):
+    code = "store_unavailable"
+    is_definite = False
+
+
+class LeaseLost(Unavailable):
+    code = "lease_lost"
+
+
+class Compacted(Unavailable):
+    code = "compacted"
 
 
 class DeadlineExceeded(PenstockError):

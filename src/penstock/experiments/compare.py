@@ -22,7 +22,7 @@ MOST_SAID = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FigureChange:
     """How B's figure differs from A's."""
 
     before: float
@@ -37,8 +37,8 @@ class CaseChange:
     case: str
     variants: tuple[str, str]  # A's and B's, which differ where only the load is the same
     unit: str
-    throughput: Change  # items a second
-    p99: Change
+    throughput: FigureChange  # items a second
+    p99: FigureChange
     note: str = ""
 
 
@@ -81,19 +81,19 @@ def compare(a: Results, b: Results) -> Comparison:
     )
 
 
-def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> Change:
+def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> FigureChange:
     """`pooled` is the variance over all cases; None: no case has two repeats."""
     ratio = after.mean / before.mean if before.mean else float("inf")
     own = pooled_variance([before.values, after.values])
     if pooled is None or not 0 < ratio < float("inf"):
-        return Change(before.mean, after.mean, ratio, None, "unknown")
+        return FigureChange(before.mean, after.mean, ratio, None, "unknown")
     error = sqrt(max(pooled, own or 0.0) * (1 / len(before.values) + 1 / len(after.values)))
     noise = max(FLOORS[kind], exp(ERRORS * error) - 1)
     if abs(log(ratio)) <= log(1 + noise):
         verdict: Verdict = "no difference"
     else:
         verdict = "better" if (ratio > 1) == (kind == "throughput") else "worse"
-    return Change(before.mean, after.mean, ratio, noise, verdict)
+    return FigureChange(before.mean, after.mean, ratio, noise, verdict)
 
 
 def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
@@ -164,6 +164,6 @@ def rows(found: Comparison) -> list[list[str]]:
     ]
 
 
-def _cells(found: Change) -> list[str]:
+def _cells(found: FigureChange) -> list[str]:
     noise = "–" if found.noise is None else f"±{found.noise:.0%}"
     return [f"{found.before:.1f}", f"{found.after:.1f}", f"{found.ratio:.2f}", noise, found.verdict]

@@ -1,11 +1,17 @@
 """Files that are nobody else's, on a disk that may be full or may not be written."""
 
 import errno
+import fcntl
 import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
+import structlog
+
+from penstock.core.errors import ConfigError
+
+log = structlog.get_logger()
 FULL_OR_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT, errno.EIO)
 # What SQLite says of the same.
 _SQLITE = (
@@ -33,3 +39,21 @@ def make_private(file: Path) -> None:
             os.fchmod(opened, 0o600)
     finally:
         os.close(opened)
+
+
+def lock_file(file: Path, refusal: str, advice: str) -> int:
+    """An open file that no other process has locked so until it is closed; the refusal names who has it."""
+    make_private(file)
+    lock = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = os.pread(lock, 20, 0).decode(errors="replace").strip() or "unknown"
+        os.close(lock)
+        raise ConfigError(f"{refusal} (process {pid}); {advice}", reason="in_use") from error
+    except OSError as error:
+        log.warning("not_locked", file=str(file), error=error.strerror)  # a file system without locks
+    with suppress(OSError):  # a full disk: the lock holds without a name on it
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    return lock
