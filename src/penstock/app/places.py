@@ -22,7 +22,8 @@ class ServerPlaces:
 
     def write_config(self, config: Config) -> None:
         try:
-            self.config.write_text(config.model_dump_json())
+            # Without secrets: the manager, which needs them, has them.
+            self.config.write_text(config.model_dump_json(exclude={"s3": {"secret_access_key"}}))
         except OSError as error:
             raise ConfigError(
                 f"{self.config}: the configuration cannot be written for the server's processes: {error.strerror}; "

@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.errors import ConfigError
@@ -79,6 +79,29 @@ class WorkerSettings(Section):
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
 
 
+class RegistrySettings(Section):
+    """Models that are uploaded, and what workers keep of them."""
+
+    objects: str = ""  # their files: a path, file:///… or s3://bucket/prefix; empty: data_dir/objects
+    max_files: Annotated[int, Field(ge=1, le=100_000)] = 10_000  # of one version
+    max_model_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024 * 1024  # of one version
+    max_uploads: Annotated[int, Field(ge=1)] = 64  # that are not finished
+    upload_expiry_s: Annotated[float, Field(ge=1)] = 86_400.0  # without a byte of an upload
+    cache_dir: str = ""  # where workers keep what they fetched; empty: data_dir/model-cache
+    cache_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024 * 1024  # of that, for all workers of a host
+    is_direct: bool = False  # workers read the object store themselves, and not through the manager
+
+
+class S3Settings(Section):
+    """An S3-compatible store; what is empty here, the usual AWS_… variables say."""
+
+    endpoint: str = ""  # http://HOST:PORT of any but Amazon's own
+    region: str = ""
+    access_key_id: str = ""
+    secret_access_key: SecretStr | None = None
+    is_virtual_hosted: bool = False  # the bucket is a part of the host's name, not of the path
+
+
 class Telemetry(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
@@ -102,6 +125,8 @@ class Config(Section):
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()
     worker: WorkerSettings = WorkerSettings()
+    registry: RegistrySettings = RegistrySettings()
+    s3: S3Settings = S3Settings()
     telemetry: Telemetry = Telemetry()
 
     @property

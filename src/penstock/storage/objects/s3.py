@@ -1,0 +1,127 @@
+"""Objects in a bucket of an S3-compatible store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from penstock.core.config import S3Settings
+from penstock.core.errors import ConfigError, Unavailable
+from penstock.storage.objects.base import READ_BYTES, StoredObject
+
+PART_BYTES = 8 * 1024 * 1024
+PARTS = 9000  # of the 10,000 that a multipart upload may have
+AT_ONCE = 4
+# Of one request, which may be a file of many gigabytes, and of a read of it.
+TIMEOUT, READ_TIMEOUT = timedelta(hours=6), timedelta(seconds=30)
+RETRY: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=20)}
+
+
+class S3Objects:
+    def __init__(self, url: str, settings: S3Settings) -> None:
+        """What the settings leave open, the usual AWS_… variables say."""
+        parts = urlsplit(url)
+        if not parts.hostname or parts.username or parts.query:
+            raise ConfigError("registry.objects: s3://BUCKET/PREFIX; keys and endpoints have settings of their own")
+        given: dict[str, Any] = {"virtual_hosted_style_request": settings.is_virtual_hosted}
+        for name in ("endpoint", "region", "access_key_id"):
+            if value := getattr(settings, name):
+                given[name] = value
+        if settings.secret_access_key is not None:
+            given["secret_access_key"] = settings.secret_access_key.get_secret_value()
+        options: Any = {
+            "timeout": TIMEOUT,
+            "read_timeout": READ_TIMEOUT,
+            "allow_http": settings.endpoint.startswith("http://"),
+        }
+        self._bucket = parts.hostname
+        try:
+            self._store = S3Store(
+                parts.netloc,
+                prefix=parts.path.strip("/") or None,
+                config=given,  # type: ignore[arg-type]
+                client_options=options,
+                retry_config=RETRY,
+            )
+        except (BaseError, ValueError) as error:
+            raise ConfigError(f"registry.objects: s3://{self._bucket}: {_reason(error)}") from error
+
+    async def put(self, key: str, source: Path | AsyncIterator[bytes]) -> None:
+        part = PART_BYTES
+        if isinstance(source, Path):
+            part = max(part, -(-(await asyncio.to_thread(source.stat)).st_size // PARTS))
+        with self._telling("written"):
+            await obstore.put_async(self._store, key, source, chunk_size=part, max_concurrency=AT_ONCE)
+        if isinstance(source, Path):
+            await asyncio.to_thread(source.unlink)
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
+        """A server that answers a range with 200 (rclone's does) is read from the beginning."""
+        found = await self.stat(key)
+        if found is None:
+            raise FileNotFoundError(key)
+        last = found.size_bytes if end is None else min(end, found.size_bytes)
+        if start >= last:
+            return
+        with self._telling("read"):
+            got, at = await self._from(key, start, last, found.size_bytes)
+            async for piece in got.stream(READ_BYTES):
+                wanted = piece[max(0, start - at) : last - at]
+                at += len(piece)
+                if wanted:
+                    yield bytes(wanted)
+                if at >= last:
+                    return
+
+    async def _from(self, key: str, start: int, end: int, size_bytes: int) -> tuple[Any, int]:
+        """A stream, and where it begins."""
+        if (start, end) != (0, size_bytes):
+            try:
+                return await obstore.get_async(self._store, key, options={"range": (start, end)}), start
+            except BaseError as error:
+                if "non-partial" not in str(error):
+                    raise
+        return await obstore.get_async(self._store, key), 0
+
+    async def stat(self, key: str) -> StoredObject | None:
+        with self._telling("read"):
+            try:
+                return _stored(await obstore.head_async(self._store, key))
+            except FileNotFoundError:
+                return None
+
+    async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        with self._telling("listed"):
+            async for found in obstore.list(self._store, prefix, chunk_size=1000):
+                for each in found:
+                    yield _stored(each)
+
+    async def delete(self, key: str) -> None:
+        with self._telling("deleted"):
+            try:
+                await obstore.delete_async(self._store, key)
+            except FileNotFoundError:
+                pass
+
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseError as error:
+            raise Unavailable(f"s3://{self._bucket} cannot be {what}: {_reason(error)}") from error
+
+
+def _stored(found: Any) -> StoredObject:
+    return StoredObject(found["path"], found["size"], found["last_modified"].timestamp())
+
+
+def _reason(error: Exception) -> str:
+    """The first line: what follows tells requests, whose headers may be keys."""
+    return str(error).strip().split("\n", 1)[0][:300]

@@ -1,0 +1,61 @@
+"""A real server that speaks S3, as a process of its own: `rclone serve s3`."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.peers.peer import free_ports
+from benchmarks.waiting import eventually
+from penstock.core.config import S3Settings
+
+START_S = 20.0
+KEY_ID, SECRET = "PENSTOCKTESTKEY", "penstock-test-secret"
+BUCKET = "models"
+
+
+class S3Server:
+    """Use it as a context."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self.folder = folder
+        self.settings = S3Settings(
+            endpoint=f"http://127.0.0.1:{self.port}",
+            region="us-east-1",
+            access_key_id=KEY_ID,
+            secret_access_key=SECRET,  # type: ignore[arg-type]
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def url(self, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}"
+
+    def start(self) -> None:
+        (self.folder / BUCKET).mkdir(parents=True, exist_ok=True)
+        rclone = Path(sys.executable).with_name("rclone")
+        command = [str(rclone), "serve", "s3", str(self.folder), "--addr", f"127.0.0.1:{self.port}"]
+        command += ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--vfs-cache-mode", "off"]
+        with self.folder.with_suffix(".log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        eventually(self._answers, "rclone answers", START_S)
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def __enter__(self) -> "S3Server":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
