@@ -14,6 +14,7 @@ from rich.console import Console
 
 from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, rollout, sessions, slow_reader
 from benchmarks.chaos.attack import run as attack
+from benchmarks.chaos.cluster import run as cluster
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
 from penstock.telemetry.machine import describe_machine
 
@@ -29,6 +30,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "rollout": rollout.run,
     "slow_reader": slow_reader.run,
     "attack": attack.run,
+    "cluster": cluster.run,
 }
 
 

@@ -1,0 +1,1 @@
+"""Faults of a cluster: its managers, gateways, workers and what they stand on."""

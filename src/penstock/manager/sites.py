@@ -1,0 +1,138 @@
+"""What a block needs and what a worker has, and whether the one fits on the other. Decides; never acts."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDemand:
+    block_id: str
+    replicas: int = 0  # 0: every worker that may
+    cpu: float = 0.0  # cores
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)  # that a worker must have; of an empty value the key alone
+    anti_affinity: frozenset[str] = frozenset()  # names of blocks that no worker holds beside it
+    names: frozenset[str] = (
+        frozenset()
+    )  # what others may call it there: its model, key=value of its labels and metadata
+    weight: float = 1.0  # of each replica, beside other blocks'
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCapacity:
+    worker_id: str
+    host: str = ""  # empty: one of its own
+    zone: str = ""
+    cpu: float = inf
+    memory_bytes: float = inf
+    gpu_memory_bytes: float = 0.0
+    labels: Mapping[str, str] = field(default_factory=dict)  # worker, host and zone are labels, too
+    weight: float = 1.0  # what it can do beside others
+    is_open: bool = True  # it takes what it did not hold; one that is silent does not
+    is_leaving: bool = False  # it is to hold nothing
+
+
+class Site:
+    """A worker while blocks are placed."""
+
+    def __init__(self, capacity: WorkerCapacity) -> None:
+        self.worker_id = capacity.worker_id
+        self.host = capacity.host or capacity.worker_id
+        self.zone = capacity.zone
+        self.is_open = capacity.is_open and not capacity.is_leaving
+        self.is_leaving = capacity.is_leaving
+        self.weight = capacity.weight
+        self.blocks: dict[str, BlockDemand] = {}
+        self.level = 0.0  # the weight of what it holds by its own
+        self._load = 0.0
+        self._labels = {"worker": self.worker_id, "host": self.host, "zone": self.zone, **capacity.labels}
+        self._capacity = capacity
+        self._cpu, self._memory, self._gpu_memory = capacity.cpu, capacity.memory_bytes, capacity.gpu_memory_bytes
+        self._names: Counter[str] = Counter()  # of what it holds
+        self._shunned: Counter[str] = Counter()  # by what it holds
+
+    def put(self, block: BlockDemand) -> None:
+        self.blocks[block.block_id] = block
+        self._count(block, 1)
+
+    def take(self, block: BlockDemand) -> None:
+        del self.blocks[block.block_id]
+        self._count(block, -1)
+
+    def level_with(self, block: BlockDemand) -> float:
+        return (self._load + block.weight) / self.weight
+
+    def is_shunned(self, block: BlockDemand) -> bool:
+        """Something here is not to be beside the block."""
+        shunned = self._shunned
+        return not self._names.keys().isdisjoint(block.anti_affinity) or (
+            bool(shunned) and (block.block_id in shunned or not shunned.keys().isdisjoint(block.names))
+        )
+
+    def fits_without(self, block: BlockDemand, other: BlockDemand) -> bool:
+        self.take(other)
+        refusal = self.refusal(block)
+        self.put(other)
+        return not refusal
+
+    def refusal(self, block: BlockDemand, is_held: bool = False) -> str:
+        """Why the block may not be here, as the end of a sentence; empty: it may. What is held may stay on one that
+        takes nothing new."""
+        if not self.is_open:
+            if self.is_leaving:
+                return "it is being drained"
+            if not is_held:
+                return "it has not been heard of lately, so it is given nothing new"
+        for key, value in block.labels.items():
+            found = self._labels.get(key)
+            if not found or (value and found != value):
+                return (
+                    f"the block wants {_label(key, value)}, and it has {_label(key, found) if found else f'no {key}'}"
+                )
+        if block.cpu > self._cpu:
+            return f"the block needs {block.cpu:g} cores, and {self._cpu:g} of {self._capacity.cpu:g} are free"
+        if block.memory_bytes > self._memory:
+            return _too_large("memory", block.memory_bytes, self._memory, self._capacity.memory_bytes)
+        if block.gpu_memory_bytes > self._gpu_memory:
+            if not self._capacity.gpu_memory_bytes:
+                return "the block needs a GPU, and it has none"
+            return _too_large("GPU memory", block.gpu_memory_bytes, self._gpu_memory, self._capacity.gpu_memory_bytes)
+        if (block.anti_affinity or self._shunned) and self.is_shunned(block):
+            return f"the block is not to be beside {self._enemy(block)}, which is there"
+        return ""
+
+    def _enemy(self, block: BlockDemand) -> str:
+        return next(
+            other.block_id
+            for other in self.blocks.values()
+            if block.anti_affinity & _names(other) or other.anti_affinity & _names(block)
+        )
+
+    def _count(self, block: BlockDemand, sign: int) -> None:
+        self._load += sign * block.weight
+        self.level = self._load / self.weight
+        self._cpu -= sign * block.cpu
+        self._memory -= sign * block.memory_bytes
+        self._gpu_memory -= sign * block.gpu_memory_bytes
+        for counted, names in ((self._names, _names(block)), (self._shunned, block.anti_affinity)):
+            for name in names:
+                counted[name] += sign
+                if not counted[name]:
+                    del counted[name]
+
+
+def _names(block: BlockDemand) -> frozenset[str]:
+    return block.names | {block.block_id}
+
+
+def _label(key: str, value: str) -> str:
+    return f"{key}={value}" if value else f"the label {key}"
+
+
+def _too_large(what: str, needed: float, free: float, whole: float) -> str:
+    return f"the block needs {needed / GIB:.3g} GiB of {what}, and {free / GIB:.3g} of {whole / GIB:.3g} are free"
