@@ -5,6 +5,7 @@ import socket
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import psutil
 import structlog
@@ -64,7 +65,7 @@ class Gateway:
         self._router_metrics = RouterMetrics(registry)
         self._admission = Admission(config.limits)
         self._large = LargeMessages(config.limits)
-        self._resolver = Resolver()
+        self._resolver = Resolver(Random().random)
         self._dispatcher = Dispatcher(
             config.data_plane.max_attempts,
             self._router_metrics,

@@ -1,11 +1,12 @@
 """What serving does with the requests of one block, found out once: its controls, its cache, its metrics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.settings import Routing
 from penstock.serving.controls import TIMEOUT, ControlReader
+from penstock.serving.watches import BlockWatch, Watches
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
@@ -25,17 +26,19 @@ class BlockMetrics:
         self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
         self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
 
-    def answered(self, protocol: str, start: float, routed: float, end: float, response: InferResponse) -> None:
+    def answered(self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing
         on_worker = (timing.queue_ns + timing.batch_ns + timing.compute_ns + timing.finish_ns) / 1e9
         on_way = end - routed - on_worker
-        self._requests[protocol].inc()
+        self._requests[request.protocol].inc()
         self._request_seconds.observe(end - start)
         self._admit_seconds.observe(routed - start)
         self._reply_seconds.observe(on_way if on_way > 0.0 else 0.0)
 
 
 class Plan:
+    watch: BlockWatch | None = None
+
     def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics) -> None:
         settings = block.settings
         self.block = block
@@ -68,10 +71,32 @@ class Plan:
         return timeout_s
 
 
+class WatchedPlan(Plan):
+    """Of a block that a route names."""
+
+    def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics, watch: BlockWatch) -> None:
+        super().__init__(block, routing, metrics)
+        self.watch: BlockWatch = watch
+        self._count = metrics.answered
+        self.answered = self._answered
+
+    def read(self, request: InferRequest) -> float:
+        timeout_s = super().read(request)
+        self.watch.began(request)
+        return timeout_s
+
+    def _answered(
+        self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse
+    ) -> None:
+        self._count(request, start, routed, end, response)
+        self.watch.answered(request, response, end - start)
+
+
 class Plans:
     def __init__(self, metrics: ServingMetrics, routing: Callable[[BlockDescription], Routing]) -> None:
         self._metrics = metrics
         self._routing = routing
+        self.watches = Watches()
         self._plans: dict[str, Plan] = {}
         self._by_block: dict[str, BlockMetrics] = {}
         self.tallies = Tallies()
@@ -87,9 +112,19 @@ class Plans:
             if self._routing(plan.block) != plan.routing:
                 self._make(plan.block)
 
+    def watch(self, block_ids: Iterable[str]) -> None:
+        """What is counted of these blocks is for who compares them."""
+        if self.watches.watch(block_ids):
+            for plan in list(self._plans.values()):
+                if plan.watch is not self.watches.of(plan.block.block_id):
+                    self._make(plan.block)
+
     def _make(self, block: BlockDescription) -> Plan:
         metrics = self._by_block.get(block.block_id)
         if metrics is None:
             metrics = self._by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
-        plan = self._plans[block.block_id] = Plan(block, self._routing(block), metrics)
+        watch = self.watches.of(block.block_id)
+        routing = self._routing(block)
+        plan = Plan(block, routing, metrics) if watch is None else WatchedPlan(block, routing, metrics, watch)
+        self._plans[block.block_id] = plan
         return plan

@@ -1,9 +1,12 @@
 """From a model's name and version to its block. Decides; never acts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
+from penstock.core.requests import InferRequest
+from penstock.core.routes import Route
+from penstock.serving.splits import Split
 
 WITHDRAWN = "withdrawn"  # the reason of an error: nothing was run, and another version may run it
 SERVABLE = (BlockState.READY, BlockState.DORMANT)  # a dormant block is loaded by the worker that gets its request
@@ -15,22 +18,33 @@ class Resolver:
     A block that was ready stays resolvable while its workers are away, so that requests wait for them
     rather than fail; it goes when the manager says that it is unloaded or failed, or no longer names it.
     A name alone is the newest version that the manager calls ready and workers hold. One that was replaced answers
-    for the name until its successor's workers have come here.
+    for the name until its successor's workers have come here. A route says otherwise for its name, and a block's id is
+    a name of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[], float] = lambda: 0.0) -> None:
+        """`draw` gives numbers from 0 to below 1, by which requests are split."""
         self.has_heard = False  # from the manager
         self._views: dict[str, BlockView] = {}
         self._known: dict[str, BlockDescription] = {}
         self.held: set[str] = set()  # blocks that some worker offers here
         self._retired: dict[str, PenstockError] = {}
-        self._table: dict[tuple[str, str], BlockDescription] = {}
+        self._plain: dict[tuple[str, str], BlockDescription] = {}  # without routes
+        self._table: dict[tuple[str, str], BlockDescription] = {}  # with what describes a name that is split
+        self._whole: dict[tuple[str, str], BlockDescription] = {}  # without such names
+        self._draw = draw
+        self._routes: dict[str, Route] = {}
+        self._splits: dict[str, Split] = {}
 
     def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
         """Returns the blocks that take no more requests, with what to tell those who wait for them."""
         self.has_heard = True
         self._views = {view.block_id: view for view in views}
         return self._rebuild()
+
+    def routes_changed(self, routes: Iterable[Route]) -> None:
+        self._routes = {route.name: route for route in routes}
+        self._split()
 
     def workers_changed(self, held: Mapping[str, BlockDescription]) -> dict[str, PenstockError]:
         self.held = set(held)
@@ -46,6 +60,26 @@ class Resolver:
         if block is None:
             raise self._unknown(model, version)
         return block
+
+    def choose(self, request: InferRequest) -> BlockDescription:
+        """What answers this request: as `resolve`, but for a name that is split."""
+        block = self._whole.get((request.model, request.version))
+        if block is None:
+            split = None if request.version else self._splits.get(request.model)
+            if split is None or split.primary is None:
+                raise self._unknown(request.model, request.version)
+            block = split.choose(request)
+        return block
+
+    def split(self, name: str) -> Split | None:
+        return self._splits.get(name)
+
+    def routes(self) -> list[Route]:
+        return list(self._routes.values())
+
+    def block(self, block_id: str) -> BlockDescription | None:
+        """One that may be called."""
+        return self._table.get((block_id, ""))
 
     def heir(self, block_id: str) -> BlockDescription | None:
         """What answers for the model of a block that takes no more requests."""
@@ -78,11 +112,11 @@ class Resolver:
         return sorted(found, key=int)
 
     def _rebuild(self) -> dict[str, PenstockError]:
-        self._table = {}
+        self._plain = {}
         for block in sorted(self._known.values(), key=lambda known: int(known.version)):
             view = self._views.get(block.block_id)
             if self._is_served(block.block_id, view):
-                self._table[block.model, block.version] = block
+                self._plain[block.block_id, ""] = self._plain[block.model, block.version] = block
                 continue
             why = f"model '{block.model}' version {block.version} is {_standing(view)}"
             self._retired[block.block_id] = ModelNotReady(why, reason=WITHDRAWN)
@@ -91,10 +125,30 @@ class Resolver:
         wanted = {view.model for view in self._views.values() if view.state is not BlockState.UNLOADED}
         for block in sorted(self._known.values(), key=self._fitness):
             if block.model in wanted or not self._views:
-                self._table[block.model, ""] = block
-        for block in self._table.values():
+                self._plain[block.model, ""] = block
+        for block in self._plain.values():
             self._retired.pop(block.block_id, None)
+        self._split()
         return self._retired
+
+    def _split(self) -> None:
+        """A name whose route has no block that can be asked is as one without a route."""
+        if not self._routes:
+            self._splits, self._table, self._whole = {}, self._plain, self._plain
+            return
+        blocks = {block.block_id: block for block in self._plain.values()}
+        held = {block_id: block for block_id, block in blocks.items() if block_id in self.held}
+        splits: dict[str, Split] = {}
+        self._table, self._whole = dict(self._plain), dict(self._plain)
+        for name, route in self._routes.items():
+            split = splits[name] = self._splits.get(name) or Split(route, {}, self._draw)
+            split.update(route, held)
+            if split.primary is None:
+                split.update(route, blocks)
+            if split.primary is not None:
+                self._table[name, ""] = split.primary
+                self._whole.pop((name, ""), None)
+        self._splits = splits
 
     def _fitness(self, block: BlockDescription) -> tuple[bool, bool, bool, int]:
         """To answer for its model: the higher, the better."""
@@ -114,7 +168,9 @@ class Resolver:
     def _unknown(self, model: str, version: str) -> PenstockError:
         views = [view for view in self._views.values() if view.model == model]
         if not views:
-            names = sorted({view.model for view in self._views.values()})
+            if model in self._routes and not version:
+                return ModelNotReady(f"no block that answers for '{model}' has a worker at this gateway yet")
+            names = sorted({view.model for view in self._views.values()} | self._routes.keys())
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
         # Of a name alone, the newest that is wanted says what is the matter.
         for view in sorted(views, key=lambda each: (each.state is BlockState.UNLOADED, -int(each.version))):

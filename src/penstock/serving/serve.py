@@ -127,7 +127,7 @@ class _Admitted:
                 self._span = _open_span(serving.traces, request)
             serving.admission.admit(request)
             try:
-                block = self._block or serving.resolver.resolve(request.model, request.version)
+                block = self._block or serving.resolver.choose(request)
                 if block.max_batch_size:
                     serving.admission.check_rows(request)
                 plan = self.plan = serving.plans.of(block)
@@ -144,10 +144,10 @@ class _Admitted:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._serving.admission.release(self._request)
         if error is not None:
-            self._fail(error, self.plan.block)
+            self._fail(error, self.plan.block, self.plan)
             return
         response = self.response
-        self.plan.answered(self._request.protocol, self._start, self._routed, now(), response)
+        self.plan.answered(self._request, self._start, self._routed, now(), response)
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
             self._span.end()
@@ -158,13 +158,15 @@ class _Admitted:
         serving, request = self._serving, self._request
         if error.reason != WITHDRAWN or request.version:
             raise error
-        block = serving.resolver.resolve(request.model, request.version)
+        block = serving.resolver.choose(request)
         if block.block_id == self.plan.block.block_id:
             raise error
+        if self.plan.watch is not None:
+            self.plan.watch.left(request)
         self.plan = serving.plans.of(block)
         self.plan.read(request)
 
-    def _fail(self, error: BaseException, block: BlockDescription | None) -> None:
+    def _fail(self, error: BaseException, block: BlockDescription | None, plan: Plan | None = None) -> None:
         """Raises InternalError in place of what nobody expected."""
         if self._span is not None:
             self._span.end(error)
@@ -174,6 +176,8 @@ class _Admitted:
         else:
             told = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, told)
+        if plan is not None and plan.watch is not None:
+            plan.watch.failed(request, told)
         told_of = log.bind(request_id=request.request_id, model=request.model)
         if isinstance(told, InternalError) and told is not error:
             told_of.error("bug", where=request.protocol, exc_info=error)

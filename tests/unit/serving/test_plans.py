@@ -7,6 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.errors import EngineFailed
 from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings, Routing
 from penstock.serving.plans import PROTOCOLS, Plan, Plans
@@ -98,13 +99,15 @@ def test_a_routing_that_changed_makes_a_new_plan_and_others_stay(bed: Bed) -> No
 def test_counts_go_on_over_plans(bed: Bed) -> None:
     described = block()
     for plan in (bed.plans.of(described), bed.plans.of(replace(described, instances=2))):
-        plan.answered("grpc", 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
+        plan.answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 2
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
-    bed.plans.of(block()).answered(protocol, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing()))
+    bed.plans.of(block()).answered(
+        InferRequest("m", [], protocol=protocol), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing())
+    )
     counts = {name: bed.sample("penstock_requests_total", protocol=name, code="ok") for name in PROTOCOLS}
     assert counts == {**dict.fromkeys(PROTOCOLS, 0.0), protocol: 1.0}
 
@@ -113,6 +116,24 @@ def test_an_answer_is_counted_by_its_protocol(bed: Bed, protocol: str) -> None:
 def test_the_time_on_the_worker_is_not_the_way_there(bed: Bed, worker_s: float, reply_s: float) -> None:
     part_ns = int(worker_s * 1e9) // 4
     timing = Timing(queue_ns=part_ns, batch_ns=part_ns, compute_ns=part_ns, finish_ns=part_ns)
-    bed.plans.of(block()).answered("grpc", 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
+    bed.plans.of(block()).answered(InferRequest("m", []), 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], timing))
     sums = [bed.sample(f"penstock_{name}_seconds_sum") for name in ("request", "admit", "reply")]
     assert sums == [1.5, 0.5, pytest.approx(reply_s)]
+
+
+def test_blocks_that_routes_name_are_watched(bed: Bed) -> None:
+    described = block()
+    plain = bed.plans.of(described)
+    assert plain.watch is None
+    bed.plans.watch(["blk-1"])
+    watched = bed.plans.of(described)
+    assert watched.watch is not None
+    answered, failed = InferRequest("m", []), InferRequest("m", [])
+    assert (watched.read(answered), watched.read(failed)) == (30.0, 30.0)
+    watched.answered(answered, 1.0, 1.5, 2.5, InferResponse("m", "1", "", [], Timing(compute_ns=1)))
+    watched.watch.failed(failed, EngineFailed("no"))
+    (counts,) = bed.plans.watches.take()
+    assert (counts.answers, counts.errors, sum(counts.latencies.values())) == (1, {"engine_failed": 1}, 1)
+    assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 1
+    bed.plans.watch([])
+    assert bed.plans.of(described).watch is None

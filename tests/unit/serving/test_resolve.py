@@ -6,6 +6,8 @@ import pytest
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
+from penstock.core.requests import InferRequest
+from penstock.core.routes import Route, Share
 from penstock.core.settings import BlockSettings
 from penstock.serving.resolve import WITHDRAWN, Resolver
 
@@ -214,3 +216,69 @@ def test_a_block_of_other_files_is_no_longer_the_one_that_was_described() -> Non
     assert not resolver.is_current(first)
     resolver.workers_changed(held(block()))
     assert not resolver.is_current(first), "what began before may have run with the others"
+
+
+def routed(*shares: tuple[str, float], name: str = "m") -> Route:
+    return Route(name, tuple(Share(*share) for share in shares))
+
+
+def ready_resolver(draws: list[float]) -> Resolver:
+    resolver = Resolver(lambda: draws.pop(0))
+    resolver.cluster_changed([view("1"), view("2")])
+    resolver.workers_changed(held(block("1"), block("2")))
+    return resolver
+
+
+def test_a_blocks_id_is_a_name_of_its_own() -> None:
+    resolver = ready_resolver([])
+    assert resolver.resolve("blk-m1", "").version == "1"
+    assert resolver.choose(InferRequest("blk-m1", [])).version == "1"
+    with pytest.raises(UnknownModel):
+        resolver.resolve("blk-m7", "")
+    assert resolver.versions("blk-m1") == []
+    assert len(resolver.blocks()) == 2
+
+
+def test_a_route_splits_a_name_and_nothing_else() -> None:
+    resolver = ready_resolver([0.1, 0.99])
+    resolver.routes_changed([routed(("blk-m1", 95), ("blk-m2", 5))])
+    assert resolver.resolve("m", "").version == "1", "what describes it"
+    assert [resolver.choose(InferRequest("m", [])).version for _ in range(2)] == ["1", "2"]
+    assert resolver.choose(InferRequest("m", [], "2")).version == "2"
+    assert resolver.choose(InferRequest("blk-m2", [])).version == "2"
+    assert resolver.is_ready("m")
+    resolver.routes_changed([])
+    assert resolver.choose(InferRequest("m", [])).version == "2"
+    assert resolver.resolve("m", "").version == "2"
+
+
+def test_a_route_may_have_a_name_of_its_own() -> None:
+    resolver = ready_resolver([0.0])
+    resolver.routes_changed([routed(("blk-m1", 1), name="either")])
+    assert resolver.choose(InferRequest("either", [])).version == "1"
+    assert resolver.choose(InferRequest("m", [])).version == "2"
+    with pytest.raises(UnknownModel):
+        resolver.choose(InferRequest("either", [], "1"))
+    resolver.workers_changed({})
+    assert resolver.resolve("either", "").version == "1", "requests wait for its workers"
+    resolver.routes_changed([routed(("blk-gone", 1), name="either")])
+    with pytest.raises(ModelNotReady, match="answers for 'either'"):
+        resolver.choose(InferRequest("either", []))
+
+
+def test_a_route_without_a_block_that_can_be_asked_leaves_the_name_as_it_is() -> None:
+    resolver = ready_resolver([0.5, 0.5])
+    resolver.routes_changed([routed(("blk-gone", 1))])
+    assert resolver.choose(InferRequest("m", [])).version == "2"
+    resolver.routes_changed([routed(("blk-m2", 99), ("blk-m1", 1))])
+    resolver.workers_changed(held(block("1")))
+    assert resolver.choose(InferRequest("m", [])).version == "1", "whose workers are here"
+
+
+def test_a_block_that_goes_leaves_its_requests_to_what_answers_for_its_name() -> None:
+    resolver = ready_resolver([])
+    resolver.routes_changed([routed(("blk-m1", 1))])
+    resolver.cluster_changed([view("1"), view("2", BlockState.UNLOADED)])
+    heir = resolver.heir("blk-m2")
+    assert heir is not None
+    assert heir.version == "1"

@@ -308,19 +308,19 @@ async def test_a_miss_is_digested_once(bed: Bed, monkeypatch: pytest.MonkeyPatch
 
 async def test_a_stream_is_resolved_once(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     resolved: list[str] = []
-    resolve = bed.resolver.resolve
+    choose = bed.resolver.choose
 
-    def counted(model: str, version: str) -> BlockDescription:
-        resolved.append(model)
-        return resolve(model, version)
+    def counted(request: InferRequest) -> BlockDescription:
+        resolved.append(request.model)
+        return choose(request)
 
-    monkeypatch.setattr(bed.resolver, "resolve", counted)
+    monkeypatch.setattr(bed.resolver, "choose", counted)
     await bed.stream(ask("talker"))
     assert resolved == ["talker"]
     async with aclosing(bed.serving.stream(ask("talker"), bed.resolver.resolve("talker", ""))) as answers:
         assert len([answer async for answer in answers]) == 3
     await bed.serving.serve(ask("plain"), bed.resolver.resolve("plain", ""))
-    assert resolved == ["talker", "talker", "plain"]  # by the caller, and not again
+    assert resolved == ["talker"]  # the others by the caller, and not again
 
 
 async def test_requests_alike_in_flight_share_one_run(bed: Bed) -> None:

@@ -118,7 +118,7 @@ class RequestStream(Generic[A]):
     def _resolve(self, request: InferRequest) -> BlockDescription | None:
         """The order of the answers depends on whether the block is decoupled."""
         try:
-            return self._serving.resolver.resolve(request.model, request.version)
+            return self._serving.resolver.choose(request)
         except PenstockError:
             return None  # serving says what is wrong, and counts it
 

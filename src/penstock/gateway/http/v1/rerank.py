@@ -39,7 +39,7 @@ class RerankRest:
             asked = await self._calls.json(call, self._read_body)
             block = await self._calls.task_block(asked.model, SCORE, EMBED)
             tensors = asked.tensors(block)
-        response = await self._calls.serve(call, InferRequest(block.model, tensors))
+        response = await self._calls.serve(call, InferRequest(asked.model or block.model, tensors))
         found = to_array(response.outputs[0])
         scores = cosines(found[:1], found[1:]) if block.settings.task == EMBED else found.ravel()
         tokens = response.parameters.get("tokens", 0)

@@ -90,7 +90,7 @@ class OpenAiRest:
             block = await self._calls.task_block(model, "upscale")
             tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
             del image
-        response = await self._calls.serve(call, InferRequest(block.model, [tensor]))
+        response = await self._calls.serve(call, InferRequest(model or block.model, [tensor]))
         return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
 
     async def _read_image(self, call: RestCall) -> tuple[str, bytes]:

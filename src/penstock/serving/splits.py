@@ -1,0 +1,97 @@
+"""Which of a route's blocks answers a request: by weight, the same one for who comes again. Decides; never acts.
+
+Keys and sessions are hashed against each block, and the highest of the weighted scores wins (rendezvous): every gateway
+finds the same, and a weight that moves from one block to another moves so many of the keys and no others.
+"""
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from itertools import accumulate
+from math import log
+
+from penstock.core.blocks import BlockDescription
+from penstock.core.requests import InferRequest
+from penstock.core.routes import Route, Share
+from penstock.serving.controls import SEQUENCE_ID, SESSION_ID
+
+MAX_HOMES = 65_536  # sessions of a route that are remembered; one that is forgotten is where its hash says
+SCALE = 2.0**-64
+
+
+class Split:
+    """One route, as far as its blocks are there."""
+
+    def __init__(self, route: Route, blocks: Mapping[str, BlockDescription], draw: Callable[[], float]) -> None:
+        """`draw` gives numbers from 0 to below 1."""
+        self.route = route
+        self._draw = draw
+        self._homes: dict[str, str] = {}  # by session, the block that it began with
+        self._given = 0  # requests that the block on trial got
+        self.update(route, blocks)
+
+    def update(self, route: Route, blocks: Mapping[str, BlockDescription]) -> None:
+        """`blocks` are those that may be asked. What was given and where sessions are stays known."""
+        if route.began != self.route.began:
+            self._given = 0
+        self.route = route
+        self._blocks = {share.block_id: blocks[share.block_id] for share in route.shares if share.block_id in blocks}
+        shares = [share for share in route.shares if share.weight > 0 and share.block_id in blocks]
+        self._weighted = shares
+        self._without_trial = [share for share in shares if share.block_id != route.trial]
+        most = max(shares, key=lambda share: share.weight, default=None)
+        self.primary = (
+            None if most is None else self._blocks[most.block_id]
+        )  # what describes the name, if anything does
+
+    def choose(self, request: InferRequest) -> BlockDescription:
+        """There must be a primary."""
+        parameters = request.parameters
+        session = key = ""
+        if parameters:
+            found = parameters.get(SESSION_ID) or parameters.get(SEQUENCE_ID) or ""
+            session = str(found)
+            home = self._homes.get(session) if session else None
+            if home is not None and home in self._blocks:
+                return self._blocks[home]
+            given = parameters.get(self.route.key) if self.route.sticky == "key" else None
+            key = session if given is None else str(given)
+        block_id = self._choose(key)
+        if session:
+            if len(self._homes) >= MAX_HOMES:
+                del self._homes[next(iter(self._homes))]
+            self._homes[session] = block_id
+        return self._blocks[block_id]
+
+    def has_shadow(self) -> bool:
+        """Whether this request's copy goes to the shadow."""
+        return bool(self.route.shadow) and self._draw() < self.route.shadow_share
+
+    def _choose(self, key: str) -> str:
+        shares = self._weighted
+        route = self.route
+        is_spent = bool(route.trial) and self._given >= route.allowance
+        if is_spent and self._without_trial:
+            shares = self._without_trial
+        block_id = by_key(shares, route.name, key) if key else by_draw(shares, self._draw())
+        if block_id == route.trial:
+            self._given += 1
+        return block_id
+
+
+def by_draw(shares: list[Share], draw: float) -> str:
+    """`draw` is from 0 to below 1."""
+    bounds = list(accumulate(share.weight for share in shares))
+    wanted = draw * bounds[-1]
+    return next((share.block_id for share, bound in zip(shares, bounds, strict=True) if wanted < bound), shares[-1][0])
+
+
+def by_key(shares: list[Share], name: str, key: str) -> str:
+    if len(shares) == 1:
+        return shares[0].block_id
+    return max(shares, key=lambda share: _score(share, name, key)).block_id
+
+
+def _score(share: Share, name: str, key: str) -> float:
+    text = f"{name}\0{share.block_id}\0{key}".encode("utf-8", "surrogatepass")
+    drawn = int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+    return -share.weight / log((drawn + 0.5) * SCALE)

@@ -1,0 +1,70 @@
+"""What is counted of blocks that routes name."""
+
+from penstock.core.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
+from penstock.core.errors import Cancelled, EngineFailed
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.serving.watches import BlockWatch, Watches
+
+
+def request() -> InferRequest:
+    return InferRequest("m", [])
+
+
+def response(compute_ns: int = 1) -> InferResponse:
+    return InferResponse("m", "1", "", [], Timing(compute_ns=compute_ns))
+
+
+def test_buckets_hold_what_lies_between_their_bounds() -> None:
+    for seconds in (0.00001, 0.0001, 0.00013, 0.003, 0.25, 7.0, 80.0):
+        bucket = bucket_of(seconds)
+        assert seconds <= upper_bound_s(bucket) * 1.0001
+        assert bucket == 0 or seconds >= upper_bound_s(bucket - 1) * 0.9999
+    assert bucket_of(1e9) == bucket_of(1e6)
+
+
+def test_quantiles_are_close() -> None:
+    latencies: dict[int, int] = {}
+    for number in range(1, 1001):
+        bucket = bucket_of(number / 1000)
+        latencies[bucket] = latencies.get(bucket, 0) + 1
+    for share in (0.5, 0.95):
+        found = quantile_s(latencies, share)
+        assert found is not None
+        assert abs(found - share) < 0.1 * share
+    assert quantile_s({}, 0.5) is None
+
+
+def test_outcomes_are_counted_and_taken_once() -> None:
+    watch = BlockWatch("blk-1")
+    asked = [request() for _ in range(5)]
+    for each in asked:
+        watch.began(each)
+    watch.answered(asked[0], response(), 0.003)
+    watch.answered(asked[1], response(compute_ns=0), 0.000_02)
+    watch.failed(asked[2], EngineFailed("no"))
+    watch.failed(asked[3], Cancelled("left"))
+    counts = watch.take(0.0)
+    assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {bucket_of(0.003): 1})
+    assert sum(counts.waiting.values()) == 1
+    watch.left(asked[4])
+    assert watch.take(0.0) == AnswerCounts("blk-1")
+    assert watch.take(0.0).is_empty()
+
+
+def test_what_waits_is_told_by_its_age() -> None:
+    watch = BlockWatch("blk-1")
+    asked = request()
+    watch.began(asked)
+    (bucket,) = watch.take(1e9).waiting
+    assert bucket == bucket_of(1e9)
+
+
+def test_counts_go_on_for_blocks_that_stay_watched() -> None:
+    watches = Watches()
+    assert watches.watch(["a", "b"])
+    first = watches.of("a")
+    assert not watches.watch(["b", "a"])
+    assert watches.watch(["a"])
+    assert watches.of("a") is first
+    assert watches.of("b") is None
+    assert [counts.block_id for counts in watches.take()] == ["a"]
