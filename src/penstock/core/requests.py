@@ -18,6 +18,8 @@ class SessionStep:
     is_start: bool = False
     is_end: bool = False
     home: bytes = b""  # the worker that has run the session, as the router has it; empty: none yet
+    is_ordered: bool = True  # False: its requests belong to one worker, and that is all
+    life: int = 0  # of an ordered session, for workers to tell one from the next of the same id
 
 
 @dataclass(frozen=True, slots=True)

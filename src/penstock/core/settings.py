@@ -72,11 +72,16 @@ class Caching(Section):
 
 
 class Sessions(Section):
+    order: bool = False  # every session has one; False: where the requests ask for it
     window: Annotated[int, Field(ge=1, le=65536)] = 64  # requests of a session that may wait for an earlier one
     answers: Annotated[int, Field(ge=0, le=65536)] = 64  # kept of each session, to be given again
     idle_s: Annotated[float, Field(gt=0, le=86_400)] = 300.0
     max_sessions: Annotated[int, Field(ge=1)] = 100_000  # at a gateway
-    is_stateful: bool = False  # the model keeps state: a session whose worker is gone has ended
+    is_stateful: bool = False  # the model keeps state: a session whose worker is gone has ended, and all have an order
+
+    @property
+    def is_ordered(self) -> bool:
+        return self.order or self.is_stateful
 
 
 class QueuePolicy(Section):

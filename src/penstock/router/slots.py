@@ -44,8 +44,9 @@ class Job:
             self.queue_deadline = now + controls.queue_timeout_s
         step = controls.session
         if step is not None:
-            self.session, self.home = step.session_id, step.home
+            self.session = step.session_id
             if settings.sessions.is_stateful and not step.is_start:
+                self.home = step.home
                 self.is_idempotent = False
                 self.is_bound = True
 

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.requests import PLAIN, CacheMode, Controls, Parameter, SessionStep
-from penstock.core.settings import Priorities, Routing
+from penstock.core.settings import Priorities, Routing, Sessions
 
 PRIORITY, TIMEOUT, CACHE = "priority", "timeout", "cache"
 SEQUENCE_ID, SESSION_ID, SEQ_NO = "sequence_id", "session_id", "seq_no"
 START, END = "sequence_start", "sequence_end"
+ASKING_ORDER = (SEQUENCE_ID, SEQ_NO, START, END)
 # They never reach a model as what distinguishes one request from another.
 NAMES = frozenset({PRIORITY, TIMEOUT, CACHE, SEQUENCE_ID, SESSION_ID, SEQ_NO, START, END})
+_BUT_SESSION = NAMES - {SESSION_ID}
 MAX_SESSION_ID = 256  # characters
 _MODES: Mapping[str, CacheMode] = {"use": "use", "bypass": "bypass", "refresh": "refresh"}
 
@@ -18,8 +20,9 @@ _MODES: Mapping[str, CacheMode] = {"use": "use", "bypass": "bypass", "refresh": 
 class ControlReader:
     """Reads the parameters of one block's requests."""
 
-    def __init__(self, priorities: Priorities, routing: Routing) -> None:
+    def __init__(self, priorities: Priorities, routing: Routing, sessions: Sessions) -> None:
         self._priorities = priorities
+        self._is_ordered = sessions.is_ordered
         self._key = routing.key if routing.policy == "hash" else ""
         self._default = self._read({})
         if self._default == PLAIN:
@@ -27,8 +30,13 @@ class ControlReader:
 
     def read(self, parameters: Mapping[str, Parameter]) -> Controls:
         """Raises InvalidRequest for a parameter that cannot be meant."""
-        if not parameters or (parameters.keys().isdisjoint(NAMES) and self._key not in parameters):
-            return self._default
+        if not parameters or (parameters.keys().isdisjoint(_BUT_SESSION) and self._key not in parameters):
+            session_id = parameters.get(SESSION_ID)
+            if session_id is None:
+                return self._default
+            if not self._is_ordered and isinstance(session_id, str) and 0 < len(session_id) <= MAX_SESSION_ID:
+                default = self._default
+                return Controls(default.priority, default.queue_timeout_s, SessionStep(session_id, is_ordered=False))
         return self._read(parameters)
 
     def may_override_timeout(self, controls: Controls) -> bool:
@@ -44,7 +52,7 @@ class ControlReader:
         return Controls(
             priority,
             self._queue_timeout_s(priority, parameters.get(TIMEOUT)),
-            _session(parameters),
+            self._session(parameters),
             "" if key is None else str(key),
             mode,
         )
@@ -67,23 +75,25 @@ class ControlReader:
             limit_s = asked / 1e6 if limit_s is None else min(limit_s, asked / 1e6)
         return limit_s
 
-
-def _session(parameters: Mapping[str, Parameter]) -> SessionStep | None:
-    found = parameters.get(SESSION_ID, "")
-    sequence = parameters.get(SEQUENCE_ID, "")
-    if found and sequence:
-        raise InvalidRequest(f"'{SESSION_ID}' and '{SEQUENCE_ID}' name the same thing: give one of them")
-    session_id = found or sequence
-    if not session_id:
-        if any(parameters.get(name) for name in (SEQ_NO, START, END)):
-            raise InvalidRequest(f"'{SEQ_NO}', '{START}' and '{END}' need a '{SESSION_ID}' or a '{SEQUENCE_ID}'")
-        return None
-    if isinstance(session_id, bool | float) or len(str(session_id)) > MAX_SESSION_ID:
-        raise InvalidRequest(f"a session's id is a text of at most {MAX_SESSION_ID} characters, or a whole number")
-    seq_no = parameters.get(SEQ_NO)
-    if seq_no is not None and (not isinstance(seq_no, int) or isinstance(seq_no, bool) or seq_no < 1):
-        raise InvalidRequest(f"'{SEQ_NO}' is a whole number from 1 on; not {seq_no!r:.40}")
-    return SessionStep(str(session_id), seq_no, _flag(parameters, START), _flag(parameters, END))
+    def _session(self, parameters: Mapping[str, Parameter]) -> SessionStep | None:
+        """A session's id alone places the request; its order counts where the model says so, or the request does."""
+        found = parameters.get(SESSION_ID, "")
+        sequence = parameters.get(SEQUENCE_ID, "")
+        if found and sequence:
+            raise InvalidRequest(f"'{SESSION_ID}' and '{SEQUENCE_ID}' name the same thing: give one of them")
+        session_id = found or sequence
+        if not session_id:
+            if any(parameters.get(name) for name in (SEQ_NO, START, END)):
+                raise InvalidRequest(f"'{SEQ_NO}', '{START}' and '{END}' need a '{SESSION_ID}' or a '{SEQUENCE_ID}'")
+            return None
+        if isinstance(session_id, bool | float) or len(str(session_id)) > MAX_SESSION_ID:
+            raise InvalidRequest(f"a session's id is a text of at most {MAX_SESSION_ID} characters, or a whole number")
+        if not self._is_ordered and parameters.keys().isdisjoint(ASKING_ORDER):
+            return SessionStep(str(session_id), is_ordered=False)
+        seq_no = parameters.get(SEQ_NO)
+        if seq_no is not None and (not isinstance(seq_no, int) or isinstance(seq_no, bool) or seq_no < 1):
+            raise InvalidRequest(f"'{SEQ_NO}' is a whole number from 1 on; not {seq_no!r:.40}")
+        return SessionStep(str(session_id), seq_no, _flag(parameters, START), _flag(parameters, END))
 
 
 def _flag(parameters: Mapping[str, Parameter], name: str) -> bool:

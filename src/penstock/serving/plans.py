@@ -44,7 +44,7 @@ class Plan:
         self.block = block
         self.version = block.version
         self.routing = routing
-        self._controls = ControlReader(settings.priorities, routing)
+        self._controls = ControlReader(settings.priorities, routing, settings.sessions)
         self._without_parameters = self._controls.read({})
         self._request_s = settings.timeouts.request_s
         self.is_cached = settings.cache.enabled

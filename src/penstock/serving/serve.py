@@ -71,10 +71,12 @@ class Serving:
                         response = admitted.response = await self._route(plan, request, admitted.deadline)
                         response.version = plan.version
                         break
-                    if request.controls.session is not None and not block.settings.sessions.is_stateful:
-                        said = f"model '{block.model}' keeps no sessions: its answers have no order to keep"
-                        raise InvalidRequest(said)
-                    async with aclosing(self.dispatcher.stream(block, request, admitted.deadline)) as answers:
+                    session = request.controls.session
+                    if session is not None and session.is_ordered:
+                        made = self.sessions.stream(block, request, admitted.deadline, self.dispatcher.stream)
+                    else:
+                        made = self.dispatcher.stream(block, request, admitted.deadline)
+                    async with aclosing(made) as answers:
                         async for response in answers:
                             admitted.response = response
                             response.version = plan.version
@@ -85,14 +87,15 @@ class Serving:
         yield response
 
     def _route(self, plan: Plan, request: InferRequest, deadline: float) -> Awaitable[InferResponse]:
-        """What is asked in a session is answered there; else the cache may know it, or someone is asking the same."""
+        """What has an order is answered in its session; else the cache may know it, or someone is asking the same."""
         block = plan.block
         if plan.is_decoupled:
             raise InvalidRequest(
                 f"model '{block.model}' may give many answers to one request: ask it through ModelStreamInfer or a "
                 "WebSocket"
             )
-        if request.controls.session is not None:
+        session = request.controls.session
+        if session is not None and session.is_ordered:
             return self.sessions.run(block, request, deadline, self.dispatcher.run)
         if plan.is_cached:
             return self.cache.through(block, request, deadline, self.dispatcher.run)

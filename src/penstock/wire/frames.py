@@ -13,6 +13,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import forms
 
 PROTOCOL = 1
+UNKNOWN_WORKER = "unknown_worker"  # of a Refused: what the peer has here is not known
 Frames = list[Buffer]
 
 
@@ -82,7 +83,8 @@ def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
 
 
 def encode_refused(error: PenstockError) -> Frames:
-    return encode(pb.Frame(refused=pb.Refused(code=error.code, message=error.message)))
+    """Its code says what to do, where that is known: an error's own is the same for all that is not understood."""
+    return encode(pb.Frame(refused=pb.Refused(code=error.reason or error.code, message=error.message)))
 
 
 def decode(frames: Sequence[Buffer]) -> tuple[str, pb.Frame]:
@@ -127,7 +129,7 @@ def session(job: pb.Job) -> SessionStep | None:
     if not job.HasField("session"):
         return None
     found = job.session
-    return SessionStep(found.session_id, found.seq_no or None, found.is_start, found.is_end)
+    return SessionStep(found.session_id, found.seq_no or None, found.is_start, found.is_end, life=found.life)
 
 
 def timing(result: pb.Result) -> Timing:
@@ -144,6 +146,7 @@ def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:
         job.session.seq_no = step.seq_no or 0
         job.session.is_start = step.is_start
         job.session.is_end = step.is_end
+        job.session.life = step.life
 
 
 def _with_tensors(frame: pb.Frame, descriptors: Any, found: Iterable[Tensor]) -> Frames:

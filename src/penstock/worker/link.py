@@ -124,7 +124,7 @@ class GatewayLink:
             case "statistics_query":
                 self._send(encode_statistics(frame.statistics_query.query_id, self._owner.statistics()))
             case "refused":
-                self._on_refused(frame.refused.message)
+                self._on_refused(frame.refused)
             case "bye":
                 self._abandon()
 
@@ -207,11 +207,14 @@ class GatewayLink:
 
         self._owner.probe(block_id, done)
 
-    def _on_refused(self, reason: str) -> None:
+    def _on_refused(self, refused: pb.Refused) -> None:
+        if refused.code != frames.UNKNOWN_WORKER:
+            log.warning("refused", gateway=self.endpoint, code=refused.code, because=refused.message)
+            return
         # The gateway is new, or took us for dead: it knows none of our jobs.
         self._abandon()
         if now() - self._last_hello > HELLO_AGAIN_S:
-            log.info("hello_again", gateway=self.endpoint, because=reason)
+            log.info("hello_again", gateway=self.endpoint, because=refused.message)
             self.say_hello()
 
     def _send(self, frame: pb.Frame) -> None:

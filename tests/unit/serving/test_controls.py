@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.requests import PLAIN, Controls, SessionStep
-from penstock.core.settings import Priorities, QueuePolicy, Routing
+from penstock.core.settings import Priorities, QueuePolicy, Routing, Sessions
 from penstock.serving.controls import ControlReader
 
 LEVELS = Priorities(
@@ -15,8 +15,10 @@ LEVELS = Priorities(
 )
 
 
-def reader(priorities: Priorities | None = None, routing: Routing | None = None) -> ControlReader:
-    return ControlReader(priorities or Priorities(), routing or Routing())
+def reader(
+    priorities: Priorities | None = None, routing: Routing | None = None, sessions: Sessions | None = None
+) -> ControlReader:
+    return ControlReader(priorities or Priorities(), routing or Routing(), sessions or Sessions())
 
 
 def test_a_request_that_asks_nothing_costs_nothing() -> None:
@@ -58,6 +60,22 @@ def test_a_session_by_either_name() -> None:
     assert ours == SessionStep("s", 3)
     assert tritons == SessionStep("7", None, is_start=True)
     assert reader().read({"sequence_id": 0}).session is None
+
+
+def test_an_id_alone_asks_for_no_order() -> None:
+    assert reader().read({"session_id": "s"}).session == SessionStep("s", is_ordered=False)
+    for asked in ({"seq_no": 1}, {"sequence_start": True}, {"sequence_end": True}, {"sequence_end": False}):
+        found = reader().read({"session_id": "s", **asked}).session
+        assert found is not None
+        assert found.is_ordered
+    sequence = reader().read({"sequence_id": 7}).session
+    assert sequence is not None
+    assert sequence.is_ordered
+
+
+@pytest.mark.parametrize("sessions", [Sessions(order=True), Sessions(is_stateful=True)])
+def test_a_model_may_order_all_its_sessions(sessions: Sessions) -> None:
+    assert reader(sessions=sessions).read({"session_id": "s"}).session == SessionStep("s")
 
 
 @pytest.mark.parametrize(

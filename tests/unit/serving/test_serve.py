@@ -375,12 +375,27 @@ async def test_a_stream_of_other_models_is_one_answer(bed: Bed, model: str) -> N
     assert bed.dispatcher.closed_streams == 0
 
 
-async def test_a_stream_keeps_no_order_unless_the_model_keeps_state(bed: Bed) -> None:
+async def test_an_id_alone_is_no_order_and_no_record(bed: Bed) -> None:
     session: dict[str, Parameter] = {"session_id": "s"}
-    with pytest.raises(InvalidRequest, match="model 'talker' keeps no sessions"):
-        await bed.stream(ask("talker", parameters=session))
-    assert bed.count("talker", "invalid_request") == 1
-    assert len(await bed.stream(ask("stateful_talker", parameters=session))) == 3
+    assert (await bed.serving.serve(ask(parameters=session))).parameters == {}
+    assert [answer.parameters for answer in await bed.stream(ask("talker", parameters=session))] == [{}] * 3
+    assert bed.sessions.statistics()["open"] == 0
+
+
+@pytest.mark.parametrize("model", ["talker", "stateful_talker"])
+async def test_a_streams_answers_are_one_step_of_their_session(bed: Bed, model: str) -> None:
+    ordered: dict[str, Parameter] = {"session_id": "s", "seq_no": 1}
+    first = await bed.stream(ask(model, parameters=ordered))
+    assert [(answer.parameters, answer.is_final) for answer in first] == [
+        ({"session_step": 1}, False),
+        ({"session_step": 1}, False),
+        ({"session_step": 1}, True),
+    ]
+    again = await bed.stream(ask(model, parameters=ordered))
+    assert [answer.parameters for answer in again] == [{"session_step": 1, "session_repeat": True}] * 3
+    assert len(bed.dispatcher.ran) == 3
+    second = await bed.stream(ask(model, parameters={"session_id": "s", "seq_no": 2}))
+    assert {answer.parameters["session_step"] for answer in second} == {2}
 
 
 async def test_a_stream_of_an_unknown_model_counts_once(bed: Bed) -> None:

@@ -193,3 +193,13 @@ async def test_a_gateway_whose_loop_is_busy_keeps_its_jobs_and_a_dead_one_does_n
     await until(lambda: gateway.heart.silences.of(heart.endpoint) > 0.4)
     gateway.link.beat(silence_s=0.4, memory_bytes=0)
     assert gateway.cancelled == [job]
+
+
+async def test_only_who_is_not_known_gives_up_its_jobs(gateway: Gateway) -> None:
+    job = await gateway.send_job(1)
+    gateway.send(refused=pb.Refused(code="wire_error", message="what was that?"))
+    gateway.send(wake=pb.Wake(block_id="heard"))
+    await until(lambda: gateway.woken == ["heard"])
+    assert gateway.cancelled == []
+    gateway.send(refused=pb.Refused(code=frames.UNKNOWN_WORKER, message="say hello first"))
+    await until(lambda: gateway.cancelled == [job])

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake")
+    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -23,6 +23,10 @@ class Frame(_message.Message):
     PROBE_RESULT_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     WAKE_FIELD_NUMBER: _ClassVar[int]
+    PEER_HELLO_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FETCH_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FETCHED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: Beat
     job: Job
@@ -38,7 +42,11 @@ class Frame(_message.Message):
     probe_result: ProbeResult
     more: More
     wake: Wake
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ...) -> None: ...
+    peer_hello: PeerHello
+    forward: Forward
+    session_fetch: SessionFetch
+    session_fetched: SessionFetched
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "host", "pid", "blocks", "zone")
@@ -57,14 +65,108 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockOffer, _Mapping]]] = ..., zone: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("gateway_id", "beat_s", "beats")
+    __slots__ = ("gateway_id", "beat_s", "beats", "credits")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     BEAT_S_FIELD_NUMBER: _ClassVar[int]
     BEATS_FIELD_NUMBER: _ClassVar[int]
+    CREDITS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     beat_s: float
     beats: str
-    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ..., beats: _Optional[str] = ...) -> None: ...
+    credits: int
+    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ..., beats: _Optional[str] = ..., credits: _Optional[int] = ...) -> None: ...
+
+class PeerHello(_message.Message):
+    __slots__ = ("protocol", "gateway_id")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    gateway_id: str
+    def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ...) -> None: ...
+
+class Forward(_message.Message):
+    __slots__ = ("job", "model", "version", "protocol", "size_bytes", "membership", "hops")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    job: Job
+    model: str
+    version: str
+    protocol: str
+    size_bytes: int
+    membership: int
+    hops: int
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[str] = ..., size_bytes: _Optional[int] = ..., membership: _Optional[int] = ..., hops: _Optional[int] = ...) -> None: ...
+
+class SessionFetch(_message.Message):
+    __slots__ = ("query_id", "block_id", "session_id", "membership")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    block_id: str
+    session_id: str
+    membership: int
+    def __init__(self, query_id: _Optional[int] = ..., block_id: _Optional[str] = ..., session_id: _Optional[str] = ..., membership: _Optional[int] = ...) -> None: ...
+
+class SessionFetched(_message.Message):
+    __slots__ = ("query_id", "state", "failure")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    state: SessionState
+    failure: Failure
+    def __init__(self, query_id: _Optional[int] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class SessionState(_message.Message):
+    __slots__ = ("life", "is_numbered", "first", "next", "arrived", "position", "has_first", "has_state", "home", "digest", "over", "answers")
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    IS_NUMBERED_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    HAS_FIRST_FIELD_NUMBER: _ClassVar[int]
+    HAS_STATE_FIELD_NUMBER: _ClassVar[int]
+    HOME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    life: int
+    is_numbered: bool
+    first: int
+    next: int
+    arrived: int
+    position: int
+    has_first: bool
+    has_state: bool
+    home: bytes
+    digest: bytes
+    over: str
+    answers: _containers.RepeatedCompositeFieldContainer[SessionAnswer]
+    def __init__(self, life: _Optional[int] = ..., is_numbered: _Optional[bool] = ..., first: _Optional[int] = ..., next: _Optional[int] = ..., arrived: _Optional[int] = ..., position: _Optional[int] = ..., has_first: _Optional[bool] = ..., has_state: _Optional[bool] = ..., home: _Optional[bytes] = ..., digest: _Optional[bytes] = ..., over: _Optional[str] = ..., answers: _Optional[_Iterable[_Union[SessionAnswer, _Mapping]]] = ...) -> None: ...
+
+class SessionAnswer(_message.Message):
+    __slots__ = ("seq_no", "position", "results")
+    SEQ_NO_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    seq_no: int
+    position: int
+    results: _containers.RepeatedCompositeFieldContainer[KeptResult]
+    def __init__(self, seq_no: _Optional[int] = ..., position: _Optional[int] = ..., results: _Optional[_Iterable[_Union[KeptResult, _Mapping]]] = ...) -> None: ...
+
+class KeptResult(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, frames: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class BlockOffer(_message.Message):
     __slots__ = ("block_id", "model", "version", "credits", "description", "weight", "is_dormant")
@@ -154,16 +256,18 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., block_id: _Optional[str] = ..., timeout_us: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., outputs: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ..., priority: _Optional[int] = ..., queue_timeout_us: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., response_credits: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "seq_no", "is_start", "is_end")
+    __slots__ = ("session_id", "seq_no", "is_start", "is_end", "life")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_NO_FIELD_NUMBER: _ClassVar[int]
     IS_START_FIELD_NUMBER: _ClassVar[int]
     IS_END_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seq_no: int
     is_start: bool
     is_end: bool
-    def __init__(self, session_id: _Optional[str] = ..., seq_no: _Optional[int] = ..., is_start: _Optional[bool] = ..., is_end: _Optional[bool] = ...) -> None: ...
+    life: int
+    def __init__(self, session_id: _Optional[str] = ..., seq_no: _Optional[int] = ..., is_start: _Optional[bool] = ..., is_end: _Optional[bool] = ..., life: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("job_id", "attempt", "failure", "outputs", "queue_ns", "batch_ns", "compute_ns", "finish_ns", "batch_rows", "parameters", "is_partial")

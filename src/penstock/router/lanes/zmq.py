@@ -133,7 +133,7 @@ class ZmqLane:
             else:
                 if kind == "result":
                     self._metrics.late_replies.inc()  # of a worker that was taken for dead
-                raise WireError("say hello first", reason="unknown_worker")
+                raise WireError("say hello first", reason=frames.UNKNOWN_WORKER)
         except WireError as error:
             self._metrics.wire_errors.inc()
             log.debug("wire_error", peer=identity.hex(), error=error.message)

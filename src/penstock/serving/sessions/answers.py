@@ -6,8 +6,19 @@ from dataclasses import dataclass
 from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse
 
-Outcome = InferResponse | PenstockError
 OVERHEAD_BYTES = 1024  # about what an answer takes beside its tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ManyAnswers:
+    """What a decoupled model gave to one request."""
+
+    answers: tuple[InferResponse, ...]
+    is_whole: bool = True  # False: it was too much to be kept
+
+
+Answered = InferResponse | ManyAnswers
+Outcome = Answered | PenstockError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +45,9 @@ class KeptAnswers:
     def keep(self, life: int, seq_no: int, outcome: Outcome, position: int, most: int) -> None:
         """Keeps at most `most` answers of the session; where all together are too large, the oldest go."""
         self._drop(life, seq_no - most)
-        if not most:
+        if not most or (isinstance(outcome, ManyAnswers) and not outcome.is_whole):
             return
-        tensors = [] if isinstance(outcome, PenstockError) else outcome.outputs
-        size_bytes = OVERHEAD_BYTES + sum([len(tensor.data) for tensor in tensors])
+        size_bytes = sum([OVERHEAD_BYTES + answer_bytes(answer) for answer in answers_of(outcome)]) or OVERHEAD_BYTES
         answer = self._kept[life, seq_no] = KeptAnswer(outcome, position, size_bytes)
         self.size_bytes += answer.size_bytes
         while self.size_bytes > self._max_bytes:
@@ -52,3 +62,13 @@ class KeptAnswers:
         answer = self._kept.pop((life, seq_no), None)
         if answer is not None:
             self.size_bytes -= answer.size_bytes
+
+
+def answers_of(outcome: Outcome) -> tuple[InferResponse, ...]:
+    if isinstance(outcome, PenstockError):
+        return ()
+    return outcome.answers if isinstance(outcome, ManyAnswers) else (outcome,)
+
+
+def answer_bytes(answer: InferResponse) -> int:
+    return sum([len(tensor.data) for tensor in answer.outputs])

@@ -10,11 +10,11 @@ SENT_AGAIN = 64  # requests of a session that may wait beside the window, as rep
 
 
 class SessionLives:
-    def __init__(self, answers: KeptAnswers, max_waiting_bytes: float) -> None:
-        """So many bytes may wait in one session."""
+    def __init__(self, answers: KeptAnswers, max_waiting_bytes: float, lives: int) -> None:
+        """So many bytes may wait in one session. `lives` have been before: no other gateway counts from there."""
         self._answers = answers
         self._max_waiting_bytes = max_waiting_bytes
-        self._number = 0
+        self._number = lives
 
     def open(self, block: BlockSessions, ticket: Ticket) -> Session:
         """Raises SessionError or Overloaded, and then nothing has changed."""

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from contextlib import aclosing
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -13,9 +14,9 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.errors import InternalError, Overloaded, PenstockError
-from penstock.core.requests import InferRequest, InferResponse, Timing
-from penstock.serving.sessions.answers import Outcome
+from penstock.core.errors import InternalError, Overloaded, PenstockError, SessionError
+from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
+from penstock.serving.sessions.answers import Answered, ManyAnswers, Outcome, answer_bytes, answers_of
 from penstock.serving.sessions.faults import draining
 from penstock.serving.sessions.parts import Action, GiveOutcome, StartStep, Step, StopStep, Ticket
 from penstock.serving.sessions.table import SessionTable
@@ -25,16 +26,47 @@ now = time.monotonic
 STEP, REPEAT = "session_step", "session_repeat"  # parameters of answers
 SHORTEST_S = 0.001  # a timer may fire a little early: it must not be set again for no time at all
 
+# Of the answers that a decoupled model gives to one request, more are not kept.
+MAX_KEPT_ANSWERS = 1024
+MAX_KEPT_BYTES = 4 * 1024 * 1024
+
 Run = Callable[[BlockDescription, InferRequest, float], Coroutine[Any, Any, InferResponse]]
+Stream = Callable[[BlockDescription, InferRequest, float], AsyncGenerator[InferResponse, None]]
+RunStep = Callable[[BlockDescription, InferRequest, float], Coroutine[Any, Any, Answered]]
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
     block: BlockDescription
     request: InferRequest
-    run: Run
+    run: RunStep
     # Never gets an exception: nobody would retrieve it where the caller is cancelled just then.
     future: asyncio.Future[GiveOutcome]
+    position: int = 0  # of the step that runs with its request; 0: none does
+
+
+@dataclass(slots=True, eq=False)
+class _Telling:
+    """Brings the answers of a stream to its caller, each when the one before was taken, and then the outcome."""
+
+    stream: Stream
+    said: asyncio.Queue[InferResponse | GiveOutcome] = field(default_factory=asyncio.Queue)
+    was_taken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, block: BlockDescription, request: InferRequest, deadline: float) -> ManyAnswers:
+        kept: list[InferResponse] = []
+        size_bytes, is_whole = 0, True
+        async with aclosing(self.stream(block, request, deadline)) as answers:
+            async for answer in answers:
+                size_bytes += answer_bytes(answer)
+                is_whole = is_whole and len(kept) < MAX_KEPT_ANSWERS and size_bytes <= MAX_KEPT_BYTES
+                if is_whole:
+                    kept.append(answer)
+                self.was_taken.clear()
+                self.said.put_nowait(answer)
+                if not answer.is_final:
+                    await self.was_taken.wait()
+        return ManyAnswers(tuple(kept) if is_whole else (), is_whole)
 
 
 class SessionRuns:
@@ -43,10 +75,12 @@ class SessionRuns:
     def __init__(self, limits: Limits) -> None:
         share = limits.session_share
         self._table = SessionTable(
-            max_waiting=limits.max_inflight_requests * share, max_waiting_bytes=limits.max_inflight_bytes * share
+            max_waiting=limits.max_inflight_requests * share,
+            max_waiting_bytes=limits.max_inflight_bytes * share,
+            lives=time.time_ns(),
         )
         self._callers: dict[Ticket, _Caller] = {}
-        self._tasks: dict[Step, asyncio.Task[InferResponse]] = {}
+        self._tasks: dict[Step, asyncio.Task[Answered]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._is_closed = False
@@ -56,12 +90,8 @@ class SessionRuns:
 
         Callers of one step share one run of it, which goes on when they are cancelled.
         """
-        asked = request.controls.session
-        assert asked is not None, "the request has no session"
-        ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes)
-        if asked.is_start and asked.seq_no is not None:
-            ticket.digest = _digest(request)
         future: asyncio.Future[GiveOutcome] = asyncio.get_running_loop().create_future()
+        ticket = _ticket(block, request, deadline)
         self._callers[ticket] = _Caller(block, request, run, future)
         try:
             self._perform(self._table.arrive(ticket, now()))
@@ -70,7 +100,36 @@ class SessionRuns:
         finally:
             self._perform(self._table.left(ticket, now()))
             del self._callers[ticket]
-        return _answer(given, request)
+        return _answers(given, request)[-1]
+
+    async def stream(
+        self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream
+    ) -> AsyncGenerator[InferResponse, None]:
+        """The answers to one request of a decoupled model, which are one step together.
+
+        Who sends it again meanwhile gets them when all are there. The step is given up with the caller whose request
+        runs: nobody else would take its answers.
+        """
+        future: asyncio.Future[GiveOutcome] = asyncio.get_running_loop().create_future()
+        telling = _Telling(stream)
+        future.add_done_callback(lambda done: None if done.cancelled() else telling.said.put_nowait(done.result()))
+        ticket = _ticket(block, request, deadline)
+        caller = self._callers[ticket] = _Caller(block, request, telling.run, future)
+        try:
+            self._perform(self._table.arrive(ticket, now()))
+            self._arm()
+            while isinstance(said := await telling.said.get(), InferResponse):
+                telling.was_taken.set()
+                yield replace(said, parameters={**said.parameters, STEP: caller.position})
+            if isinstance(said.outcome, PenstockError) or not caller.position:
+                for answer in _answers(said, request):
+                    yield answer
+        finally:
+            step = ticket.step
+            self._perform(self._table.left(ticket, now()))
+            del self._callers[ticket]
+            if step is not None and caller.position:
+                self._tasks[step].cancel()
 
     def lost(self, worker: bytes, block_ids: Iterable[str]) -> None:
         """The worker is gone, or holds these blocks no more: sessions whose state was there are lost."""
@@ -121,20 +180,21 @@ class SessionRuns:
 
     def _start(self, step: Step, ticket: Ticket) -> None:
         caller = self._callers[ticket]
+        caller.position = step.position
         task = asyncio.get_running_loop().create_task(caller.run(caller.block, caller.request, step.deadline))
         self._tasks[step] = task
         # Not in the task itself: a task that is cancelled before its first step runs nothing of it.
         task.add_done_callback(partial(self._finished, step))
 
-    def _finished(self, step: Step, task: asyncio.Task[InferResponse]) -> None:
+    def _finished(self, step: Step, task: asyncio.Task[Answered]) -> None:
         del self._tasks[step]
         self._perform(self._table.done(step, self._outcome(task), now()))
 
-    def _outcome(self, task: asyncio.Task[InferResponse]) -> Outcome:
+    def _outcome(self, task: asyncio.Task[Answered]) -> Outcome:
         if task.cancelled():
             if self._is_closed:
                 return draining()
-            return Overloaded("the request was given up, for too many ran whose callers had left; send it again")
+            return Overloaded("the request was given up, for its caller had left; send it again")
         error = task.exception()
         if error is None:
             return task.result()
@@ -157,16 +217,36 @@ class SessionRuns:
         self.tick()
 
 
-def _answer(given: GiveOutcome, request: InferRequest) -> InferResponse:
-    """A copy for this caller: edges change what they get, and others may get the same outcome."""
+def _ticket(block: BlockDescription, request: InferRequest, deadline: float) -> Ticket:
+    asked = request.controls.session
+    assert asked is not None, "the request has no session"
+    ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes)
+    if asked.is_start and asked.seq_no is not None:
+        ticket.digest = _digest(request)
+    return ticket
+
+
+def _answers(given: GiveOutcome, request: InferRequest) -> list[InferResponse]:
+    """Copies for this caller: edges change what they get, and others may get the same outcome."""
     outcome = given.outcome
     if isinstance(outcome, PenstockError):
         raise copy(outcome)
-    parameters = {**outcome.parameters, STEP: given.position}
-    if not given.is_repeat:
-        return replace(outcome, request_id=request.request_id, parameters=parameters)
-    parameters[REPEAT] = True
-    return replace(outcome, request_id=request.request_id, parameters=parameters, timing=Timing())
+    told: dict[str, Parameter] = {STEP: given.position}
+    if given.is_repeat:
+        told[REPEAT] = True
+    found = [
+        replace(
+            answer,
+            model=request.model,
+            request_id=request.request_id,
+            parameters={**answer.parameters, **told},
+            timing=Timing() if given.is_repeat else answer.timing,
+        )
+        for answer in answers_of(outcome)
+    ]
+    if not found:
+        raise SessionError("the request was answered, with more than is kept to be given again (sessions.answers)")
+    return found
 
 
 def _digest(request: InferRequest) -> bytes:

@@ -50,10 +50,11 @@ class SessionTable:
         max_abandoned_bytes: int = MAX_ABANDONED_BYTES,
         max_waiting: float = inf,
         max_waiting_bytes: float = inf,
+        lives: int = 0,
     ) -> None:
         self._blocks: dict[str, BlockSessions] = {}
         self._answers = KeptAnswers(max_answer_bytes)
-        self._lives = SessionLives(self._answers, max_waiting_bytes * SESSION_SHARE)
+        self._lives = SessionLives(self._answers, max_waiting_bytes * SESSION_SHARE, lives)
         self._room = WaitingRoom(max_waiting, max_waiting_bytes)
         self._deadlines = TicketDeadlines()
         self._abandoned_bytes = 0
@@ -240,6 +241,7 @@ class SessionTable:
         step.asked = ticket.asked
         step.asked.is_start = not session.has_state  # as the worker is told
         step.asked.home = session.home
+        step.asked.life = session.life
         step.position = session.position + 1
         step.deadline = max([each.deadline for each in step.tickets])
         step.size_bytes = ticket.size_bytes

@@ -100,7 +100,7 @@ async def test_who_has_not_said_hello_is_refused(bed: Bed, frame: pb.Frame) -> N
     worker = bed.peer("a")
     worker.send_raw(frames.encode(frame))
     refused = await worker.get_refused()
-    assert (refused.code, refused.message) == ("wire_error", "say hello first")
+    assert (refused.code, refused.message) == ("unknown_worker", "say hello first")
     assert (bed.counted("wire_errors"), bed.counted("late_replies")) == (1, 0)
 
 

@@ -146,7 +146,10 @@ class Walk:
 
     def told(self, ticket: Ticket) -> str:
         outcome = self.sent.given[ticket].outcome
-        return outcome.message if isinstance(outcome, PenstockError) else outcome.request_id
+        if isinstance(outcome, PenstockError):
+            return outcome.message
+        assert isinstance(outcome, InferResponse)
+        return outcome.request_id
 
 
 @pytest.mark.parametrize("seed", range(60))
