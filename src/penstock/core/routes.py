@@ -12,7 +12,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class NameRoute:
     """Where there is none, the newest version that is ready answers for its model's name."""
 
     name: str

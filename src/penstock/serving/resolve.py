@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
 from penstock.core.requests import InferRequest
-from penstock.core.routes import Route
+from penstock.core.routes import NameRoute
 from penstock.serving.splits import Split
 
 WITHDRAWN = "withdrawn"  # the reason of an error: nothing was run, and another version may run it
@@ -33,7 +33,7 @@ class Resolver:
         self._table: dict[tuple[str, str], BlockDescription] = {}  # with what describes a name that is split
         self._whole: dict[tuple[str, str], BlockDescription] = {}  # without such names
         self._draw = draw
-        self._routes: dict[str, Route] = {}
+        self._routes: dict[str, NameRoute] = {}
         self._splits: dict[str, Split] = {}
 
     def cluster_changed(self, views: Sequence[BlockView]) -> dict[str, PenstockError]:
@@ -42,7 +42,7 @@ class Resolver:
         self._views = {view.block_id: view for view in views}
         return self._rebuild()
 
-    def routes_changed(self, routes: Iterable[Route]) -> None:
+    def routes_changed(self, routes: Iterable[NameRoute]) -> None:
         self._routes = {route.name: route for route in routes}
         self._split()
 
@@ -74,7 +74,7 @@ class Resolver:
     def split(self, name: str) -> Split | None:
         return self._splits.get(name)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[NameRoute]:
         return list(self._routes.values())
 
     def block(self, block_id: str) -> BlockDescription | None:

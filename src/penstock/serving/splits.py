@@ -11,7 +11,7 @@ from math import log
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest
-from penstock.core.routes import Route, Share
+from penstock.core.routes import NameRoute, Share
 from penstock.serving.controls import SEQUENCE_ID, SESSION_ID
 
 MAX_HOMES = 65_536  # sessions of a route that are remembered; one that is forgotten is where its hash says
@@ -21,7 +21,7 @@ SCALE = 2.0**-64
 class Split:
     """One route, as far as its blocks are there."""
 
-    def __init__(self, route: Route, blocks: Mapping[str, BlockDescription], draw: Callable[[], float]) -> None:
+    def __init__(self, route: NameRoute, blocks: Mapping[str, BlockDescription], draw: Callable[[], float]) -> None:
         """`draw` gives numbers from 0 to below 1."""
         self.route = route
         self._draw = draw
@@ -29,7 +29,7 @@ class Split:
         self._given = 0  # requests that the block on trial got
         self.update(route, blocks)
 
-    def update(self, route: Route, blocks: Mapping[str, BlockDescription]) -> None:
+    def update(self, route: NameRoute, blocks: Mapping[str, BlockDescription]) -> None:
         """`blocks` are those that may be asked. What was given and where sessions are stays known."""
         if route.began != self.route.began:
             self._given = 0

@@ -7,7 +7,7 @@ import pytest
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import ModelNotReady, UnknownModel
 from penstock.core.requests import InferRequest
-from penstock.core.routes import Route, Share
+from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings
 from penstock.serving.resolve import WITHDRAWN, Resolver
 
@@ -218,8 +218,8 @@ def test_a_block_of_other_files_is_no_longer_the_one_that_was_described() -> Non
     assert not resolver.is_current(first), "what began before may have run with the others"
 
 
-def routed(*shares: tuple[str, float], name: str = "m") -> Route:
-    return Route(name, tuple(Share(*share) for share in shares))
+def routed(*shares: tuple[str, float], name: str = "m") -> NameRoute:
+    return NameRoute(name, tuple(Share(*share) for share in shares))
 
 
 def ready_resolver(draws: list[float]) -> Resolver:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest, Parameter
-from penstock.core.routes import Route, Share, Sticky
+from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.core.settings import BlockSettings
 from penstock.serving.splits import Split, by_draw, by_key
 
@@ -21,11 +21,11 @@ def block(block_id: str) -> BlockDescription:
 BLOCKS = {name: block(name) for name in ("old", "new", "third")}
 
 
-def route(sticky: Sticky = "none", key: str = "", **weights: float) -> Route:
-    return Route("m", tuple(Share(name, weight) for name, weight in weights.items()), sticky, key)
+def route(sticky: Sticky = "none", key: str = "", **weights: float) -> NameRoute:
+    return NameRoute("m", tuple(Share(name, weight) for name, weight in weights.items()), sticky, key)
 
 
-def split(asked: Route) -> Split:
+def split(asked: NameRoute) -> Split:
     return Split(asked, BLOCKS, Random(1).random)
 
 
@@ -106,18 +106,18 @@ def test_the_heaviest_describes_the_name() -> None:
 
 def test_a_block_on_trial_gets_no_more_than_it_is_allowed_until_more_is_allowed() -> None:
     shares = (Share("old", 1), Share("new", 99))
-    trial = Route("m", shares, trial="new", allowance=50, began="r1")
+    trial = NameRoute("m", shares, trial="new", allowance=50, began="r1")
     by = split(trial)
     assert Counter(chosen(by) for _ in range(1000))["new"] == 50
-    by.update(Route("m", shares, trial="new", allowance=70, began="r1"), BLOCKS)
+    by.update(NameRoute("m", shares, trial="new", allowance=70, began="r1"), BLOCKS)
     assert Counter(chosen(by) for _ in range(1000))["new"] == 20
-    by.update(Route("m", shares, trial="new", allowance=10, began="r2"), BLOCKS)
+    by.update(NameRoute("m", shares, trial="new", allowance=10, began="r2"), BLOCKS)
     assert Counter(chosen(by) for _ in range(1000))["new"] == 10
-    by.update(Route("m", shares), BLOCKS)
+    by.update(NameRoute("m", shares), BLOCKS)
     assert Counter(chosen(by) for _ in range(1000))["new"] > 900
 
 
 def test_a_share_of_the_requests_has_a_shadow() -> None:
-    by = split(Route("m", (Share("old", 1),), shadow="new", shadow_share=0.25))
+    by = split(NameRoute("m", (Share("old", 1),), shadow="new", shadow_share=0.25))
     assert sum(by.has_shadow() for _ in range(REQUESTS)) / REQUESTS == pytest.approx(0.25, abs=0.02)
     assert not split(route(old=1)).has_shadow()
