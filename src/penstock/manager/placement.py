@@ -250,9 +250,9 @@ class _Placing:
         for block_id in donor.blocks:
             block = self._blocks[block_id]
             level = receiver.level_with(block)
-            if not block.replicas or receiver.worker_id in self._holders[block_id] or level >= donor.level:
+            if not block.replicas or not block.weight or receiver.worker_id in self._holders[block_id]:
                 continue
-            if level > most or receiver.refusal(block):
+            if level >= donor.level or level > most or receiver.refusal(block):
                 continue
             gain = self._gain(block, donor, receiver)
             score = gain, block.weight, -_order(block_id, receiver.worker_id)
