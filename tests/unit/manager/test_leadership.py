@@ -1,0 +1,281 @@
+"""Reigns never overlap, whatever is lost, late or paused: scripts of events, and a simulated store."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+
+import pytest
+
+from penstock.manager.leadership import (
+    BeginReign,
+    Campaign,
+    CampaignEnded,
+    EndReign,
+    GrantLease,
+    KeepLease,
+    LeaderSeen,
+    Leadership,
+    LeadershipAction,
+    LeadershipEvent,
+    LeaseCallFailed,
+    LeaseEnded,
+    LeaseGranted,
+    LeaseKept,
+    Register,
+    Registered,
+    Resigning,
+    RevokeLease,
+    TimePassed,
+)
+
+TTL_S = 2.0
+
+
+def leading() -> Leadership:
+    """Since 10.1, with epoch 7, by a lease that was asked for at 10."""
+    leadership = Leadership(TTL_S)
+    assert leadership.handle(TimePassed(), 10.0) == [GrantLease()]
+    assert leadership.handle(LeaderSeen(5, 0, is_there=False), 10.0) == []
+    assert leadership.handle(LeaseGranted(1, TTL_S, 10.0), 10.1) == [Register(1), Campaign(1)]
+    assert leadership.handle(LeaderSeen(7, 1, is_there=True), 10.1) == [BeginReign(7)]
+    assert leadership.handle(CampaignEnded(1), 10.1) == []
+    assert leadership.handle(Registered(1, is_done=True), 10.1) == []
+    return leadership
+
+
+def test_a_reign_is_counted_from_when_its_lease_was_asked_for() -> None:
+    leadership = leading()
+    assert leadership.epoch(11.79) == 7
+    assert leadership.epoch(11.81) == 0, "also where nobody said that time passed"
+    assert leadership.handle(TimePassed(), 11.81) == [
+        EndReign(7, "the store has not answered in time"),
+        KeepLease(1),
+    ]
+
+
+def test_it_is_prolonged_from_when_that_was_sent() -> None:
+    leadership = leading()
+    assert leadership.wake_at == 10.5
+    assert leadership.handle(TimePassed(), 10.5) == [KeepLease(1)]
+    assert leadership.handle(LeaseKept(1, TTL_S, 10.5), 11.6) == [KeepLease(1)], "the next is due"
+    assert leadership.epoch(12.29) == 7
+    assert leadership.epoch(12.31) == 0
+
+
+def test_a_late_answer_lets_the_same_reign_go_on_where_the_lease_never_ended() -> None:
+    leadership = leading()
+    leadership.handle(TimePassed(), 10.5)
+    assert leadership.handle(TimePassed(), 12.0) == [EndReign(7, "the store has not answered in time")]
+    assert leadership.handle(LeaseKept(1, TTL_S, 10.5), 12.1) == [BeginReign(7), KeepLease(1)]
+
+
+def test_an_answer_that_is_too_late_does_not() -> None:
+    leadership = leading()
+    leadership.handle(TimePassed(), 10.5)
+    assert leadership.handle(LeaseKept(1, TTL_S, 10.5), 15.0) == [
+        EndReign(7, "the store has not answered in time"),
+        KeepLease(1),
+    ]
+    assert leadership.handle(LeaseEnded(1), 15.1) == [GrantLease()]
+    assert leadership.handle(LeaseGranted(2, TTL_S, 15.1), 15.2) == [Register(2)], "somebody may lead"
+    assert leadership.handle(LeaderSeen(9, 0, is_there=False), 15.3) == [Campaign(2)]
+
+
+def test_a_reign_ends_where_the_record_is_anothers() -> None:
+    leadership = leading()
+    assert leadership.handle(LeaderSeen(9, 33, is_there=True), 10.2) == [EndReign(7, "the record is another's")]
+    assert leadership.epoch(10.2) == 0
+
+
+def test_old_news_change_nothing() -> None:
+    leadership = leading()
+    for event in (LeaderSeen(6, 0, is_there=False), LeaderSeen(7, 0, is_there=False), LeaseEnded(99)):
+        assert leadership.handle(event, 10.2) == []
+    assert leadership.epoch(10.2) == 7
+
+
+def test_a_campaign_whose_end_nobody_knows_is_won_when_the_record_is_seen() -> None:
+    leadership = Leadership(TTL_S)
+    leadership.handle(TimePassed(), 10.0)
+    leadership.handle(LeaderSeen(5, 0, is_there=False), 10.0)
+    leadership.handle(LeaseGranted(1, TTL_S, 10.0), 10.0)
+    assert leadership.handle(CampaignEnded(1), 10.1) == []
+    assert leadership.handle(LeaderSeen(6, 1, is_there=True), 10.2) == [BeginReign(6)]
+
+
+def test_calls_that_fail_are_repeated_after_a_while() -> None:
+    leadership = Leadership(TTL_S)
+    leadership.handle(TimePassed(), 10.0)
+    assert leadership.handle(LeaseCallFailed(0), 10.1) == []
+    assert leadership.handle(TimePassed(), leadership.wake_at) == [GrantLease()]
+    leadership.handle(LeaderSeen(5, 0, is_there=False), 10.4)
+    leadership.handle(LeaseGranted(1, TTL_S, 10.4), 10.4)
+    leadership.handle(CampaignEnded(1), 10.4)
+    leadership.handle(Registered(1, is_done=False), 10.4)
+    assert leadership.handle(TimePassed(), leadership.wake_at) == [Register(1), Campaign(1)]
+
+
+def test_who_resigns_ends_its_reign_before_its_lease() -> None:
+    leadership = leading()
+    assert leadership.handle(Resigning(), 10.2) == [EndReign(7, "it resigns"), RevokeLease(1)]
+    assert leadership.epoch(10.2) == 0
+    assert leadership.handle(LeaseKept(1, TTL_S, 10.2), 10.3) == []
+    assert leadership.wake_at == float("inf")
+
+
+# --- simulated
+
+
+@dataclass
+class SimulatedStore:
+    """Leases by its own clock, which is the true one; ended ones are looked for now and then, as etcd does."""
+
+    revision: int = 1
+    leases: dict[int, float] = field(default_factory=dict)
+    leader: tuple[int, int] | None = None  # lease, revision
+    last_lease: int = 0
+
+    def expire(self, now: float) -> bool:
+        self.leases = {lease: ends_at for lease, ends_at in self.leases.items() if ends_at > now}
+        if self.leader is not None and self.leader[0] not in self.leases:
+            self.leader = None
+            self.revision += 1
+            return True
+        return False
+
+
+class Simulation:
+    def __init__(self, seed: int, managers: int) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.store = SimulatedStore()
+        self.faults = 0.25  # the share of calls that are lost on their way there or back
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = count()
+        self.managers = [SimulatedManager(self, number) for number in range(managers)]
+        self.reigns: list[int] = []
+
+    def at(self, time: float, act: Callable[[], None]) -> None:
+        heappush(self._events, (time, next(self._order), act))
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, act = heappop(self._events)
+            act()
+            leaders = [manager for manager in self.managers if manager.leadership.epoch(manager.clock())]
+            assert len(leaders) <= 1, f"two lead at {self.now}"
+        self.now = until
+
+    def delay_s(self) -> float:
+        return self.rng.choice([0.001, 0.01, 0.2, 1.0, 3.0]) * self.rng.random()
+
+    def expire(self) -> None:
+        if self.store.expire(self.now):
+            self.tell_all()
+        self.at(self.now + 0.5, self.expire)
+
+    def tell_all(self) -> None:
+        for manager in self.managers:
+            manager.tell_leader()
+
+
+class SimulatedManager:
+    def __init__(self, simulation: Simulation, number: int) -> None:
+        self.simulation = simulation
+        self.leadership = Leadership(TTL_S)
+        self.paused_until = 0.0
+        self._rate = 1.0 + simulation.rng.uniform(-0.02, 0.02)  # of its clock
+        self._start = simulation.rng.uniform(0, 1e6)
+
+    def clock(self) -> float:
+        return self._start + self.simulation.now * self._rate
+
+    def handle(self, event: LeadershipEvent) -> None:
+        if self.simulation.now < self.paused_until:
+            self.simulation.at(self.paused_until, lambda: self.handle(event))
+            return
+        for action in self.leadership.handle(event, self.clock()):
+            self.perform(action)
+        wait_s = (self.leadership.wake_at - self.clock()) / self._rate
+        if 0 <= wait_s < 1e6:
+            self.simulation.at(self.simulation.now + wait_s + 1e-6, lambda: self.handle(TimePassed()))
+
+    def perform(self, action: LeadershipAction) -> None:
+        sent_at = self.clock()
+        match action:
+            case GrantLease():
+                self.call(lambda: self.grant(sent_at), LeaseCallFailed(0))
+            case KeepLease(lease):
+                self.call(lambda: self.keep(lease, sent_at), LeaseCallFailed(lease))
+            case Register(lease):
+                self.call(lambda: Registered(lease, is_done=True), Registered(lease, is_done=False))
+            case Campaign(lease):
+                self.call(lambda: self.campaign(lease), CampaignEnded(lease))
+            case BeginReign(epoch):
+                assert not self.simulation.reigns or epoch >= self.simulation.reigns[-1], "epochs never go back"
+                self.simulation.reigns.append(epoch)
+
+    def call(self, act: Callable[[], LeadershipEvent], failure: LeadershipEvent) -> None:
+        simulation = self.simulation
+
+        def arrive() -> None:
+            answer = act()
+            self.answer(failure if simulation.rng.random() < simulation.faults else answer)
+
+        if simulation.rng.random() < simulation.faults:
+            self.answer(failure)
+        else:
+            simulation.at(simulation.now + simulation.delay_s(), arrive)
+
+    def answer(self, event: LeadershipEvent) -> None:
+        self.simulation.at(self.simulation.now + self.simulation.delay_s(), lambda: self.handle(event))
+
+    def tell_leader(self) -> None:
+        leader = self.simulation.store.leader
+        seen = LeaderSeen(
+            leader[1] if leader else self.simulation.store.revision, leader[0] if leader else 0, bool(leader)
+        )
+        self.answer(seen)
+
+    def grant(self, sent_at: float) -> LeadershipEvent:
+        store = self.simulation.store
+        store.last_lease += 1
+        store.leases[store.last_lease] = self.simulation.now + TTL_S
+        return LeaseGranted(store.last_lease, TTL_S, sent_at)
+
+    def keep(self, lease: int, sent_at: float) -> LeadershipEvent:
+        store = self.simulation.store
+        if store.leases.get(lease, 0.0) <= self.simulation.now:
+            return LeaseEnded(lease)
+        store.leases[lease] = self.simulation.now + TTL_S
+        return LeaseKept(lease, TTL_S, sent_at)
+
+    def campaign(self, lease: int) -> LeadershipEvent:
+        store = self.simulation.store
+        if lease not in store.leases:
+            return LeaseEnded(lease)
+        if store.leader is None:
+            store.revision += 1
+            store.leader = (lease, store.revision)
+            self.simulation.tell_all()
+        return CampaignEnded(lease)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_reigns_never_overlap(seed: int) -> None:
+    simulation = Simulation(seed, managers=3)
+    simulation.expire()
+    for manager in simulation.managers:
+        manager.handle(TimePassed())
+        manager.tell_leader()
+    for _ in range(40):
+        simulation.run(simulation.now + simulation.rng.uniform(0.2, 6.0))
+        stopped = simulation.rng.choice(simulation.managers)
+        stopped.paused_until = simulation.now + simulation.rng.choice([0.1, 1.0, 1.9, 2.5, 10.0])
+    assert len(set(simulation.reigns)) > 3
+    simulation.faults = 0.0
+    simulation.delay_s = lambda: 0.001  # type: ignore[method-assign]
+    simulation.run(simulation.now + 20.0)
+    assert [manager for manager in simulation.managers if manager.leadership.epoch(manager.clock())]
