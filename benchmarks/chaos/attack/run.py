@@ -14,6 +14,7 @@ import psutil
 
 from benchmarks.chaos import rollout
 from benchmarks.chaos.attack import (
+    beyond,
     connections,
     costly,
     decoding,
@@ -46,6 +47,7 @@ ATTACKS: tuple[Attack, ...] = (
     *doors.ATTACKS,
     *texts.ATTACKS,
     *versions.ATTACKS,
+    *beyond.ATTACKS,
 )
 ROLLOUT = "9 versions under load"
 GROWTH_MIB = 1024

@@ -133,6 +133,9 @@ def model_files(model: ModelFolder, version: str) -> list[Path]:
     for folder, folders, names in os.walk(model.path / version):
         folders[:] = sorted(name for name in folders if name != "__pycache__" and not name.startswith("."))
         found += [Path(folder, name) for name in sorted(names) if not name.startswith(".")]
+    for file in found:
+        if not file.is_file():  # a pipe or a device would be read without end
+            raise ConfigError(f"{file}: this is no file; take it out of the model's folder", file=str(file))
     return found
 
 

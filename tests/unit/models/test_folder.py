@@ -1,5 +1,6 @@
 """A version's files and what tells them from others."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,12 @@ def test_a_version_is_read_whatever_is_wrong_with_the_others(model: Path) -> Non
     assert read_version(model, "1").versions == ("1",), "it may be the one that serves"
     with pytest.raises(ConfigError, match="version 3 is not there"):
         read_version(model, "3")
+
+
+def test_what_is_no_file_is_not_read(model: Path) -> None:
+    odd = model / "1" / "odd"
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to("odd")):
+        make(odd)
+        with pytest.raises(ConfigError, match="odd: this is no file"):
+            model_files(read_model_folder(model), "1")
+        odd.unlink()

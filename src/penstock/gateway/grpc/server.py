@@ -20,6 +20,7 @@ from penstock.gateway.grpc.traffic import GrpcTraffic
 from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
 from penstock.pb.pool import POOL
+from penstock.wire.grpc_server import grpc_server
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
@@ -36,7 +37,7 @@ Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 class GrpcServer:
     def __init__(self, edge: OipGrpc, limits: Limits, *further: Servicer) -> None:
         """`further` answer for methods that the edge does not have."""
-        self._server = grpc.aio.server(
+        self._server = grpc_server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
                 ("grpc.max_send_message_length", -1),

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -18,7 +19,26 @@ from penstock.gateway.http.openapi import Route, json_answer, path_names
 from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import as_json, as_text
 
+T = TypeVar("T")
 ROUTING = "/v1/models/{model}/routing"
+
+
+class SharedReading(Generic[T]):
+    """Reads off the event loop, for all that ask meanwhile at once: metrics are a file for each process and kind, and
+    many who ask for them must not take all threads."""
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._reading: asyncio.Task[T] | None = None
+
+    async def read(self) -> T:
+        if self._reading is None:
+            self._reading = asyncio.create_task(asyncio.to_thread(self._read), name="read-metrics")
+            self._reading.add_done_callback(self._is_over)
+        return await asyncio.shield(self._reading)
+
+    def _is_over(self, reading: asyncio.Task[T]) -> None:
+        self._reading = None
 
 
 class AdminRest:
@@ -32,7 +52,8 @@ class AdminRest:
         self._serving = serving
         self._catalogue = catalogue
         self._calls = calls
-        self._metrics_registry = metrics_registry
+        self._text = SharedReading(lambda: as_text(metrics_registry()))
+        self._json = SharedReading(lambda: json_answer(as_json(metrics_registry())))
 
     @Route(
         "GET",
@@ -44,13 +65,11 @@ class AdminRest:
     async def metrics(self, request: Request) -> Response:
         if prefers_json(request.headers.get("accept", ""), "text/plain", "application/openmetrics-text"):
             return await self.metrics_json(request)
-        # Reads a file for each process and metric: off the event loop.
-        text = await asyncio.to_thread(lambda: as_text(self._metrics_registry()))
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(await self._text.read(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     @Route("GET", "/metrics.json", "The same as JSON", answer=schemas.Metrics)
     async def metrics_json(self, request: Request) -> Response:
-        return json_answer(await asyncio.to_thread(lambda: as_json(self._metrics_registry())))
+        return await self._json.read()
 
     @Route(
         "GET",

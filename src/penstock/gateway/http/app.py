@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp
+from starlette.websockets import WebSocket
 
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InternalError, PenstockError
@@ -71,6 +72,7 @@ def build_http_app(
     if live is not None:
         routed.include_router(LiveRest(live, catalogue.server_version).router())
     describe(routed)
+    routed.router.default = _not_found
     routed.add_exception_handler(PenstockError, _penstock_error)
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
@@ -125,6 +127,13 @@ async def _routing_error(request: Request, error: Any) -> Response:
         message = f"there is no {path}; /docs lists what there is"
     code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
     return _error(request, error.status_code, code, message, dict(error.headers or {}))
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; models have theirs at /v2/models/NAME/stream"
+    await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))
 
 
 async def _bug(request: Request, error: Exception) -> Response:

@@ -45,8 +45,9 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self._header_bytes = 0  # that came before what is being parsed
         self._body_bytes = 0
         self._dropped_bytes = self._linger_bytes = 0  # once it is refused
-        self._framing_bytes = 0  # of a body that comes in chunks: all that is not body
+        self._framing_bytes = self._trailers = 0  # of a body that comes in chunks: all that is not body
         self._outlet = Outlet(self.loop.time())
+        self._refusal: PenstockError | None = None  # that is told once what came before it is answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -99,10 +100,17 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._phase = Phase.HEADERS
         self._begun = self._heard
-        self._header_bytes = self._body_bytes = self._framing_bytes = 0
+        self._header_bytes = self._body_bytes = self._framing_bytes = self._trailers = 0
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """What follows a body is no header, whatever it is called."""
+        if self._phase is Phase.BODY:
+            self._trailers += 1
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._phase = Phase.BODY
@@ -112,7 +120,10 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             self._refuse_in_parser(self._headers_too_large())
         if len(self.pipeline) >= PIPELINED:
             self._refuse_in_parser(Overloaded(f"{PIPELINED} requests wait on this connection; wait for answers"))
-        url, headers, expect = self.url, self.headers, self.expect_100_continue
+        for name, value in self.headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                self._refuse_in_parser(InvalidRequest("of transfer encodings this server knows 'chunked' alone"))
+        url, headers, expect = self.url, self._headers_of_target(), self.expect_100_continue
         super().on_message_begin()
         self.headers.extend(headers)
         self.url, self.expect_100_continue = url, expect
@@ -139,7 +150,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
                 self.refuse(
                     InvalidRequest("its chunks are smaller than what is around them, or its trailers too large")
                 )
-            elif len(self.headers) > self._limits.max_headers:
+            elif self._trailers > self._limits.max_headers:
                 self.refuse(self._headers_too_large())
 
     def hold(self, size: int) -> bool:
@@ -164,9 +175,12 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self._refusal is None:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        elif self._refusal is not None:
+            self._say(self._refusal)
         elif self._phase is Phase.SERVING:
             self._phase = Phase.IDLE
             self._heard = self.loop.time()
@@ -177,7 +191,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         """Now and then: ends what takes too long."""
         limits, phase = self._limits, self._phase
         if self._outlet.is_stuck(self.transport.get_write_buffer_size(), now, limits.answer_timeout_s) or (
-            phase is Phase.REFUSED and now - self._begun > LINGER_S
+            phase is Phase.REFUSED and self._refusal is None and now - self._begun > LINGER_S
         ):
             self.transport.abort()
         elif phase is Phase.IDLE:
@@ -193,39 +207,47 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
                 self.refuse(TooSlow(f"the request was not whole after {limits.message_timeout_s:g} seconds"))
 
     def refuse(self, error: PenstockError) -> None:
-        """Says why, where nothing else is being said, and reads no more."""
+        """Says why, once all that came before it is answered, and reads no more."""
         if self._phase is Phase.REFUSED or self.transport.is_closing():
             return
-        is_answerable = self._is_answerable()
-        self._linger_bytes = self._limits.max_message_bytes if self._phase is Phase.BODY else LINGER_BYTES
+        cycle: Any = self.cycle
+        has_cycle = self._phase is Phase.BODY and cycle is not None  # what is refused; else it is that before it
+        is_first = not self.pipeline if has_cycle else cycle is None or cycle.response_complete
+        self._linger_bytes = self._limits.max_message_bytes if has_cycle else LINGER_BYTES
         self._phase = Phase.REFUSED
-        self._begun = self.loop.time()
         self._turnstile.coming.drop(self)
         self._turnstile.turned_away(error)
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
+        if has_cycle:
             cycle.disconnected = True
             cycle.message_event.set()
-        if not is_answerable:
+        if not is_first:
+            if has_cycle:
+                self.pipeline.popleft()
+            self._refusal = error
+            self.flow.pause_reading()
+        elif has_cycle and (cycle.response_complete or getattr(cycle, "response_started", False)):
             self.transport.close()
-            return
+        else:
+            self._say(error)
+
+    def _say(self, error: PenstockError) -> None:
+        self._refusal = None
+        self._begun = self.loop.time()
         self.transport.write(_refusal(error))
         self.transport.write_eof()
         self.flow.resume_reading()
-
-    def _is_answerable(self) -> bool:
-        """Whether the next answer on this connection is due to the request that is being read."""
-        cycle: Any = self.cycle
-        if self.pipeline:
-            return False
-        if self._phase is Phase.BODY:
-            return cycle is None or not (cycle.response_complete or getattr(cycle, "response_started", False))
-        return cycle is None or bool(cycle.response_complete)
 
     def _refuse_in_parser(self, error: PenstockError) -> None:
         self._phase = Phase.HEADERS  # the request before is the last that has a cycle
         self.refuse(error)
         raise _RefusedInParser
+
+    def _headers_of_target(self) -> list[tuple[bytes, bytes]]:
+        """A request whose first line names a host is for that one, whatever its headers say."""
+        if self.url.startswith(b"/") or b"://" not in self.url:
+            return self.headers
+        host = self.url.split(b"/", 3)[2]
+        return [(b"host", host), *((name, value) for name, value in self.headers if name != b"host")]
 
     def _headers_too_large(self) -> HeadersTooLarge:
         limits = self._limits

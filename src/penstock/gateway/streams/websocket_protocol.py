@@ -4,6 +4,8 @@ import asyncio
 from codecs import getincrementaldecoder
 from typing import Any
 
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
@@ -17,11 +19,6 @@ STEP_BYTES = 4096  # parsed at once: as many as seven hundred frames
 FRAGMENTS = 64  # that a message may have, however small; those beyond must have FRAGMENT_BYTES each
 FRAGMENT_BYTES = 1024
 CONTROLS = 64  # pings and pongs that a peer may send in a second
-_NO_HANDSHAKE_BODY = b'{"error": "this is not the handshake of a WebSocket"}'
-NO_HANDSHAKE = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-    % (len(_NO_HANDSHAKE_BODY), _NO_HANDSHAKE_BODY)
-)
 
 
 class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
@@ -62,7 +59,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
             step, self._unparsed = self._unparsed[: self._step_bytes], self._unparsed[self._step_bytes :]
             super().data_received(step)
             if self.conn.handshake_exc is not None and not self.handshake_initiated:  # uvicorn would not answer
-                self.transport.write(b"".join(self.conn.data_to_send()) or NO_HANDSHAKE)
+                self.transport.write(_no_handshake(self.conn.handshake_exc))
                 self.transport.close()
 
     async def receive(self) -> Any:
@@ -153,6 +150,12 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         """What the peer does not read would keep the closed connection open for ever."""
         super().on_task_complete(task)
         self.loop.call_later(self.close_timeout, self.transport.abort)
+
+
+def _no_handshake(why: Exception) -> bytes:
+    body = orjson.dumps({"error": f"this is not the handshake of a WebSocket: {str(why)[:200]}"})
+    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINE[400] + head + body
 
 
 def _is_text(data: bytes) -> bool:

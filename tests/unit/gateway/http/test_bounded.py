@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import pytest
+
 from penstock.core.config import Config, Limits
 from penstock.gateway.http.app import HttpApp, build_http_app
 from penstock.gateway.http.bounded import PIPELINED
@@ -192,7 +194,25 @@ async def test_requests_sent_far_ahead_are_refused(served: Served) -> None:
     limits = Limits()
     async with running(app_within(served, limits), limits) as (connect, _):
         heard = await answer_to(connect, LIVE * (4 * PIPELINED))
-    assert heard.count(b"HTTP/1.1 200 ") <= PIPELINED + 1
+    assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [b"200"] * (PIPELINED + 1) + [b"429"]
+
+
+REFUSED_LATER = {
+    "no request": (b"\x00\x01 is no request\r\n\r\n", b"400"),
+    "headers that are too long": (INFER + b"x: " + b"a" * 70_000 + b"\r\n\r\n", b"431"),
+    "a body that stops coming": (INFER + b"content-length: 300000\r\n\r\n" + b" " * 200_000, b"408"),
+    "chunks that are none": (INFER + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", b"400"),
+}
+
+
+@pytest.mark.parametrize("before", [PLAIN, LIVE, PLAIN + LIVE + PLAIN], ids=["short way", "usual way", "both"])
+async def test_what_came_before_a_refused_request_is_answered(served: Served, before: bytes) -> None:
+    limits = Limits(body_timeout_s=0.2)
+    async with running(app_within(served, limits), limits) as (connect, admission):
+        heard = await asyncio.gather(*(answer_to(connect, before + after) for after, _ in REFUSED_LATER.values()))
+        assert admission.coming.bytes == 0
+    for (_, status), what, answers in zip(REFUSED_LATER.values(), REFUSED_LATER, heard, strict=True):
+        assert re.findall(rb"HTTP/1.1 (\d+)", answers) == [b"200"] * before.count(b"HTTP/1.1") + [status], what
 
 
 class Answers:
@@ -242,3 +262,29 @@ async def test_who_takes_its_answer_slowest_makes_room_for_the_rest() -> None:
         while heard < 16 * 1024 * 1024:
             heard += len(await reader.read(1024 * 1024))
         assert admission.unsent.bytes == 0
+
+
+async def test_what_follows_a_body_is_no_header(served: Served) -> None:
+    limits = Limits()
+    sent = INFER + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    trailers = b"host: evil.example\r\norigin: http://evil.example\r\ncontent-encoding: gzip\r\n\r\n"
+    async with running(app_within(served, limits), limits) as (connect, _):
+        heard = await answer_to(connect, sent + trailers + LIVE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+    assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [b"200", b"200"]
+
+
+async def test_other_transfer_encodings_are_refused(served: Served) -> None:
+    limits = Limits()
+    async with running(app_within(served, limits), limits) as (connect, _):
+        heard = await answer_to(connect, INFER + b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n" + LIVE)
+    assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [b"400"]
+    assert b"'chunked' alone" in heard
+
+
+async def test_a_host_in_the_first_line_is_the_host(served: Served) -> None:
+    limits = Limits()
+    async with running(app_within(served, limits), limits) as (connect, _):
+        for place, status in ((b"evil.example", b"421"), (b"user@localhost", b"421"), (b"localhost", b"200")):
+            asked = PLAIN.replace(b"POST ", b"POST http://" + place).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
+            heard = await answer_to(connect, asked)
+            assert re.findall(rb"HTTP/1.1 (\d+)", heard) == [status], place

@@ -216,3 +216,11 @@ async def test_websockets_are_looked_at_before_their_handshake(served: Served, h
     async with listening(served) as say:
         answer = await say(b"GET /v2/models/add/stream HTTP/1.1\r\n%s\r\n%s\r\n%s\r\n\r\n" % (headers, upgrade, key))
     assert answer.split()[1] == status
+
+
+async def test_there_are_no_websockets_elsewhere(served: Served) -> None:
+    upgrade = b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13"
+    key = b"sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="
+    async with listening(served) as say:
+        answer = await say(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n%s\r\n%s\r\n\r\n" % (upgrade, key))
+    assert answer.split()[1] == b"404"

@@ -95,6 +95,7 @@ async def test_what_is_no_handshake_is_answered() -> None:
             async with asyncio.timeout(WAIT_S):
                 heard = await reader.read()
             assert heard.startswith(b"HTTP/1.1 4"), (message[:200], heard[:200])
+            assert b'{"error":' in heard, heard[:500]
             writer.close()
 
 

@@ -1,0 +1,106 @@
+"""Found by looking on: names that are no text, what stands behind a good request, a crowd at the metrics, odd files."""
+
+import asyncio
+import os
+import re
+import shutil
+import time
+from collections import Counter
+
+import httpx
+
+from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.repository import add_echo
+
+LIVE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+GARBAGE = b"\x00 is no request\r\n\r\n"
+SMUGGLED = {  # what follows a request on its connection, with the statuses that are due
+    "garbage": (LIVE + GARBAGE, [b"200", b"400"]),
+    "trailers": (
+        b"POST /v2/models/none/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        b"2\r\n{}\r\n0\r\nhost: evil.example\r\n\r\n" + LIVE + GARBAGE,
+        [b"404", b"200", b"400"],
+    ),
+    "an encoding around chunks": (
+        b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + LIVE,
+        [b"400"],
+    ),
+    "another host": (
+        b"GET http://evil.example/healthz HTTP/1.1\r\nhost: localhost\r\n\r\n" + GARBAGE,
+        [b"421", b"400"],
+    ),
+}
+ASKERS, ASKING_S, SCRAPE_S = 200, 5.0, 5.0
+LOADED_S = 30.0
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+
+
+def _call(path: bytes) -> bytes:
+    """An HTTP/2 frame of headers, as no client library sends it."""
+    named = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"here", b"te": b"trailers"}
+    named[b"content-type"] = b"application/grpc"
+    fields = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in named.items())
+    return len(fields).to_bytes(3, "big") + bytes((1, 5, 0, 0, 0, 1)) + fields
+
+
+async def _no_text(scene: Scene) -> None:
+    for path in (b"\xff\xfe", b"/inference.GRPCInferenceService/\xc3", b""):
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.grpc_port)
+        writer.write(HTTP2 + _call(path))
+        async with asyncio.timeout(10):
+            await reader.readuntil(b"Method not found!")
+        writer.close()
+
+
+async def _behind_others(scene: Scene) -> None:
+    for what, (sent, due) in SMUGGLED.items():
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.http_port)
+        writer.write(sent)
+        async with asyncio.timeout(20):
+            heard = await reader.read()
+        writer.close()
+        scene.must(re.findall(rb"HTTP/1.1 (\d+)", heard) == due, f"{what}: {heard[:300]!r}")
+
+
+async def _metrics(scene: Scene) -> None:
+    """A crowd asks for what takes a thread: one more, who only looks now and then, must not wait behind all."""
+    until = time.monotonic() + ASKING_S
+    slowest = 0.0
+    codes: Counter[int] = Counter()
+    async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=60) as client:
+
+        async def ask(path: str) -> None:
+            nonlocal slowest
+            while (sent := time.monotonic()) < until:
+                codes[(await client.get(path)).status_code] += 1
+                slowest = max(slowest, time.monotonic() - sent)
+
+        await asyncio.gather(*(ask(path) for path in ("/metrics", "/metrics.json") * (ASKERS // 2)))
+    scene.must(set(codes) == {200}, f"answered {dict(codes)}")
+    scene.must(slowest < SCRAPE_S, f"metrics took {slowest:.1f} s")
+
+
+async def _odd_files(scene: Scene) -> None:
+    name = "odd-files"
+    add_echo(scene.server.models, 1, name)
+    folder = scene.server.models / name
+    odd = folder / "1" / "odd"
+    try:
+        async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=LOADED_S) as client:
+            for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink("odd", path)):
+                make(odd)
+                answer = await client.post(f"/v2/repository/models/{name}/load")
+                scene.must(answer.status_code == 503, f"{make}: {answer.status_code} {answer.text[:200]}")
+                scene.must("no file" in answer.text, f"{make}: {answer.text[:200]}")
+                odd.unlink()
+            await client.post(f"/v2/repository/models/{name}/unload")
+    finally:
+        shutil.rmtree(folder)
+
+
+ATTACKS = (
+    Attack("beyond: a method whose name is no text", _no_text),
+    Attack("beyond: what stands behind a request", _behind_others),
+    Attack("beyond: a crowd at the metrics", _metrics),
+    Attack("beyond: pipes and devices in a model's folder", _odd_files),
+)
