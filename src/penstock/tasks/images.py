@@ -48,7 +48,7 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 # All that Pillow's two decoders were seen to raise on damaged files.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, struct.error)
+_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, AssertionError, struct.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ def decode(header: ImageHeader) -> DecodedImage:
     image = header.image
     try:
         image.load()
+        plain = _to_eight_bits(image)
     except _DAMAGE as error:
         raise _damaged(error) from error
     profile = image.info.get("icc_profile")
-    plain = _to_eight_bits(image)
     method = _UPRIGHT.get(header.orientation)
     if method is not None:
         plain = plain.transpose(method)

@@ -20,13 +20,13 @@ def grpc_server(options: Options = ()) -> grpc.aio.Server:
     return _Server(options)
 
 
-class _Server(_server.Server):
+class _Server(_server.Server):  # type: ignore[misc]
     def __init__(self, options: Options) -> None:
         self._loop = cygrpc.get_working_loop()
         self._server = _AioServer(self._loop, None, (), (), tuple(options), None)
 
 
-class _AioServer(cygrpc.AioServer):
+class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
     async def _request_call(self) -> None:
         """Awaits the next call of no registered method: here they all are answered, and none is ever given back."""
         loop = asyncio.get_running_loop()

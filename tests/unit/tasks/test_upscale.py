@@ -309,6 +309,9 @@ def bomb(width: int, height: int) -> bytes:
 
 
 JPEG, PNG = to_file(photograph(), "JPEG"), to_file(photograph())
+NO_PALETTE = png(
+    chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 8, 3, 0, 0, 0)), chunk(b"IDAT", zlib.compress(bytes(4 * (1 + 4))))
+)
 SIZE_IN_JPEG = JPEG.index(b"\xff\xc0") + 5
 
 
@@ -329,6 +332,7 @@ SIZE_IN_JPEG = JPEG.index(b"\xff\xc0") + 5
         (PNG[:8], "send the whole file"),
         (png(), "send the whole file"),
         (PNG[:60] + b"\0\0\0\0" + PNG[64:], "send the whole file"),
+        (NO_PALETTE, "send the whole file"),
         (bomb(0, 10), "send the whole file"),
         (bomb(10, 0), "send the whole file"),
         (bomb(1, MAX_SIDE + 1), "no side may be over"),

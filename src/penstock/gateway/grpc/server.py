@@ -100,8 +100,9 @@ class GrpcServer:
 
 
 def is_worth_a_line(record: logging.LogRecord) -> bool:
-    """What gRPC itself logs: a client that left while its answer was being sent is nothing unexpected."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError)
+    """What gRPC itself logs: a client that left while its answer was being sent is nothing unexpected, nor are headers
+    that are no text."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError | UnicodeDecodeError)
 
 
 def _methods_of(servicer: Servicer, limits: Limits, traffic: GrpcTraffic) -> Iterator[tuple[str, Any]]:

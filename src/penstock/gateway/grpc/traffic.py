@@ -25,6 +25,7 @@ Task: TypeAlias = asyncio.Task[Any]
 LOOK_S = 0.1
 FEW = 4  # messages of the largest size do no harm
 SLOW_S = 0.25  # most are here at once
+FREED_S = 0.3  # what was ended is freed by then
 FILES = "/proc/self/fd"
 
 
@@ -41,6 +42,7 @@ class GrpcTraffic:
         self._ended: dict[Task, PenstockError] = {}
         self._process = psutil.Process()
         self._held_before = 0
+        self._ended_at: tuple[float, int] | None = None  # when some were ended, and what was held then
 
     async def look_forever(self) -> None:
         while True:
@@ -58,8 +60,16 @@ class GrpcTraffic:
                 answer.give_up()
         if len(awaited) <= FEW:
             self._held_before = held_bytes
-        elif held_bytes - self._held_before > self._max_bytes:
-            self._make_room({task: each for task, each in awaited.items() if now - self._since[task] >= SLOW_S})
+        elif held_bytes - self._held_before <= self._max_bytes:
+            self._ended_at = None
+        elif self._ended_at is None:
+            slow = {task: each for task, each in awaited.items() if now - self._since[task] >= SLOW_S}
+            if self._make_room(slow):
+                self._ended_at = now, held_bytes
+        elif now - self._ended_at[0] >= FREED_S:
+            if held_bytes >= self._ended_at[1]:  # it is others that grew, and others may still: not these again
+                self._held_before = held_bytes
+            self._ended_at = None
 
     async def message(self, context: Context) -> Any:
         """That of a call, or EOF."""
@@ -100,13 +110,15 @@ class GrpcTraffic:
         finally:
             del awaiting[task]
 
-    def _make_room(self, slow: dict[Task, Context]) -> None:
-        """At each look the worse half goes, those first whose connection has most of them."""
+    def _make_room(self, slow: dict[Task, Context]) -> int:
+        """The worse half goes, those first whose connection has most of them. Returns how many."""
         peers = {task: context.peer() for task, context in slow.items()}
         counts = Counter(peers.values())
         worst_first = sorted(slow, key=lambda task: -counts[peers[task]])
-        for task in worst_first[: max(len(slow) - FEW, len(slow) // 2)]:
+        ended = worst_first[: max(len(slow) - FEW, len(slow) // 2)]
+        for task in ended:
             self._end(task, Overloaded("too much is held of messages that are not whole; try again later"))
+        return len(ended)
 
     def _end(self, task: Task, error: PenstockError) -> None:
         if task not in self._ended:

@@ -34,10 +34,10 @@ class SharedReading(Generic[T]):
     async def read(self) -> T:
         if self._reading is None:
             self._reading = asyncio.create_task(asyncio.to_thread(self._read), name="read-metrics")
-            self._reading.add_done_callback(self._is_over)
+            self._reading.add_done_callback(self._end)
         return await asyncio.shield(self._reading)
 
-    def _is_over(self, reading: asyncio.Task[T]) -> None:
+    def _end(self, reading: asyncio.Task[T]) -> None:
         self._reading = None
 
 

@@ -275,3 +275,4 @@ async def test_a_client_that_left_while_it_was_answered_is_no_line_in_the_log(ch
 
     assert is_logged(RuntimeError("a bug"))
     assert not is_logged(grpc.aio.InternalError("the client left"))
+    assert not is_logged(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a header's value"))

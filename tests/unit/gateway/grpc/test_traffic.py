@@ -103,6 +103,29 @@ async def test_where_memory_grows_connections_with_many_unfinished_messages_make
         task.cancel()
 
 
+async def test_streams_do_not_answer_for_memory_that_others_take() -> None:
+    traffic = traffic_within()
+    traffic.look(0.0, 0)
+    idle = [call(traffic, Caller(f"ipv4:127.0.0.1:{port}")) for port in range(4 * FEW)]
+    await asyncio.sleep(0)
+    traffic.look(1.0, 0)
+    for look in range(20):  # a cache has filled: what it holds stays, whoever goes
+        traffic.look(2.0 + look / 10, GROWN)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    left = [task for task in idle if not task.done()]
+    assert len(left) == FEW, "once they were suspected"
+    more = [call(traffic, Caller(f"ipv4:127.0.0.1:{port}")) for port in range(4 * FEW)]
+    await asyncio.sleep(0)
+    for look in range(20):
+        traffic.look(5.0 + look / 10, GROWN)
+        await asyncio.sleep(0)
+    assert not any(task.done() for task in (*left, *more))
+    for task in idle + more:
+        task.cancel()
+    await asyncio.gather(*idle, *more, return_exceptions=True)
+
+
 async def test_many_unfinished_messages_that_take_no_room_stay() -> None:
     traffic = traffic_within()
     many = [call(traffic, Caller()) for _ in range(100)]
