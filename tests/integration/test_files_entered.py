@@ -26,6 +26,7 @@ from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
+from penstock.wire.endpoints import Endpoint
 from penstock.worker.loop import Worker
 
 MOST = 33
@@ -96,7 +97,7 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         stack.push_async_callback(server.stop, None)
         gateway = Gateway("gateway-0", config, tmp_path / "metrics", traces)
         stack.push_async_callback(gateway.close)
-        endpoint = gateway.listen(f"ipc://{tmp_path / 'gateway.ipc'}")
+        endpoint = gateway.listen(Endpoint(f"ipc://{tmp_path / 'gateway.ipc'}"))
         remote = RemoteControl(control, "gateway-0", endpoint, gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         port = await gateway.open(remote, 0, open_http_socket(config.host, 0))

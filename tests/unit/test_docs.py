@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from penstock.cli import roles as roles_of_hosts
 from penstock.cli import serve
 from penstock.core.config import Config
 from penstock.core.errors import BY_CODE
@@ -117,8 +118,10 @@ def test_a_key_is_documented_as_it_is(name: str) -> None:
     assert meaning
 
 
-def test_the_flags_of_serve_are_documented() -> None:
-    flags = {f"--{name.replace('_', '-')}" for name in serve.serve.__annotations__ if name not in ("return", "config")}
+def test_the_flags_of_the_roles_are_documented() -> None:
+    roles = (serve.serve, roles_of_hosts.manager, roles_of_hosts.gateway, roles_of_hosts.worker)
+    names = {name for role in roles for name in role.__annotations__}
+    flags = {f"--{name.replace('_', '-')}" for name in names - {"return", "config", "id_", "run_dir", "tether"}}
     documented = {cells[0].strip("`") for name, cells in rows("configuration.md").items() if name in SETTINGS}
     assert flags == documented - {""}
     assert "--config" in (DOCS / "configuration.md").read_text(encoding="utf-8")

@@ -12,11 +12,11 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from penstock.app.places import ServerPlaces
-from penstock.app.ports import open_http_socket
-from penstock.app.process import run_child, spare_collector
-from penstock.app.tether import TetheredProcess
+from penstock.app.places import check_bind, check_join
+from penstock.app.ports import open_http_socket, reserve_ports
+from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.blocks import ClusterPicture, Control
+from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Routing
@@ -49,6 +49,7 @@ from penstock.telemetry.metrics import (
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
+from penstock.wire.endpoints import Endpoint
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -95,7 +96,7 @@ class Gateway:
         self._tasks: list[asyncio.Task[None]] = []
         self._process = psutil.Process()
 
-    def listen(self, endpoint: str) -> str:
+    def listen(self, endpoint: Endpoint) -> str:
         """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
         config = self._config
         lane = ZmqLane(self.gateway_id, config.data_plane, self._router_metrics, self._dispatcher, config.worker.zone)
@@ -212,33 +213,34 @@ class Gateway:
             self._router_metrics.queue.labels(block_id, "running").set(running)
 
 
-def run_gateway(gateway_id: str, http_port: int, grpc_port: int, places: ServerPlaces, tether: TetheredProcess) -> None:
-    main = partial(_run, gateway_id, http_port, grpc_port, places, tether)
-    run_child(main, places, tether, role="gateway", gateway=gateway_id)
+def run_gateway(start: RoleStart, http_port: int | None = None, grpc_port: int | None = None) -> None:
+    """The ports are those that its supervisor keeps; one that runs alone keeps its own."""
+    run_role("gateway", start, partial(_run, http_port, grpc_port))
 
 
-async def _run(
-    gateway_id: str,
-    http_port: int,
-    grpc_port: int,
-    places: ServerPlaces,
-    tether: TetheredProcess,
-    config: Config,
-    stop: asyncio.Event,
-) -> None:
-    share_metrics(places.metrics, gateway_id)
+async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> None:
+    config, places = run.config, run.places
+    share_metrics(places.metrics, run.name)
     # What is open must close when a later step fails, or the process would not end.
     async with AsyncExitStack() as stack:
+        if http_port is None or grpc_port is None:
+            check_join(config)
+            config.check_reach()
+            check_bind(config)
+            http_port, grpc_port = reserve_ports(config, stack)
         traces = Traces(config.telemetry, "penstock-gateway")
         stack.callback(traces.close)
-        gateway = Gateway(gateway_id, config, places.metrics, traces)
+        gateway = Gateway(run.name, config, places.metrics, traces)
         stack.push_async_callback(gateway.close)
-        endpoint = gateway.listen(places.gateway(gateway_id))
-        control = RemoteControl(places.manager, gateway_id, endpoint, gateway.cluster_changed)
+        endpoint = gateway.listen(places.gateway(run.name, config))
+        control = RemoteControl(places.managers(config), run.name, endpoint, gateway.cluster_changed)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
-        tether.say_open()
+        run.tether.say_open()
+        if not run.is_supervised:
+            http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)
+            log.info("serving", http=f"http://{http}", grpc=str(grpc), workers_door=endpoint)
         spare_collector()
-        await stop.wait()
+        await run.stop.wait()
         await gateway.drain()

@@ -1,21 +1,41 @@
-"""Where the processes of one running server find each other: sockets, the resolved configuration, metrics."""
+"""Where the processes of one host find each other and the rest of their cluster: names, sockets, metrics."""
 
+import re
+import socket
 import sys
 from pathlib import Path
 
+from penstock.core.cluster.addresses import Address, is_loopback, parse_address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
+from penstock.wire.endpoints import Endpoint
+
+MANAGER_PORT = 7400
+WORKERS_PORT = 7401  # of the first gateway, for workers; its heart has the next one
+PORTS_A_GATEWAY = 2
 
 
 class ServerPlaces:
+    """The folder of a running server, or of a role that runs alone. What it has not itself, the configuration tells."""
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = folder / "config.json"
         self.metrics = folder / "metrics"
         self.manager = f"unix:{folder / 'manager.sock'}"
 
-    def gateway(self, gateway_id: str) -> str:
-        return f"ipc://{self.folder / gateway_id}.ipc"
+    def managers(self, config: Config) -> str:
+        """Where roles find their manager: its socket, or those that they were told to join."""
+        if not config.cluster.join or "://" in config.cluster.join:
+            return config.cluster.join or self.manager
+        addresses = [str(each.at(MANAGER_PORT)) for each in join_addresses(config.cluster.join)]
+        return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
+
+    def gateway(self, gateway_id: str, config: Config) -> Endpoint:
+        """Where a gateway has its door for workers."""
+        if not is_clustered(config):
+            return Endpoint(f"ipc://{self.folder / gateway_id}.ipc")
+        return gateway_endpoint(config, _number(gateway_id))
 
     def task_worker(self, task_worker_id: str) -> Path:
         return self.folder / f"{task_worker_id}.sock"
@@ -43,3 +63,103 @@ class ServerPlaces:
 
 def task_worker_ids(config: Config) -> list[str]:
     return [f"tasks-{index}" for index in range(config.worker.task_workers)]
+
+
+# --- in a cluster of several hosts
+
+
+def is_clustered(config: Config) -> bool:
+    """Whether other hosts have a part in it."""
+    return bool(config.cluster.join or config.cluster.bind)
+
+
+def node_of(config: Config) -> str:
+    """This host's name in the cluster."""
+    return config.cluster.node or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63].strip("-.") or "node"
+
+
+def named(config: Config, name: str) -> str:
+    """What a role of this host is called, so that no other host's has the same name."""
+    return f"{node_of(config)}.{name}" if is_clustered(config) else name
+
+
+def manager_address(config: Config) -> Address:
+    """Where a manager listens for other hosts."""
+    return _bound(config).at(MANAGER_PORT)
+
+
+def advertised_manager(config: Config, port: int) -> str:
+    """What others are told to reach it by, once it listens on that port."""
+    return str(_advertised(config).at(port))
+
+
+def gateway_endpoint(config: Config, number: int) -> Endpoint:
+    """The gateways of one host have ports one after the other, or any that are free where port 0 was given.
+
+    A manager on the same host has the first."""
+    bound, told = _bound(config), _advertised(config)
+    has_manager = not config.cluster.join
+    after = PORTS_A_GATEWAY * number + (1 if has_manager else 0)
+    port = WORKERS_PORT + PORTS_A_GATEWAY * number if bound.port is None else bound.port and bound.port + after
+    host = f"[{bound.host}]" if ":" in bound.host else bound.host
+    return Endpoint(f"tcp://{host}:{port}", told.host, told.port + after if told.port else 0)
+
+
+def check_join(config: Config) -> None:
+    """Whether there is a manager to join, by what was given."""
+    if not config.cluster.join:
+        raise ConfigError("where is the manager? give --join HOST[:PORT] or --join etcd://… (setting cluster.join)")
+    for each in join_addresses(config.cluster.join):
+        if each.is_wildcard:
+            raise ConfigError(f"--join {each}: nobody can connect there; give the manager's own address")
+
+
+def check_bind(config: Config) -> None:
+    """What is open to other hosts has to be meant."""
+    config.check_reach(_bound(config).host)
+
+
+def join_addresses(join: str) -> list[Address]:
+    """The hosts that one joins: managers, or the nodes of an etcd."""
+    _, is_url, rest = join.partition("://")
+    found = (rest.partition("/")[0] if is_url else join).split(",")
+    try:
+        return [parse_address(part) for part in found if part.strip() and not join.startswith("unix:")]
+    except ValueError as error:
+        raise ConfigError(f"--join (setting cluster.join): {error}") from error
+
+
+def _bound(config: Config) -> Address:
+    return parse_address(config.cluster.bind or config.host)
+
+
+def _advertised(config: Config) -> Address:
+    """Where it listens at any address, the one that leads to those it joins."""
+    if config.cluster.advertise:
+        return parse_address(config.cluster.advertise)
+    bound = _bound(config)
+    if not bound.is_wildcard:
+        return Address(bound.host)
+    for address in join_addresses(config.cluster.join):
+        if not is_loopback(address.host) and (found := _way_to(address.host)):
+            return Address(found)
+    raise ConfigError(
+        f"it listens on any address ({bound.host}), and others have to be told one: give --advertise (setting "
+        "cluster.advertise)"
+    )
+
+
+def _way_to(host: str) -> str:
+    """The address of this machine that packets to that host leave from; none is sent."""
+    try:
+        family, kind, *_, there = socket.getaddrinfo(host, MANAGER_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _number(gateway_id: str) -> int:
+    number = gateway_id.rpartition("-")[2]
+    return int(number) if number.isdigit() else 0

@@ -1,7 +1,9 @@
 """The ports of a server: reserved by its first process, shared by its gateways, and by nobody else."""
 
 import socket
+from contextlib import AsyncExitStack
 
+from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 
 BACKLOG = 2048
@@ -13,6 +15,13 @@ def reserve_port(host: str, port: int, flag: str) -> socket.socket:
     _bind(host, port, flag, socket.SO_REUSEADDR).close()
     # Without SO_REUSEADDR: had both sides that, a second server could bind while no gateway listens.
     return _bind(host, port, flag, socket.SO_REUSEPORT)
+
+
+def reserve_ports(config: Config, stack: AsyncExitStack) -> tuple[int, int]:
+    """Of the clients' doors, for as long as the stack is open: HTTP's and gRPC's."""
+    http = stack.enter_context(reserve_port(config.host, config.http_port, "--http-port"))
+    grpc = stack.enter_context(reserve_port(config.host, config.grpc_port, "--grpc-port"))
+    return http.getsockname()[1], grpc.getsockname()[1]
 
 
 def open_http_socket(host: str, port: int) -> socket.socket:

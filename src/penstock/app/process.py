@@ -1,14 +1,18 @@
-"""What every process of a server has in common: its logs, its end by a signal or with its server, its collector."""
+"""What every process has in common: where it belongs, its logs, its end by a signal or with its server."""
 
 import asyncio
 import gc
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from penstock.app.folders import run_folder
 from penstock.app.places import ServerPlaces
 from penstock.app.tether import TetheredProcess
 from penstock.core.config import Config
@@ -16,27 +20,66 @@ from penstock.core.errors import PenstockError
 from penstock.telemetry.logs import start_logs
 
 LEAVE_S = 5.0  # beyond what running requests get
-Main = Callable[[Config, asyncio.Event], Coroutine[Any, Any, None]]
 
 
-def run_child(main: Main, places: ServerPlaces, tether: TetheredProcess, **names: str) -> None:
-    """`main` runs until the event that it gets is set; `names` are on every line of the log."""
-    # Ctrl-C reaches every process of a terminal, but what is inside needs its workers until the gateways have drained.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@dataclass(frozen=True, slots=True)
+class RoleStart:
+    """What a role is told as it starts: the folder of the server that it belongs to, or a configuration of its own."""
+
+    name: str
+    tether: TetheredProcess
+    run_dir: Path | None = None
+    config: Config | None = None
+
+    @property
+    def is_supervised(self) -> bool:
+        return self.run_dir is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRun:
+    """A role as it runs, until `stop` is set."""
+
+    name: str
+    config: Config
+    places: ServerPlaces
+    tether: TetheredProcess
+    is_supervised: bool
+    stop: asyncio.Event
+
+
+Main = Callable[[RoleRun], Coroutine[Any, Any, None]]
+
+
+def run_role(role: str, start: RoleStart, main: Main) -> None:
+    """The role and its name are on every line of the log."""
     try:
-        config = places.read_config()
-        start_logs(config.telemetry, **names)
-        uvloop.run(_run(main, config, tether))
+        with _places(start) as (places, config):
+            start_logs(config.telemetry, role=role, **{"task_worker" if role == "tasks" else role: start.name})
+            uvloop.run(_run(start, places, config, main))
     except PenstockError as error:
-        if not tether.say_failed(error):
+        if not start.tether.say_failed(error):
             raise
         sys.exit(2)
 
 
-async def _run(main: Main, config: Config, tether: TetheredProcess) -> None:
-    stop = stop_on_signals(signal.SIGTERM)
-    tether.attach(config.data_plane.drain_s + LEAVE_S)
-    await main(config, stop)
+@contextmanager
+def _places(start: RoleStart) -> Iterator[tuple[ServerPlaces, Config]]:
+    if start.run_dir is not None:
+        # Ctrl-C reaches every process of a terminal, but what is inside needs its workers until gateways have drained.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        places = ServerPlaces(start.run_dir)
+        yield places, places.read_config()
+        return
+    assert start.config is not None
+    with run_folder() as folder:
+        yield ServerPlaces(folder), start.config
+
+
+async def _run(start: RoleStart, places: ServerPlaces, config: Config, main: Main) -> None:
+    stop = stop_on_signals(signal.SIGTERM, *(() if start.is_supervised else (signal.SIGINT,)))
+    start.tether.attach(config.data_plane.drain_s + LEAVE_S)
+    await main(RoleRun(start.name, config, places, start.tether, start.is_supervised, stop))
 
 
 def stop_on_signals(*numbers: int) -> asyncio.Event:

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 
 import structlog
@@ -11,11 +11,14 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder, run_folder
-from penstock.app.places import ServerPlaces, task_worker_ids
-from penstock.app.ports import reserve_port
+from penstock.app.manager import open_manager, reserve_manager
+from penstock.app.places import ServerPlaces, check_bind, is_clustered, join_addresses, named, task_worker_ids
+from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
 from penstock.app.supervisor import Supervisor
+from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
+from penstock.core.errors import ConfigError
 from penstock.telemetry.logs import start_logs
 from penstock.telemetry.metrics import SupervisorMetrics, forget_gauges, share_metrics
 
@@ -26,10 +29,21 @@ SUPERVISOR = "supervisor"
 
 def run_serve(config: Config, on_listening: OnListening = lambda http, grpc: None) -> None:
     """`on_listening` is told the HTTP and gRPC addresses once they are open."""
-    config.check_reach()
+    _check(config)
     start_logs(config.telemetry, role="serve")
-    with data_folder(config.data_dir), run_folder() as folder:
+    # A machine that joins keeps nothing of the cluster's: the managers do.
+    data = nullcontext() if config.cluster.join else data_folder(config.data_dir)
+    with data, run_folder() as folder:
         uvloop.run(_serve(config, ServerPlaces(folder), on_listening))
+
+
+def _check(config: Config) -> None:
+    config.check_reach()
+    if is_clustered(config):
+        check_bind(config)
+        join_addresses(config.cluster.join)
+    if not config.gateways + config.workers or not (config.cluster.join or (config.gateways and config.workers)):
+        raise ConfigError("a server without gateways or without workers has to --join others that have them")
 
 
 async def _serve(config: Config, places: ServerPlaces, on_listening: OnListening) -> None:
@@ -47,15 +61,17 @@ async def _run_roles(
     on_listening: OnListening,
 ) -> None:
     places.write_config(config)
-    http_port, grpc_port = _reserve_ports(config, stack)
-    await _open_manager(config, places, stack)  # first: what it cannot serve is told, and nothing else
+    http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
+    if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
+        further = [str(reserve_manager(config, stack))] if is_clustered(config) else []
+        await open_manager(config, stack, places.manager, *further)
     supervisor = _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
-    if not await _until_open(supervisor, stop):
+    if config.gateways and not await _until_open(supervisor, stop):
         return
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    http, grpc = f"http://{host}:{http_port}", f"{host}:{grpc_port}"
-    on_listening(http, grpc)
+    http, grpc = f"http://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
+    if config.gateways:
+        on_listening(http, grpc)
     log.info(
         "serving", http=http, grpc=grpc, models=str(config.models), workers=config.workers, gateways=config.gateways
     )
@@ -65,36 +81,17 @@ async def _run_roles(
     await _stop_children(config, supervisor)
 
 
-def _reserve_ports(config: Config, stack: AsyncExitStack) -> tuple[int, int]:
-    http = stack.enter_context(reserve_port(config.host, config.http_port, "--http-port"))
-    grpc = stack.enter_context(reserve_port(config.host, config.grpc_port, "--grpc-port"))
-    return http.getsockname()[1], grpc.getsockname()[1]
-
-
-async def _open_manager(config: Config, places: ServerPlaces, stack: AsyncExitStack) -> None:
-    # Imported only now: the children do the same meanwhile.
-    from penstock.manager.manager import Manager
-    from penstock.manager.service import serve_manager
-    from penstock.storage.metadata_sqlite import SqliteMetadata
-
-    metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
-    stack.push_async_callback(metadata.close)
-    manager = Manager(config.models, metadata)
-    await manager.deploy_all()
-    server = await serve_manager(manager, places.manager)
-    stack.push_async_callback(server.stop, 0.5)
-
-
 def _start_children(config: Config, places: ServerPlaces, http_port: int, grpc_port: int) -> Supervisor:
     share_metrics(places.metrics, SUPERVISOR)
     metrics = SupervisorMetrics(CollectorRegistry())
     supervisor = Supervisor(config.data_plane, partial(_child_ended, places, metrics))
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     for index in range(config.gateways):
-        name = f"gateway-{index}"
+        name = named(config, f"gateway-{index}")
         supervisor.keep(name, places.command("gateway", name, *ports), is_door=True)
     for index in range(config.workers):
-        supervisor.keep(f"worker-{index}", places.command("worker", f"worker-{index}"))
+        name = named(config, f"worker-{index}")
+        supervisor.keep(name, places.command("worker", name))
     for name in task_worker_ids(config):
         supervisor.keep(name, places.command("tasks", name))
     return supervisor

@@ -1,19 +1,13 @@
 """The task worker role: one process that does the tasks' work for the workers of its machine."""
 
-import asyncio
-from functools import partial
-
-from penstock.app.places import ServerPlaces
-from penstock.app.process import run_child, spare_collector
-from penstock.app.tether import TetheredProcess
-from penstock.core.config import Config
+from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.worker.offload.task_worker import TaskWorker
 
 
-def run_task_worker(task_worker_id: str, places: ServerPlaces, tether: TetheredProcess) -> None:
-    run_child(partial(_work, task_worker_id, places), places, tether, role="tasks", task_worker=task_worker_id)
+def run_task_worker(start: RoleStart) -> None:
+    run_role("tasks", start, _work)
 
 
-async def _work(task_worker_id: str, places: ServerPlaces, config: Config, stop: asyncio.Event) -> None:
+async def _work(run: RoleRun) -> None:
     spare_collector()
-    await TaskWorker(places.task_worker(task_worker_id)).run(stop, config.data_plane.drain_s)
+    await TaskWorker(run.places.task_worker(run.name)).run(run.stop, run.config.data_plane.drain_s)

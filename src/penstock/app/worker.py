@@ -1,28 +1,34 @@
 """The worker role: one process that holds blocks and runs them."""
 
-import asyncio
-from functools import partial
+from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
-from penstock.app.places import ServerPlaces, task_worker_ids
-from penstock.app.process import run_child, spare_collector
-from penstock.app.tether import TetheredProcess
-from penstock.core.config import Config
+from penstock.app.places import check_join, task_worker_ids
+from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.loop import Worker
 
 
-def run_worker(worker_id: str, places: ServerPlaces, tether: TetheredProcess) -> None:
-    run_child(partial(_work, worker_id, places), places, tether, role="worker", worker=worker_id)
+def run_worker(start: RoleStart) -> None:
+    run_role("worker", start, _work)
 
 
-async def _work(worker_id: str, places: ServerPlaces, config: Config, stop: asyncio.Event) -> None:
-    share_metrics(places.metrics, worker_id)
-    traces = Traces(config.telemetry, "penstock-worker")
-    spare_collector()
-    metrics = WorkerMetrics(CollectorRegistry())
-    task_workers = [places.task_worker(name) for name in task_worker_ids(config)]
-    await Worker(worker_id, places.manager, config, metrics, traces, task_workers).run(stop)
-    traces.close()
+async def _work(run: RoleRun) -> None:
+    config, places = run.config, run.places
+    share_metrics(places.metrics, run.name)
+    async with AsyncExitStack() as stack:
+        traces = Traces(config.telemetry, "penstock-worker")
+        stack.callback(traces.close)
+        spare_collector()
+        metrics = WorkerMetrics(CollectorRegistry())
+        # Task workers are its server's: one that runs alone has none.
+        task_workers = [places.task_worker(name) for name in task_worker_ids(config)] if run.is_supervised else []
+        worker = Worker(run.name, places.managers(config), config, metrics, traces, task_workers)
+        if not run.is_supervised:
+            from penstock.app.doors import WORKER_DOOR, open_health_door
+
+            check_join(config)
+            await open_health_door(config, places, WORKER_DOOR, worker.problem, stack)
+        await worker.run(run.stop)

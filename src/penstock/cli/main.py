@@ -18,7 +18,8 @@ from penstock.cli.model.importing import import_model
 from penstock.cli.model.list import list_models
 from penstock.cli.model.quantize import quantize
 from penstock.cli.rerank import rerank
-from penstock.cli.serve import gateway, serve, tasks, worker
+from penstock.cli.roles import gateway, manager, tasks, worker
+from penstock.cli.serve import serve
 from penstock.cli.status import status
 from penstock.cli.stream import stream
 from penstock.cli.top.command import top
@@ -28,10 +29,10 @@ from penstock.core.error_text import printable
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-for command in (serve, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
+commands = (serve, manager, gateway, worker, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune)
+for command in commands:
     app.command()(command)
-for role in (worker, tasks, gateway):
-    app.command(hidden=True)(role)
+app.command(hidden=True)(tasks)
 model = typer.Typer(no_args_is_help=True, help="The model repository: list, import, check and quantize its models.")
 for name, of_models in (("import", import_model), ("check", check), ("quantize", quantize), ("list", list_models)):
     model.command(name)(of_models)

@@ -1,12 +1,12 @@
 """The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
 
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from penstock.core.cluster.addresses import is_loopback, parse_address
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Section
 from penstock.core.yaml_file import laid_over, read_yaml
@@ -19,6 +19,19 @@ def _split(given: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]  # a list, or names with commas between them
+
+
+def _check_address(text: str) -> str:
+    if text:
+        parse_address(text)
+    return text
+
+
+def _with_commas(given: Any) -> Any:
+    return ",".join(map(str, given)) if isinstance(given, list | tuple) else given
+
+
+AddressText = Annotated[str, AfterValidator(_check_address)]
 
 
 class Limits(Section):
@@ -102,6 +115,23 @@ class S3Settings(Section):
     is_virtual_hosted: bool = False  # the bucket is a part of the host's name, not of the path
 
 
+class ClusterSettings(Section):
+    """Where this host stands in a cluster of several; one machine alone needs none of it."""
+
+    node: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9.-]{0,62})?$")] = ""  # this host; empty: its own name
+    join: Annotated[str, BeforeValidator(_with_commas)] = ""  # managers, HOST[:PORT],… or etcd://…
+    bind: AddressText = ""  # where its roles are reached by those of other hosts; empty: `host`
+    advertise: AddressText = ""  # what they are told to reach it by; empty: where it listens
+
+
+class HealthSettings(Section):
+    """The door where a manager, a worker or a joined machine says how it is."""
+
+    host: str = "127.0.0.1"
+    http_port: Port | None = None  # None: the role's usual one, or a free one where that is taken
+    grpc_port: Port | None = None
+
+
 class Telemetry(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
@@ -119,31 +149,32 @@ class Config(Section):
     allow_shared_memory: bool = False  # clients of this machine may register regions
     http_port: Port = 8080
     grpc_port: Port = 50051
-    gateways: Annotated[int, Field(ge=1, le=64)] = 1
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    gateways: Annotated[int, Field(ge=0, le=64)] = 1
+    workers: Annotated[int, Field(ge=0, le=64)] = 1
     limits: Limits = Limits()
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()
     worker: WorkerSettings = WorkerSettings()
     registry: RegistrySettings = RegistrySettings()
     s3: S3Settings = S3Settings()
+    cluster: ClusterSettings = ClusterSettings()
+    health: HealthSettings = HealthSettings()
     telemetry: Telemetry = Telemetry()
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it; of a name but the one that always means this machine, nobody knows."""
-        try:
-            return self.host == "localhost" or ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """Whether only this machine's clients reach it."""
+        return is_loopback(self.host)
 
-    def check_reach(self) -> None:
-        if not self.is_local and not self.insecure:
-            raise ConfigError(
-                f"host '{self.host}' is open to other machines, and there is no authentication yet: whoever reaches it "
-                "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) where "
-                "the network keeps others out"
-            )
+    def check_reach(self, *hosts: str) -> None:
+        """Refuses what listens where other machines reach it; without `hosts`, the clients' doors."""
+        for host in hosts or (self.host,):
+            if not is_loopback(host) and not self.insecure:
+                raise ConfigError(
+                    f"host '{host}' is open to other machines, and there is no authentication yet: whoever reaches it "
+                    "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) "
+                    "where the network keeps others out"
+                )
 
 
 class _Environment(Config, BaseSettings):

@@ -14,6 +14,7 @@ from penstock.manager.registry import WorkerState
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
+from penstock.wire.control import MANAGER_SERVER
 from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
@@ -121,9 +122,10 @@ async def _failure_of(call: Awaitable[None]) -> Failure | None:
     return None
 
 
-async def serve_manager(manager: Manager, address: str) -> grpc.aio.Server:
-    server = grpc.aio.server()
+async def serve_manager(manager: Manager, *addresses: str) -> grpc.aio.Server:
+    server = grpc.aio.server(options=MANAGER_SERVER)
     manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
-    server.add_insecure_port(address)
+    for address in addresses:
+        server.add_insecure_port(address)
     await server.start()
     return server

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import structlog
 import zmq
 
 from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire.endpoints import Endpoint
+from penstock.wire.sockets import bind, notice_breaks
 
 log = structlog.get_logger()
 LATE_BEATS = 2  # a turn of the thread that takes longer was held up itself
@@ -110,12 +111,11 @@ class _Heart:
 class GatewayHeart(_Heart):
     """Answers workers' beats; they are known by the identity that they have on the gateway's other socket."""
 
-    def __init__(self, endpoint: str, beat_s: float) -> None:
-        """`endpoint` is that of the other socket."""
+    def __init__(self, endpoint: Endpoint, beat_s: float) -> None:
         super().__init__("gateway-beats", beat_s)
         self._socket = _open(zmq.ROUTER)
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again is the same
-        self.endpoint = _bind(self._socket, endpoint)
+        self.endpoint = bind(self._socket, endpoint)
         self._poller.register(self._socket, zmq.POLLIN)
         self._thread.start()
 
@@ -170,6 +170,7 @@ class WorkerHeart(_Heart):
         for endpoint in wanted - self._open.keys():
             socket = self._open[endpoint] = _open(zmq.DEALER)
             socket.set(zmq.IDENTITY, self._identity)
+            notice_breaks(socket, endpoint)
             socket.connect(endpoint)
             self._poller.register(socket, zmq.POLLIN)
 
@@ -183,17 +184,6 @@ def _open(kind: int) -> "zmq.Socket[bytes]":
     socket.set(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.set(zmq.MAXMSGSIZE, MAX_BEAT_BYTES)
     return socket
-
-
-def _bind(socket: "zmq.Socket[bytes]", beside: str) -> str:
-    """Returns the endpoint: a socket file beside the other's, or a free port of the same address."""
-    if beside.startswith("ipc://"):
-        endpoint = f"{beside}.beats"
-        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-    else:
-        endpoint = f"{beside.rpartition(':')[0]}:*"
-    socket.bind(endpoint)
-    return bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
 
 
 def _beat() -> bytes:

@@ -10,7 +10,9 @@ from typing import Any
 import zmq
 from zmq.backend import Socket as RawSocket
 
+from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
+from penstock.wire.endpoints import TCP, Endpoint
 
 # The hot path calls the compiled socket: the wrapper around it costs three times as much as the call.
 _send: Any = RawSocket.send
@@ -25,6 +27,11 @@ ZERO_COPY_BYTES = 64 * 1024
 DRAIN_AT_ONCE = 64
 # Credits bound what is in flight to a peer far below this.
 HIGH_WATER_MARK = 100_000
+
+# Of connections between hosts: how often they are pinged, and when one that does not answer is opened anew.
+PING_MS = 1000
+DEAD_MS = 4000
+CONNECT_MS = 1000
 
 RouterHandler = Callable[[bytes, list[Buffer]], None]
 DealerHandler = Callable[[list[Buffer]], None]
@@ -98,14 +105,13 @@ class RouterSocket(_Socket):
         super().__init__(zmq.ROUTER, max_message_bytes)
         self._handler = handler
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
+        self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker whose connection broke may be back before we see that
 
-    def bind(self, endpoint: str) -> str:
-        """Returns the endpoint that was bound, where the port was left open."""
-        if endpoint.startswith("ipc://"):
-            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
-        self._socket.bind(endpoint)
+    def bind(self, endpoint: Endpoint) -> str:
+        """Returns what others connect to."""
+        reached = bind(self._socket, endpoint)
         self._start_reading()
-        return bytes(self._socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        return reached
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """False: nobody of that identity is connected, or it takes no more."""
@@ -124,16 +130,65 @@ class DealerSocket(_Socket):
         self._socket.set(zmq.IDENTITY, identity)
         self._socket.set(zmq.RECONNECT_IVL, 50)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor: zmq.Socket[bytes] | None = None
 
-    def connect(self, endpoint: str) -> None:
+    def connect(self, endpoint: str, on_break: Callable[[], None] = lambda: None) -> None:
+        """`on_break`: what was on its way, here or there, may be lost; it connects again by itself."""
+        notice_breaks(self._socket, endpoint)
+        if endpoint.startswith(TCP):  # within a machine only the end of a process breaks a connection
+            self._watch_breaks(on_break)
+        if "[" in endpoint:
+            self._socket.set(zmq.IPV6, 1)
         self._socket.connect(endpoint)
         self._start_reading()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
         return self._send(frames)
 
+    def close(self, linger_ms: int = 0) -> None:
+        if self._monitor is not None:
+            asyncio.get_running_loop().remove_reader(self._monitor.fileno())
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._monitor = None
+        super().close(linger_ms)
+
+    def _watch_breaks(self, on_break: Callable[[], None]) -> None:
+        monitor = self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+        def heard() -> None:
+            while not monitor.closed and _get(monitor, _EVENTS) & _POLLIN:
+                monitor.recv_multipart(zmq.NOBLOCK)
+                on_break()
+
+        asyncio.get_running_loop().add_reader(monitor.fileno(), heard)
+        heard()  # only who has once looked in vain is woken
+
     def _receive(self, frames: list[zmq.Frame]) -> None:
         self._handler([frame.buffer for frame in frames])
+
+
+def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> str:
+    """Returns what others connect to."""
+    if endpoint.bind.startswith("ipc://"):
+        Path(endpoint.bind.removeprefix("ipc://")).unlink(missing_ok=True)
+    elif "[" in endpoint.bind:
+        socket.set(zmq.IPV6, 1)
+    notice_breaks(socket, endpoint.bind)
+    try:
+        socket.bind(endpoint.to_bind)
+    except zmq.ZMQError as error:
+        raise ConfigError(f"cannot listen on {endpoint.bind}: {error.strerror}; choose another --bind") from error
+    return endpoint.reached(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+
+
+def notice_breaks(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Between hosts a connection may be dead without a word: the kernel alone would wait for it for many minutes."""
+    if endpoint.startswith(TCP):
+        socket.set(zmq.HEARTBEAT_IVL, PING_MS)
+        socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_MS)
+        socket.set(zmq.HEARTBEAT_TTL, DEAD_MS)
+        socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
 
 
 def host_identity() -> str:

@@ -46,7 +46,8 @@ class GatewayLink:
         self._is_closed = False
         self._beats = ""  # where its heart is
         self._socket = DealerSocket(self._on_message, identity)
-        self._socket.connect(endpoint)
+        self._connection = 0
+        self._socket.connect(endpoint, self._broke)
         self.say_hello()
 
     def __len__(self) -> int:
@@ -56,7 +57,9 @@ class GatewayLink:
         """Tells what this worker holds now; the gateway forgets what it held before."""
         self._last_hello = now()
         self._unanswered_hellos += 1
-        self._send(pb.Frame(hello=self._owner.hello()))
+        hello = self._owner.hello()
+        hello.connection = self._connection
+        self._send(pb.Frame(hello=hello))
 
     @property
     def is_hello_answered(self) -> bool:
@@ -182,6 +185,14 @@ class GatewayLink:
             refused = EngineFailed("the model gave an answer that cannot be sent; the server's log says why")
             message = frames.encode_failure(job.job_id, job.attempt, refused)
         self._socket.send(message)
+
+    def _broke(self) -> None:
+        """Jobs and answers on their way are lost: neither side can know which, so both begin anew."""
+        log.warning("connection_broke", gateway=self.endpoint, jobs=len(self._jobs))
+        self._connection += 1
+        self._unanswered_hellos = 0  # their answers are lost, too
+        self._abandon()
+        self.say_hello()
 
     def _abandon(self) -> None:
         """Nobody waits for these any more."""

@@ -12,7 +12,7 @@ import grpc
 import psutil
 import structlog
 
-from penstock.core.blocks import BlockDescription
+from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config
 from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
 from penstock.telemetry.metrics import WorkerMetrics
@@ -60,6 +60,7 @@ class Worker:
         self._report = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
+        self._has_attached = self._has_settled = False  # ever
         owner = BlocksOwner(self._spawn, self._announce, self._report.set, self._hand_back)
         self._blocks = Blocks(config, metrics, traces, owner, task_workers)
 
@@ -68,6 +69,19 @@ class Worker:
             self._spawn(coroutine)
         await stop.wait()
         await self._drain()
+
+    async def problem(self) -> str:
+        """Why it is not ready: it is once what it was first told to hold has loaded, or cannot be loaded."""
+        if self._is_draining:
+            return "it is shutting down"
+        if not self._has_attached:
+            return "no manager has told it yet what to hold"
+        if not self._has_settled:
+            for _, held in self._blocks.held():
+                if held.state is BlockState.LOADING:
+                    return f"model '{held.block.model}' version {held.block.version} is being loaded"
+            self._has_settled = True
+        return ""
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -117,6 +131,7 @@ class Worker:
     def _assigned(self, assignment: manager_pb2.Assignment) -> None:
         if self._is_draining:
             return
+        self._has_attached = True
         self._meet(assignment.gateways)
         self._blocks.assign(
             [

@@ -17,6 +17,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.zmq import ZmqLane
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
+from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import encode_description
 from penstock.wire.sockets import DealerSocket
 from tests.heard import Heard
@@ -100,7 +101,7 @@ class Bed:
         lane = ZmqLane("gateway-0", settings, metrics, self.dispatcher, "zone-a")
         self.dispatcher.add(lane)
         self.dispatcher.start()
-        self._endpoint = lane.listen(f"ipc://{folder}/d.ipc")
+        self._endpoint = lane.listen(Endpoint(f"ipc://{folder}/d.ipc"))
         self._peers: list[Peer] = []
         self._asked: list[asyncio.Task[InferResponse]] = []
         self._is_stopped = False

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.waiting import until
 from penstock.wire.beats import GatewayHeart, Silences, WorkerHeart
+from penstock.wire.endpoints import Endpoint
 
 BEAT_S = 0.02
 
@@ -36,7 +37,7 @@ def test_the_time_that_this_process_was_held_up_is_nobodys_silence() -> None:
 
 
 async def test_hearts_beat_while_loops_are_busy(tmp_path: Path) -> None:
-    gateway = GatewayHeart(f"ipc://{tmp_path / 'g.ipc'}", BEAT_S)
+    gateway = GatewayHeart(Endpoint(f"ipc://{tmp_path / 'g.ipc'}"), BEAT_S)
     worker = WorkerHeart(b"worker", BEAT_S)
     worker.meet(gateway.endpoint)
     gateway.silences.follow(b"worker")
@@ -52,7 +53,7 @@ async def test_hearts_beat_while_loops_are_busy(tmp_path: Path) -> None:
 
 
 async def test_a_gateway_that_is_gone_is_silent_and_one_that_is_left_is_forgotten(tmp_path: Path) -> None:
-    first, second = (GatewayHeart(f"ipc://{tmp_path / name}", BEAT_S) for name in ("1.ipc", "2.ipc"))
+    first, second = (GatewayHeart(Endpoint(f"ipc://{tmp_path / name}"), BEAT_S) for name in ("1.ipc", "2.ipc"))
     worker = WorkerHeart(b"worker", BEAT_S)
     for gateway in (first, second):
         worker.meet(gateway.endpoint)
@@ -66,7 +67,8 @@ async def test_a_gateway_that_is_gone_is_silent_and_one_that_is_left_is_forgotte
     second.close()
 
 
-async def test_it_listens_at_a_port_beside_a_port() -> None:
-    heart = GatewayHeart("tcp://127.0.0.1:50000", BEAT_S)
-    assert heart.endpoint.startswith("tcp://127.0.0.1:")
+async def test_it_listens_at_a_port_of_its_own() -> None:
+    heart = GatewayHeart(Endpoint("tcp://127.0.0.1:0", host="gateway.example").beside(), BEAT_S)
+    assert heart.endpoint.startswith("tcp://gateway.example:")
+    assert not heart.endpoint.endswith(":0")
     heart.close()

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.waiting import until
+from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
+from penstock.wire.endpoints import Endpoint
 from penstock.wire.sockets import DRAIN_AT_ONCE, DealerSocket, RouterSocket
 
 
@@ -16,7 +18,7 @@ class Pair:
         self.at_dealer: list[list[bytes]] = []
         self.failing = 0
         self.router = RouterSocket(self._on_router)
-        endpoint = self.router.bind(f"ipc://{folder}/x.ipc")
+        endpoint = self.router.bind(Endpoint(f"ipc://{folder}/x.ipc"))
         self.dealer = DealerSocket(lambda frames: self.at_dealer.append([bytes(f) for f in frames]), b"worker")
         self.dealer.connect(endpoint)
 
@@ -72,3 +74,32 @@ async def test_a_handler_that_fails_does_not_hold_up_the_rest(folder: Path) -> N
     assert [frames[1] for frames in pair.at_router] == [b"1", b"2", b"3", b"4"]
     assert [type(error) for error in seen] == [ValueError]
     pair.close()
+
+
+async def test_a_connection_that_broke_is_told_and_comes_back(folder: Path) -> None:
+    breaks: list[int] = []
+    heard: list[bytes] = []
+    router = RouterSocket(lambda identity, frames: heard.append(bytes(frames[0])))
+    endpoint = router.bind(Endpoint("tcp://127.0.0.1:0"))
+    dealer = DealerSocket(lambda frames: None, b"worker")
+    dealer.connect(endpoint, lambda: breaks.append(1))
+    dealer.send([b"one"])
+    await until(lambda: heard == [b"one"])
+    assert breaks == []
+    router.close()
+    await until(lambda: breaks)
+    again = RouterSocket(lambda identity, frames: heard.append(bytes(frames[0])))
+    again.bind(Endpoint(endpoint))
+    dealer.send([b"two"])
+    await until(lambda: heard == [b"one", b"two"])
+    dealer.close()
+    again.close()
+
+
+async def test_a_port_that_is_taken_is_told(folder: Path) -> None:
+    first, second = (RouterSocket(lambda identity, frames: None) for _ in range(2))
+    taken = first.bind(Endpoint("tcp://127.0.0.1:0"))
+    with pytest.raises(ConfigError, match="choose another --bind"):
+        second.bind(Endpoint(taken))
+    first.close()
+    second.close()

@@ -15,6 +15,7 @@ from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
 from penstock.wire.beats import GatewayHeart, WorkerHeart
+from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
@@ -27,10 +28,10 @@ TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 class Gateway(Heard):
     """The other end, and the worker's holder of its jobs: it keeps what it gets."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, at: Endpoint | None = None) -> None:
         super().__init__()
         self.router = RouterSocket(lambda identity, message: self.hear(message))
-        endpoint = self.router.bind(f"ipc://{folder}/link.ipc")
+        endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
         self.jobs: list[WorkerJob] = []
         self.cancelled: list[WorkerJob] = []
         self.allowed: list[tuple[WorkerJob, int]] = []
@@ -183,7 +184,7 @@ async def test_a_gateway_whose_loop_is_busy_keeps_its_jobs_and_a_dead_one_does_n
     gateway: Gateway, tmp_path: Path
 ) -> None:
     job = await gateway.send_job(1)
-    heart = GatewayHeart(f"ipc://{tmp_path}/h.ipc", 0.05)
+    heart = GatewayHeart(Endpoint(f"ipc://{tmp_path}/h.ipc"), 0.05)
     gateway.send(welcome=pb.Welcome(beats=heart.endpoint))
     await until(lambda: gateway.heart.silences.of(heart.endpoint) < inf)
     await asyncio.sleep(0.5)
@@ -203,3 +204,18 @@ async def test_only_who_is_not_known_gives_up_its_jobs(gateway: Gateway) -> None
     assert gateway.cancelled == []
     gateway.send(refused=pb.Refused(code=frames.UNKNOWN_WORKER, message="say hello first"))
     await until(lambda: gateway.cancelled == [job])
+
+
+async def test_what_was_on_its_way_over_a_connection_that_broke_is_given_up_on_both_sides() -> None:
+    gateway = Gateway(Path("unused"), Endpoint("tcp://127.0.0.1:0"))
+    frame, _ = await gateway.get("hello")
+    assert frame.hello.connection == 0
+    job = await gateway.send_job(1)
+    endpoint = Endpoint(gateway.link.endpoint)
+    gateway.router.close()
+    await until(lambda: gateway.cancelled == [job])
+    gateway.router = RouterSocket(lambda identity, message: gateway.hear(message))
+    gateway.router.bind(endpoint)
+    frame, _ = await gateway.get("hello")
+    assert frame.hello.connection == 1
+    gateway.close()

@@ -18,6 +18,7 @@ from penstock.storage.metadata_sqlite import SqliteMetadata
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
+from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import decode_description
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.loop import Worker
@@ -34,7 +35,7 @@ class Gateway:
         self.handed_back: list[int] = []
         self.identity = b""
         self.socket = RouterSocket(self._on_message)
-        self.endpoint = self.socket.bind(f"ipc://{folder / 'gateway.ipc'}")
+        self.endpoint = self.socket.bind(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
 
     def offers(self) -> dict[str, pb.BlockOffer]:
         return {offer.model: offer for offer in self.hellos[-1].blocks} if self.hellos else {}

@@ -9,6 +9,15 @@ from penstock.core.error_text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock.core.config import Config
+
+
+def with_readable_logs(config: "Config") -> "Config":
+    """People get lines to read, everything else JSON, unless the configuration chooses."""
+    if not sys.stderr.isatty() or "log_format" in config.telemetry.model_fields_set:
+        return config
+    return config.model_copy(update={"telemetry": config.telemetry.model_copy(update={"log_format": "console"})})
+
 
 def make_console(piped_width: int = 140) -> "Console":
     """`piped_width`: columns where the output is no terminal's."""

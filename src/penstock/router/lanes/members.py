@@ -18,6 +18,7 @@ SAME_HOST, SAME_ZONE, ELSEWHERE = 0, 1, 2
 @dataclass(slots=True, eq=False)
 class ZmqMember(Member):
     host: str = ""
+    connection: int = 0
     last_heard: float = 0.0
     statistics: list[BlockStatistics] = field(default_factory=list)
     pidfd: int = -1

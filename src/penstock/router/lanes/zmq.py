@@ -17,6 +17,7 @@ from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.beats import GatewayHeart
+from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import decode_description, decode_failure, decode_statistics
 from penstock.wire.sockets import RouterSocket
 
@@ -42,12 +43,12 @@ class ZmqLane:
         self._socket: RouterSocket | None = None
         self._heart: GatewayHeart | None = None
 
-    def listen(self, endpoint: str) -> str:
-        """Returns the endpoint that was bound, where the port was left open."""
+    def listen(self, endpoint: Endpoint) -> str:
+        """Returns what workers connect to."""
         self._socket = RouterSocket(self._on_message)
-        bound = self._socket.bind(endpoint)
-        self._heart = GatewayHeart(bound, self._settings.beat_s)
-        return bound
+        reached = self._socket.bind(endpoint)
+        self._heart = GatewayHeart(endpoint.beside(), self._settings.beat_s)
+        return reached
 
     # --- what the owner asks for
 
@@ -181,9 +182,19 @@ class ZmqLane:
         if any(block_id != block.block_id for block_id, block in blocks.items()):
             raise WireError("an offer names one block and describes another")
         member = self._members.by_key.get(identity)
+        if member is not None and member.connection != hello.connection:
+            self._remove(identity, "broken")
+            member = None
         if member is None:
             member = ZmqMember(
-                identity, hello.worker_id, hello.pid, self, hello.zone, host=hello.host, last_heard=now()
+                identity,
+                hello.worker_id,
+                hello.pid,
+                self,
+                hello.zone,
+                host=hello.host,
+                connection=hello.connection,
+                last_heard=now(),
             )
             if not self._members.add(member):
                 return

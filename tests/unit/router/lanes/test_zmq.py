@@ -165,6 +165,19 @@ async def test_a_worker_that_says_bye_leaves_its_jobs_to_others(bed: Bed) -> Non
     assert bed.counted("workers_lost", reason="left") == 1
 
 
+async def test_a_worker_whose_connection_broke_has_lost_its_jobs_and_is_back(bed: Bed) -> None:
+    worker = await bed.worker("a")
+    asked = bed.ask()
+    first = await worker.get_job()
+    worker.say_hello(offer(block()), connection=1)
+    second = await worker.get_job()
+    assert (second.job_id, second.attempt) == (first.job_id, 2)
+    worker.answer(first)
+    worker.answer(second)
+    await asked
+    assert bed.counted("workers_lost", reason="broken") == 1
+
+
 async def test_a_dead_workers_jobs_fail_where_they_must_not_run_twice(bed: Bed) -> None:
     once = block(is_idempotent=False)
     worker = await bed.worker("a", offer(once))

@@ -1,0 +1,71 @@
+"""A cluster on hosts of one machine: each role a `penstock manager`, `gateway`, `worker` or `serve` in a namespace."""
+
+import json
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+from benchmarks.hosts import HostProcess, Hosts
+from benchmarks.waiting import eventually
+
+MANAGER_PORT = 7400
+START_S = 120.0
+
+
+class ClusterHosts(Hosts):
+    """Hosts with what starts roles on them. Logs and data of a role are in a folder of its name."""
+
+    def __init__(self, count: int, folder: Path) -> None:
+        super().__init__(count)
+        self.folder = folder
+        self.roles: dict[str, HostProcess] = {}
+
+    def role(self, host: int, role: str, *flags: str, name: str = "", node: str = "") -> HostProcess:
+        """Starts a role; its node is `h<host>` unless another is given."""
+        name = name or f"{node or f'h{host}'}.{role}"
+        folder = self.folder / name
+        command = [sys.executable, "-m", "penstock", role, "--node", node or f"h{host}", "--data-dir", str(folder)]
+        process = self.roles[name] = self.run(host, [*command, *flags], folder / "log")
+        return process
+
+    def manager(self, host: int, models: Path, *flags: str) -> HostProcess:
+        bind = ("--bind", self.address(host), "--insecure")
+        process = self.role(host, "manager", "--models", str(models), *bind, *flags)
+        eventually(lambda: _said(process, "managing"), f"the manager manages: {process.log}", START_S)
+        return process
+
+    def gateway(self, host: int, join: str, *flags: str) -> HostProcess:
+        return self.role(host, "gateway", "--join", join, "--host", self.address(host), "--insecure", *flags)
+
+    def worker(self, host: int, join: str, *flags: str, node: str = "") -> HostProcess:
+        return self.role(host, "worker", "--join", join, *flags, node=node)
+
+    def http(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> tuple[int, bytes]:
+        """Status and body of a GET, from this machine; 0 where nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address(host)}:{port}{path}", timeout=timeout_s) as answer:
+                return int(answer.status), answer.read()
+        except urllib.request.HTTPError as error:
+            return error.code, error.read()
+        except (URLError, OSError):
+            return 0, b""
+
+    def status(self, host: int) -> dict[str, Any]:
+        """Of a gateway."""
+        found: dict[str, Any] = json.loads(self.http(host, "/v1/status")[1] or b"{}")
+        return found
+
+    def workers(self, host: int) -> set[str]:
+        """Those that a gateway knows."""
+        return {worker["id"] for worker in self.status(host).get("workers", [])}
+
+    def wait_ready(self, host: int, within_s: float = START_S) -> None:
+        eventually(lambda: self.http(host, "/v2/health/ready")[0] == 200, f"the gateway on host {host}", within_s)
+
+
+def _said(process: HostProcess, event: str) -> bool:
+    if not process.is_running():
+        raise RuntimeError(f"it ended: {process.log.read_text(errors='replace')[-2000:]}")
+    return bool(process.lines(event))

@@ -1,0 +1,53 @@
+"""Opens a role's health door where the configuration says, or at the role's usual ports."""
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import structlog
+
+from penstock.app.places import ServerPlaces
+from penstock.core.cluster.addresses import Address
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError
+from penstock.gateway.http.doorman import Doorman, machine_names
+from penstock.telemetry.door import HealthDoor, Problem
+from penstock.telemetry.metrics import shared_registry
+
+log = structlog.get_logger()
+
+
+class UsualPorts(NamedTuple):
+    http: int
+    grpc: int
+
+
+MANAGER_DOOR = UsualPorts(7410, 7411)
+WORKER_DOOR = UsualPorts(7420, 7421)
+MACHINE_DOOR = UsualPorts(7430, 7431)
+
+
+async def open_health_door(
+    config: Config, places: ServerPlaces, usual: UsualPorts, problem: Problem, stack: AsyncExitStack
+) -> None:
+    """A usual port that is taken, by another role of the machine, gives way to a free one; one that was asked for
+    does not."""
+    doorman = Doorman(config.model_copy(update={"host": config.health.host}), machine_names())
+    door = HealthDoor(problem, lambda: shared_registry(places.metrics), doorman.refusal)
+    stack.push_async_callback(door.close)
+    wanted = config.health
+    config.check_reach(wanted.host)
+    http = await _listen(door.open_http, wanted.host, wanted.http_port, usual.http)
+    grpc = await _listen(door.open_grpc, wanted.host, wanted.grpc_port, usual.grpc)
+    log.info("health_door", http=f"http://{http}", grpc=str(grpc))
+
+
+async def _listen(
+    listen: Callable[[Address], Awaitable[Address]], host: str, wanted: int | None, usual: int
+) -> Address:
+    try:
+        return await listen(Address(host, usual if wanted is None else wanted))
+    except ConfigError:
+        if wanted is not None:
+            raise
+        return await listen(Address(host, 0))

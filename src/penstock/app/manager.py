@@ -1,0 +1,69 @@
+"""The manager role: the control plane of a cluster, as a process of its own or inside `penstock serve`."""
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import structlog
+
+from penstock.app.folders import data_folder
+from penstock.app.places import advertised_manager, check_bind, manager_address
+from penstock.app.ports import reserve_port
+from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
+from penstock.core.cluster.addresses import Address
+from penstock.core.config import Config
+from penstock.telemetry.metrics import share_metrics
+
+if TYPE_CHECKING:
+    from penstock.telemetry.door import Problem
+
+log = structlog.get_logger()
+
+
+def run_manager(start: RoleStart) -> None:
+    assert start.config is not None
+    check_bind(start.config)
+    with data_folder(start.config.data_dir):
+        run_role("manager", start, _manage)
+
+
+async def _manage(run: RoleRun) -> None:
+    from penstock.app.doors import MANAGER_DOOR, open_health_door
+
+    config = run.config
+    share_metrics(run.places.metrics, run.name)
+    async with AsyncExitStack() as stack:
+        address = reserve_manager(config, stack)
+        problem = await open_manager(config, stack, str(address))
+        await open_health_door(config, run.places, MANAGER_DOOR, problem, stack)
+        log.info("managing", address=advertised_manager(config, address.port or 0), models=str(config.models))
+        spare_collector()
+        await run.stop.wait()
+        log.info("stopping")
+
+
+def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
+    """The manager's port for other hosts, which nobody else shall share."""
+    wanted = manager_address(config)
+    port = stack.enter_context(reserve_port(wanted.host, wanted.port or 0, "--bind")).getsockname()[1]
+    return Address(wanted.host, port)
+
+
+async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str) -> "Problem":
+    """Returns what tells why it is not ready."""
+    # Imported only now: the children of `serve` do the same meanwhile.
+    from penstock.manager.manager import Manager
+    from penstock.manager.service import serve_manager
+    from penstock.storage.metadata_sqlite import SqliteMetadata
+
+    metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
+    stack.push_async_callback(metadata.close)
+    manager = Manager(config.models, metadata)
+    await manager.deploy_all()
+    server = await serve_manager(manager, *addresses)
+    stack.push_async_callback(server.stop, 0.5)
+
+    async def problem() -> str:
+        await metadata.routings()
+        return ""
+
+    return problem

@@ -1,0 +1,1 @@
+"""What hosts of a cluster know of each other."""
