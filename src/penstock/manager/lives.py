@@ -1,9 +1,10 @@
 """The lives of a cluster's workers: who is there, who is silent, who is gone. Decides; never acts.
 
 A worker has an id that outlives it, an incarnation for each of its processes, and a stream for each time that it calls.
-The newest stream of the newest incarnation speaks for it; what others say is not heard. One that is silent is suspect,
-then offline, then forgotten; whoever is heard again before that is taken back. Time in which the manager itself did not
-turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new until it has stayed.
+The newest stream of the newest incarnation speaks for it; what others say is not heard. Another process that comes
+while one is heard is a stranger of the same name, and refused: two hosts were called alike. One that is silent is
+suspect, then offline, then forgotten; whoever is heard again before that is taken back. Time in which the manager itself
+did not turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new until it has stayed.
 """
 
 from collections import deque
@@ -84,6 +85,7 @@ class StreamRefused(NamedTuple):
     worker_id: str
     stream: int
     reason: str
+    is_name_taken: bool = False  # a living worker has the name: this one may try again, when that is gone
 
 
 LifeAction = LifeChanged | StreamRefused
@@ -155,15 +157,11 @@ class Lives:
             return [*self._leave_stream(worker_id, life, stream), *self._hear(worker_id, life)]
         if incarnation in life.superseded:
             return [StreamRefused(worker_id, stream, "a later process of this worker has taken its place")]
-        if life.is_connected and life.state is LifeState.ALIVE and _is_earlier(incarnation, life.incarnation):
-            return [StreamRefused(worker_id, stream, "a later process of this worker is there")]
+        if life.is_connected and life.state is LifeState.ALIVE:
+            return [StreamRefused(worker_id, stream, name_taken(worker_id), is_name_taken=True)]
         life.superseded.append(life.incarnation)
         life.incarnation = incarnation
         actions = self._leave_stream(worker_id, life, stream)
-        if life.state is LifeState.ALIVE:
-            self._count_return(life)
-            life.since = self._listened_s
-            return [*actions, self._changed(worker_id, life, "another process took its place")]
         return [*actions, *self._hear(worker_id, life)]
 
     def _leave_stream(self, worker_id: str, life: Life, stream: int) -> list[LifeAction]:
@@ -237,7 +235,8 @@ class Lives:
         return LifeChanged(worker_id, life.state, life.is_open, why + wait)
 
 
-def _is_earlier(incarnation: str, other: str) -> bool:
-    """Incarnations begin with the time of their start, a number and a dash, where that is known."""
-    mine, theirs = incarnation.partition("-")[0], other.partition("-")[0]
-    return mine.isdigit() and theirs.isdigit() and "-" in incarnation and "-" in other and int(mine) < int(theirs)
+def name_taken(role_id: str) -> str:
+    return (
+        f"'{role_id}' is the name of another that is there: give each host a name of its own with --node, and each of "
+        "several on one host with --id"
+    )

@@ -106,9 +106,8 @@ def test_an_old_stream_cannot_undo_a_new_one() -> None:
 def test_a_later_process_takes_the_place_of_an_earlier_which_does_not_come_back() -> None:
     bed = Bed()
     bed.do(WorkerArrived("w", FIRST, 1))
-    actions = bed.do(WorkerArrived("w", SECOND, 2))
-    assert refused(actions) == [1]
-    assert states(actions) == [(ALIVE, True)]
+    bed.do(WorkerStreamEnded("w", 1))
+    assert states(bed.do(WorkerArrived("w", SECOND, 2))) == [(ALIVE, True)]
     assert refused(bed.do(WorkerArrived("w", FIRST, 3))) == [3]
     bed.do(WorkerStreamEnded("w", 2))
     bed.wait(3)
@@ -116,12 +115,20 @@ def test_a_later_process_takes_the_place_of_an_earlier_which_does_not_come_back(
     assert states(bed.do(WorkerArrived("w", SECOND, 5))) == [(ALIVE, True)]
 
 
-def test_an_earlier_process_that_calls_late_is_refused_while_the_later_one_is_there() -> None:
+def test_a_second_of_the_same_name_is_refused_while_the_first_is_heard() -> None:
     bed = Bed()
-    bed.do(WorkerArrived("w", SECOND, 1))
-    assert refused(bed.do(WorkerArrived("w", FIRST, 2))) == [2]
-    bed.do(WorkerStreamEnded("w", 1))  # the clock of its machine went back as it was started again
-    assert states(bed.do(WorkerArrived("w", FIRST, 3))) == [(ALIVE, True)]
+    bed.do(WorkerArrived("w", FIRST, 1))
+    (action,) = bed.do(WorkerArrived("w", SECOND, 2))
+    assert isinstance(action, StreamRefused)
+    assert action.stream == 2
+    assert action.is_name_taken
+    assert "--node" in action.reason
+    assert bed.do(WorkerStreamEnded("w", 2)) == []
+    assert bed.wait(10, ("w", 1)) == []
+    assert states(bed.wait(2.5)) == [(SUSPECT, False)]  # its host was cut off, or lost its power
+    actions = bed.do(WorkerArrived("w", SECOND, 3))
+    assert refused(actions) == [1]
+    assert states(actions) == [(ALIVE, True)]
 
 
 def test_the_managers_own_absence_is_nobodys_silence() -> None:
