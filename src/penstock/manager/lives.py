@@ -3,8 +3,9 @@
 A worker has an id that outlives it, an incarnation for each of its processes, and a stream for each time that it calls.
 The newest stream of the newest incarnation speaks for it; what others say is not heard. Another process that comes
 while one is heard is a stranger of the same name, and refused: two hosts were called alike. One that is silent is
-suspect, then offline, then forgotten; whoever is heard again before that is taken back. Time in which the manager itself
-did not turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new until it has stayed.
+suspect, then offline, then forgotten; whoever is heard again before that is taken back. Time in which the manager
+itself did not turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new until it has
+stayed.
 """
 
 from collections import deque
