@@ -74,13 +74,14 @@ async def line(server: ServerProcess) -> Any:
         await made.answers()
 
 
-async def test_a_high_level_overtakes_what_waits_in_the_gateway(line: Line) -> None:
+async def test_a_high_level_overtakes_what_waits_in_the_gateway_and_on_the_worker(line: Line) -> None:
     for name in ("on the worker", "low", "lower"):
         await line.send(name, priority=2)
     await line.send("high", priority=1)
     answers = await line.answers()
     assert {answer.status_code for answer in answers.values()} == {200}
-    assert line.order == ["running", "on the worker", "high", "low", "lower"]
+    assert line.order == ["running", "high", "on the worker", "low", "lower"]
+    assert line.server.metric("penstock_retries_total", reason="recalled") == 1
 
 
 async def test_a_queue_timeout_rejects_on_the_worker_and_in_the_gateway(line: Line) -> None:

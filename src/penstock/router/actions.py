@@ -27,6 +27,14 @@ class CancelOn:
 
 
 @dataclass(slots=True)
+class RecallFrom:
+    """The worker is to hand the job back, where it has not started it."""
+
+    worker: bytes
+    job_id: int
+
+
+@dataclass(slots=True)
 class Retry:
     """For the counters: the job went back to its queue."""
 
@@ -59,4 +67,4 @@ class Restored:
     block_id: str
 
 
-Action = Send | FailJob | CancelOn | Retry | Probe | Ejected | Restored
+Action = Send | FailJob | CancelOn | RecallFrom | Retry | Probe | Ejected | Restored

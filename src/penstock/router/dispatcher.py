@@ -14,7 +14,7 @@ from penstock.core.errors import BUG, InternalError, PenstockError, WireError
 from penstock.core.requests import PLAIN, InferRequest, InferResponse
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics, summed
-from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, Restored, Retry, Send
+from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, RecallFrom, Restored, Retry, Send
 from penstock.router.answers import AnswerStream
 from penstock.router.jobs import JobTable
 from penstock.router.lanes.lane import Lane, Member
@@ -264,6 +264,8 @@ class Dispatcher:
                 self._settle(action.job, action.error)
             elif isinstance(action, CancelOn):
                 self._members[action.worker].lane.cancel(action.worker, action.job_id)
+            elif isinstance(action, RecallFrom):
+                self._members[action.worker].lane.recall(action.worker, action.job_id)
             elif isinstance(action, Retry):
                 self._metrics.retries.labels(action.reason).inc()
             elif isinstance(action, Probe):

@@ -112,6 +112,8 @@ class JobTable:
         else:
             queue.check_room(job)
             queue.wait(line, job)
+            if queue.recalls is not None:
+                actions += queue.recall([job])
             if job.queue_deadline < inf:
                 self._queue_deadlines.watch(job.queue_deadline, job.job_id)
         self._jobs[job.job_id] = job
@@ -196,7 +198,7 @@ class JobTable:
         return actions
 
     def hand_back(self, worker: bytes, job_ids: Iterable[int], now: float) -> list[Action]:
-        """A worker returns jobs that it did not start: they did not cost an attempt."""
+        """A worker returns jobs that it did not start, unasked or asked: they did not cost an attempt."""
         actions: list[Action] = []
         touched: dict[str, list[Slot]] = {}
         for job_id in reversed(list(job_ids)):
@@ -204,13 +206,14 @@ class JobTable:
             if job is None or (slot := job.slot) is None or slot.worker != worker:
                 continue
             queue = self._queues[job.block_id]
+            is_recalled = queue.recalls is not None and queue.recalls.gone(job)
             queue.release(slot, job)
             queue.review(slot)
             queue.move([job], is_first=True)
             if job.queue_deadline < inf:
                 self._queue_deadlines.watch(job.queue_deadline, job.job_id)
             touched.setdefault(job.block_id, []).extend([slot, *homes([job])])
-            actions.append(Retry(job, "handed_back"))
+            actions.append(Retry(job, "recalled" if is_recalled else "handed_back"))
         for block_id, slots in touched.items():
             queue = self._queues[block_id]
             actions += self._fail_orphans(queue) + queue.spread(slots, now) + self._fail_stranded(queue)
@@ -285,7 +288,8 @@ class JobTable:
         queue.move(waiting)
         actions += [self._lose(queue, job) for job in reversed(lost)]
         actions += self._fail_orphans(queue)
-        return actions + queue.spread(homes([*waiting, *lost]), now) + self._fail_stranded(queue)
+        actions += queue.spread(homes([*waiting, *lost]), now) + self._fail_stranded(queue)
+        return actions + queue.recall(lost)
 
     def _fail_orphans(self, queue: Queue) -> list[Action]:
         orphans, queue.orphans = queue.orphans, []
@@ -303,6 +307,8 @@ class JobTable:
 
     def _lose(self, queue: Queue, job: Job) -> Action:
         job.slot = None
+        if queue.recalls is not None:
+            queue.recalls.gone(job)
         job.losses += 1
         if job.is_idempotent and job.losses < self._max_attempts:
             job.queue_deadline = inf  # it had left its queue in time

@@ -11,6 +11,7 @@ from penstock.core.settings import BlockSettings, Health, Priorities, Routing
 from penstock.router.actions import Action, Send
 from penstock.router.policies.hashing import KeyPlaces
 from penstock.router.policies.policy import Draw, make_policy
+from penstock.router.recalls import Recalls
 from penstock.router.slots import Job, Line, Offer, Slot
 
 _turn = attrgetter("rank", "submitted")  # of those who wait, the lower goes first
@@ -37,6 +38,7 @@ class Queue:
         self.policy = make_policy(rules.routing, draw)
         self.is_hashed = rules.routing.policy == "hash"
         self._has_bounds = _has_bounds(rules.priorities)
+        self.recalls = Recalls() if rules.priorities.levels > 1 else None
         self.slots: dict[bytes, Slot] = {}
         self.places = KeyPlaces()  # of the fit slots
         self.ejected: dict[bytes, Slot] = {}  # in the order of their ejection
@@ -86,6 +88,8 @@ class Queue:
         """Takes other rules. Returns whether jobs that wait may belong into other lines."""
         before, self.rules = self.rules.routing.policy, rules
         self._has_bounds = _has_bounds(rules.priorities)
+        if (rules.priorities.levels > 1) != (self.recalls is not None):
+            self.recalls = Recalls() if self.recalls is None else None  # of what is sent from now on
         if rules.routing.policy == before:
             return False
         listed = [slot for slot in self.slots.values() if slot.is_listed]
@@ -106,6 +110,8 @@ class Queue:
         job.attempt += 1
         slot.jobs[job.job_id] = job
         slot.in_flight += 1
+        if self.recalls is not None:
+            self.recalls.sent(job)
         if slot.is_listed:
             if slot.in_flight >= slot.credits:
                 self._unlist(slot)
@@ -118,6 +124,14 @@ class Queue:
         job.slot = None
         del slot.jobs[job.job_id]
         slot.in_flight -= 1
+        if self.recalls is not None:
+            self.recalls.gone(job)
+
+    def recall(self, jobs: Iterable[Job]) -> list[Action]:
+        """What is taken back for those of these jobs that have to wait."""
+        if self.recalls is None:
+            return []
+        return [recall for job in jobs if (recall := self.recalls.choose(job)) is not None]
 
     def hand_on(self, slot: Slot, now: float) -> list[Action]:
         """Gives the slot's credits to those who wait: while one waits for whoever is free, no other slot has any."""

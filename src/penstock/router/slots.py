@@ -30,6 +30,7 @@ class Job:
     is_delayed: bool = False  # it waited too long, and goes behind all that did not
     attempt: int = 0  # how often it was sent: a reply must name the newest
     losses: int = 0  # how many workers died with it
+    recalls: int = 0  # how often its worker was asked to hand it back for one of a higher level
     slot: "Slot | None" = None  # where it runs
     line: "Line | None" = None  # where it waits
     rank: int = 0  # in its line
@@ -155,6 +156,11 @@ class Slot:
 
     def __post_init__(self) -> None:
         self.line = Line(self)
+
+    @property
+    def may_take(self) -> bool:
+        """A credit that it gets back is of use."""
+        return self.credits > 0 and not self.is_ejected
 
     def measure(self, took_s: float, now: float) -> None:
         """Keeps how long a job took as a peak that decays."""

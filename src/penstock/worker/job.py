@@ -86,6 +86,10 @@ class Holder(Protocol):
 
     def cancel(self, job: WorkerJob) -> None: ...
 
+    def recall(self, job: WorkerJob) -> bool:
+        """Takes the job out where nothing of it has run; returns whether it did."""
+        ...
+
     def allow(self, job: WorkerJob, credits: int) -> None:
         """So many more answers of this job may be sent."""
         ...

@@ -115,6 +115,8 @@ class GatewayLink:
                     if (linked := self._jobs.pop(job_id, None)) is not None:
                         job, holder = linked
                         holder.cancel(job)
+            case "recall":
+                self._on_recall(frame.recall.job_ids)
             case "more":
                 linked = self._jobs.get(frame.more.job_id)
                 if linked is not None and frame.more.credits:
@@ -141,6 +143,10 @@ class GatewayLink:
         job = self._job(sent, message)
         self._jobs[job.job_id] = (job, holder)
         holder.accept(job)
+
+    def _on_recall(self, job_ids: Iterable[int]) -> None:
+        asked = [linked for job_id in job_ids if (linked := self._jobs.get(job_id)) is not None]
+        self.hand_back([job for job, holder in asked if holder.recall(job)])
 
     def _job(self, sent: pb.Job, message: list[Buffer]) -> WorkerJob:
         request = TaskRequest(

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, ModelNotReady, QueueFull, WorkerLost
 from penstock.core.settings import Health, Priorities, QueuePolicy
-from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, Restored, Retry, Send
+from penstock.router.actions import Action, CancelOn, Ejected, FailJob, Probe, RecallFrom, Restored, Retry, Send
 from penstock.router.jobs import JobTable
 from penstock.router.queues import Queue
 from penstock.router.slots import Job, Offer
@@ -40,6 +40,7 @@ class Walk:
         self.probes: set[bytes] = set()
         self.ejected: set[bytes] = set()
         self.log: list[tuple[str, object]] = []
+        self.asked: list[tuple[bytes, int]] = []  # to be handed back
         self.count = 0
 
     def perform(self, actions: list[Action]) -> None:
@@ -51,6 +52,9 @@ class Walk:
                 self.end(action.job.job_id)
             elif isinstance(action, CancelOn):
                 self.running.pop(action.job_id, None)
+            elif isinstance(action, RecallFrom):
+                assert self.running[action.job_id][0] == action.worker
+                self.asked.append((action.worker, action.job_id))
             elif isinstance(action, Retry):
                 self.running.pop(action.job.job_id, None)
             elif isinstance(action, Probe):
@@ -134,6 +138,13 @@ class Walk:
         offer = Offer(BLOCK, self.credits[worker], worker.decode(), weight, distance)
         self.perform(self.table.join(worker, [offer], self.now))
 
+    def answer_recall(self) -> None:
+        """Late, and where it has not started."""
+        while self.asked:
+            worker, number = self.asked.pop()
+            if self.rng.random() < 0.5:
+                self.perform(self.table.hand_back(worker, [number], self.now))
+
     def drain(self) -> None:
         worker = self.rng.choice(WORKERS)
         self.ejected.discard(worker)
@@ -207,6 +218,7 @@ EVENTS = {
     Walk.cancel: 3,
     Walk.join: 6,
     Walk.drain: 2,
+    Walk.answer_recall: 4,
     Walk.leave: 2,
     Walk.probed: 4,
     Walk.switch: 1,

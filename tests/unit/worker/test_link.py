@@ -57,6 +57,9 @@ class Gateway(Heard):
     def cancel(self, job: WorkerJob) -> None:
         self.cancelled.append(job)
 
+    def recall(self, job: WorkerJob) -> bool:
+        return not job.has_started
+
     def allow(self, job: WorkerJob, credits: int) -> None:
         self.allowed.append((job, credits))
 
@@ -171,6 +174,15 @@ async def test_a_probe_that_is_answered_after_the_link_closed_is_dropped(gateway
 async def test_a_wake_goes_to_the_worker(gateway: Gateway) -> None:
     gateway.send(wake=pb.Wake(block_id="blk"))
     await until(lambda: gateway.woken == ["blk"])
+
+
+async def test_a_recall_brings_back_what_has_not_started(gateway: Gateway) -> None:
+    (await gateway.send_job(1)).has_started = True
+    await gateway.send_job(2)
+    gateway.send(recall=pb.Recall(job_ids=[1, 2, 99]))
+    frame, _ = await gateway.get("hand_back")
+    assert list(frame.hand_back.job_ids) == [2]
+    assert len(gateway.link) == 1
 
 
 async def test_jobs_of_a_block_that_is_not_here_go_back(gateway: Gateway) -> None:

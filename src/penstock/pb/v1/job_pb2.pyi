@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched")
+    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "recall")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Frame(_message.Message):
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     SESSION_FETCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FETCHED_FIELD_NUMBER: _ClassVar[int]
+    RECALL_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: Beat
     job: Job
@@ -46,7 +47,8 @@ class Frame(_message.Message):
     forward: Forward
     session_fetch: SessionFetch
     session_fetched: SessionFetched
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ...) -> None: ...
+    recall: Recall
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "host", "pid", "blocks", "zone", "connection")
@@ -360,6 +362,12 @@ class Cancel(_message.Message):
     def __init__(self, job_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HandBack(_message.Message):
+    __slots__ = ("job_ids",)
+    JOB_IDS_FIELD_NUMBER: _ClassVar[int]
+    job_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Recall(_message.Message):
     __slots__ = ("job_ids",)
     JOB_IDS_FIELD_NUMBER: _ClassVar[int]
     job_ids: _containers.RepeatedScalarFieldContainer[int]

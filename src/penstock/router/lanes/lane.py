@@ -37,6 +37,9 @@ class Lane(Protocol):
 
     def cancel(self, worker: bytes, job_id: int) -> None: ...
 
+    def recall(self, worker: bytes, job_id: int) -> None:
+        """Asks for the job to be handed back, where it has not started."""
+
     def allow(self, worker: bytes, job_id: int, answers: int) -> None:
         """Lets the worker send so many more answers of a job that has several."""
 

@@ -69,6 +69,9 @@ class ZmqLane:
     def cancel(self, worker: bytes, job_id: int) -> None:
         self._say(worker, pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
 
+    def recall(self, worker: bytes, job_id: int) -> None:
+        self._say(worker, pb.Frame(recall=pb.Recall(job_ids=[job_id])))
+
     def allow(self, worker: bytes, job_id: int, answers: int) -> None:
         self._say(worker, pb.Frame(more=pb.More(job_id=job_id, credits=answers)))
 

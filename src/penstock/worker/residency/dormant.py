@@ -67,6 +67,13 @@ class Dormant:
         for job in waiting:
             runner.accept(job)
 
+    def recall(self, job: WorkerJob) -> bool:
+        if job in self._waiting:
+            del self._waiting[job]
+            job.is_gone = True
+            return True
+        return self._runner is not None and self._runner.recall(job)
+
     def hand_back(self) -> list[WorkerJob]:
         """Takes out and returns all that waits: nothing of it has run."""
         waiting, self._waiting = self._waiting, {}

@@ -100,11 +100,14 @@ class BlockRunner:
 
     def hand_back(self) -> list[WorkerJob]:
         """Takes out and returns the jobs of which nothing has run."""
-        jobs = [job for job in self._jobs if not job.has_started]
-        for job in jobs:
-            self._forget(job)
-            self._preparation.cancel(job)
-        return jobs
+        return [job for job in list(self._jobs) if self.recall(job)]
+
+    def recall(self, job: WorkerJob) -> bool:
+        if job.is_gone or job.has_started:
+            return False
+        self._forget(job)
+        self._preparation.cancel(job)
+        return True
 
     def probe(self, done: Callable[[str], None]) -> None:
         """Tells, in its turn, whether the model still works: an empty text, or the problem. A hung one never tells."""

@@ -34,6 +34,9 @@ class FakeLane:
     def cancel(self, worker: bytes, job_id: int) -> None:
         self.said.append(("cancel", worker, job_id))
 
+    def recall(self, worker: bytes, job_id: int) -> None:
+        self.said.append(("recall", worker, job_id))
+
     def allow(self, worker: bytes, job_id: int, answers: int) -> None:
         self.said.append(("allow", worker, job_id, answers))
 

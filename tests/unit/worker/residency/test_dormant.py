@@ -32,6 +32,9 @@ class Runner:
     def cancel(self, job: WorkerJob) -> None:
         self.calls.append(("cancel", job.job_id))
 
+    def recall(self, job: WorkerJob) -> bool:
+        return False
+
     def allow(self, job: WorkerJob, credits: int) -> None:
         self.calls.append((f"allow {credits}", job.job_id))
 
@@ -124,6 +127,13 @@ def test_nobody_waits_beyond_the_deadline_or_what_the_model_allows(bed: Bed) -> 
     assert isinstance(error, ModelNotReady)
     assert "within 5 s" in error.message
     assert "others are loaded before it" in error.message
+
+
+def test_one_that_waits_can_be_taken_back(bed: Bed) -> None:
+    job = bed.send(1)
+    assert bed.dormant.recall(job)
+    assert not bed.dormant.recall(job)
+    assert len(bed.dormant) == 0
 
 
 def test_what_waits_goes_back_when_the_worker_leaves(bed: Bed) -> None:

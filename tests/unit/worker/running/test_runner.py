@@ -114,6 +114,20 @@ async def test_hand_back_returns_only_what_has_not_started(bed: Bed) -> None:
     assert list(bed.answers) == [0]
 
 
+async def test_a_recall_takes_out_one_that_has_not_started(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    running = bed.send(0, 0)
+    await asyncio.sleep(0)
+    waiting = bed.send(1, 1)
+    await asyncio.sleep(0)
+    assert not bed.runner.recall(running)
+    assert bed.runner.recall(waiting)
+    assert not bed.runner.recall(waiting)
+    bed.engine.gate.set()
+    await asyncio.wait_for(bed.runner.drain(), 10)
+    assert list(bed.answers) == [0]
+
+
 async def test_quick_batches_run_on_the_loop_and_give_the_same_answers(bed: Bed) -> None:
     for n in range(200):
         bed.send(n, n)
