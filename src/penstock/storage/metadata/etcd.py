@@ -1,0 +1,307 @@
+"""The metadata store in etcd, for several managers.
+
+Every write is conditional on the revisions that its records have: a write that was sent again after a server failed, or
+that comes late from one that was cut off, finds other revisions and changes nothing.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from math import ceil
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+
+from penstock.core.errors import Compacted, ConfigError, Conflict, LeaseLost, StoreUnavailable
+from penstock.pb.etcd import rpc_pb2 as pb
+from penstock.storage.metadata.base import CALL_S, Change, Compare, Record, Snapshot, Write
+from penstock.storage.metadata.endpoints import NEEDS_LEADER, Endpoint, Endpoints
+from penstock.storage.metadata.records import check_size
+
+log = structlog.get_logger()
+DEFAULT_PORT = 2379
+DEFAULT_PREFIX = "penstock"
+KEEP_ALIVE_S = 0.5  # at one server: a lease is short
+PROGRESS_S = 1.0  # a watch that heard nothing for so long asks whether the server is there, and has as long to hear it
+MAX_PAUSE_S = 1.0
+
+
+class EtcdMetadataStore:
+    def __init__(self, addresses: Sequence[str], prefix: str = DEFAULT_PREFIX, timeout_s: float = CALL_S) -> None:
+        self._endpoints = Endpoints(addresses, random.randrange(len(addresses)))
+        self._prefix = f"{prefix}/".encode()
+        self._timeout_s = timeout_s
+
+    @classmethod
+    def of(cls, url: str, timeout_s: float = CALL_S) -> "EtcdMetadataStore":
+        return cls(*_parse(url), timeout_s)
+
+    async def get(self, key: str) -> Record | None:
+        request = pb.RangeRequest(key=self._key(key))
+        answer = await self._endpoints.call(
+            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
+        )
+        return next((self._record(found) for found in answer.kvs), None)
+
+    async def list(self, prefix: str) -> Snapshot:
+        request = pb.RangeRequest(**self._range(prefix))
+        answer = await self._endpoints.call(
+            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
+        )
+        return Snapshot(answer.header.revision, tuple(self._record(found) for found in answer.kvs))
+
+    async def put(self, key: str, value: bytes, expected: int | None = None, lease: int = 0) -> int:
+        return await self.commit([Write(key, value, lease)], [] if expected is None else [Compare(key, expected)])
+
+    async def delete(self, key: str, expected: int | None = None) -> int:
+        return await self.commit([Write(key, None)], [] if expected is None else [Compare(key, expected)])
+
+    async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
+        check_size(writes)
+        expected = dict(compares)
+        blind = [write.key for write in writes if write.key not in expected]
+        ends_at = asyncio.get_running_loop().time() + self._timeout_s
+        while True:
+            left_s = ends_at - asyncio.get_running_loop().time()
+            known = await self._revisions(blind, left_s) if blind else {}
+            revision, others = await self._transact(writes, expected | known, left_s)
+            if not others:
+                return revision
+            for key in others:
+                if key in expected:
+                    raise Conflict(f"'{key}' was changed by somebody else")
+
+    async def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:
+        pause_s = 0.0
+        while True:
+            endpoint = self._endpoints.current()
+            try:
+                async with aclosing(self._watch_at(endpoint, prefix, after)) as heard:
+                    async for changes in heard:
+                        after, pause_s = changes[0].revision, 0.0
+                        yield changes
+            except (grpc.aio.AioRpcError, StoreUnavailable) as error:
+                log.info("etcd_watch_moves", server=endpoint.address, error=_details(error))
+            self._endpoints.failed(endpoint)
+            await asyncio.sleep(pause_s)
+            pause_s = min(MAX_PAUSE_S, 2 * pause_s + 0.05)
+
+    async def grant(self, ttl_s: float) -> int:
+        request = pb.LeaseGrantRequest(TTL=ceil(ttl_s))
+        answer = await self._endpoints.call(
+            lambda at, time_s: at.lease.LeaseGrant(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
+        )
+        return int(answer.ID)
+
+    async def keep_alive(self, lease: int) -> float:
+        left_s = await self._endpoints.call(
+            lambda at, time_s: _keep_alive(at, lease, time_s), self._timeout_s, KEEP_ALIVE_S
+        )
+        if left_s <= 0:
+            raise LeaseLost(f"there is no lease {lease:x}")
+        return left_s
+
+    async def revoke(self, lease: int) -> None:
+        request = pb.LeaseRevokeRequest(ID=lease)
+        try:
+            await self._endpoints.call(
+                lambda at, time_s: at.lease.LeaseRevoke(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.NOT_FOUND:
+                _refuse(error)
+
+    async def close(self) -> None:
+        await self._endpoints.close()
+
+    # --- writing
+
+    async def _revisions(self, keys: Sequence[str], timeout_s: float) -> dict[str, int]:
+        request = pb.TxnRequest(success=[_ask(self._key(key)) for key in keys])
+        answer = await self._endpoints.call(
+            lambda at, time_s: at.kv.Txn(request, timeout=time_s, metadata=NEEDS_LEADER), timeout_s
+        )
+        return {key: _revision(response) for key, response in zip(keys, answer.responses, strict=True)}
+
+    async def _transact(
+        self, writes: Sequence[Write], expected: Mapping[str, int], timeout_s: float
+    ) -> tuple[int, Sequence[str]]:
+        """The revision, and the keys that have not the expected one: where there are any, nothing was written."""
+        keys = list(expected)
+        request = pb.TxnRequest(
+            compare=[self._compare(key, revision) for key, revision in expected.items()],
+            success=[self._operation(write) for write in writes],
+            failure=[_ask(self._key(key)) for key in keys],
+        )
+        attempts = 0
+
+        async def attempt(at: Endpoint, time_s: float) -> pb.TxnResponse:
+            nonlocal attempts
+            attempts += 1
+            answer: pb.TxnResponse = await at.kv.Txn(request, timeout=time_s, metadata=NEEDS_LEADER)
+            return answer
+
+        try:
+            answer = await self._endpoints.call(attempt, timeout_s)
+        except grpc.aio.AioRpcError as error:
+            _refuse(error)
+        if answer.succeeded:
+            return answer.header.revision, ()
+        found = dict(zip(keys, answer.responses, strict=True))
+        others = [key for key, response in found.items() if _revision(response) != expected[key]]
+        if attempts > 1 and any(write.key in others for write in writes):
+            return _landed(
+                writes, found, answer.header.revision
+            ), ()  # an earlier attempt failed, and may have been heard
+        return 0, others
+
+    def _compare(self, key: str, revision: int) -> pb.Compare:
+        return pb.Compare(key=self._key(key), target=pb.Compare.MOD, result=pb.Compare.EQUAL, mod_revision=revision)
+
+    def _operation(self, write: Write) -> pb.RequestOp:
+        key = self._key(write.key)
+        if write.value is None:
+            return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=key))
+        return pb.RequestOp(request_put=pb.PutRequest(key=key, value=write.value, lease=write.lease))
+
+    # --- watching
+
+    async def _watch_at(self, endpoint: Endpoint, prefix: str, after: int) -> AsyncGenerator[Sequence[Change], None]:
+        """Until the server fails, or says nothing when asked."""
+        create = pb.WatchCreateRequest(**self._range(prefix), start_revision=after + 1)
+        call = endpoint.watch.Watch(metadata=NEEDS_LEADER)
+        reading: asyncio.Task[Any] | None = None
+        try:
+            await _in_time(asyncio.ensure_future(call.write(pb.WatchRequest(create_request=create))), endpoint)
+            has_asked = False
+            while True:
+                reading = reading or asyncio.ensure_future(call.read())
+                done, _ = await asyncio.wait({reading}, timeout=PROGRESS_S)
+                if not done:
+                    if has_asked or endpoint is not self._endpoints.current():  # others had no answer from it
+                        raise StoreUnavailable(f"etcd at {endpoint.address} hangs")
+                    has_asked = True
+                    progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
+                    await _in_time(asyncio.ensure_future(call.write(progress)), endpoint)
+                    continue
+                answer = _result(reading)
+                reading, has_asked = None, False
+                if answer.compact_revision:
+                    raise Compacted(f"changes after revision {after} are no longer known: read everything again")
+                if answer.canceled:
+                    raise StoreUnavailable(f"etcd at {endpoint.address} ended the watch: {answer.cancel_reason}")
+                for changes in self._by_revision(answer.events):
+                    if changes[0].revision > after:
+                        after = changes[0].revision
+                        yield changes
+        finally:
+            call.cancel()
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+
+    def _by_revision(self, events: Sequence[pb.Event]) -> Sequence[Sequence[Change]]:
+        found: dict[int, list[Change]] = {}
+        for event in events:
+            value = None if event.type == pb.Event.DELETE else event.kv.value
+            change = Change(self._name(event.kv.key), value, event.kv.mod_revision)
+            found.setdefault(change.revision, []).append(change)
+        return [found[revision] for revision in sorted(found)]
+
+    # --- keys
+
+    def _key(self, key: str) -> bytes:
+        return self._prefix + key.encode()
+
+    def _name(self, key: bytes) -> str:
+        return key.removeprefix(self._prefix).decode()
+
+    def _range(self, prefix: str) -> dict[str, Any]:
+        start = self._key(prefix)
+        return {"key": start, "range_end": start[:-1] + bytes([start[-1] + 1])}  # no key ends in 0xff: it is UTF-8
+
+    def _record(self, found: pb.KeyValue) -> Record:
+        return Record(self._name(found.key), found.value, found.mod_revision)
+
+
+def _parse(url: str) -> tuple[tuple[str, ...], str]:
+    addresses, _, prefix = url.removeprefix("etcd://").partition("/")
+    if "@" in addresses:
+        raise ConfigError("etcd://: users and passwords of etcd are not supported; keep others out by the network")
+    found = [each.strip() for each in addresses.split(",") if each.strip()]
+    if not found:
+        raise ConfigError("etcd://: it names no server; it is etcd://host:port,host:port/prefix")
+    with_port = [each if each.rpartition(":")[2].isdigit() else f"{each}:{DEFAULT_PORT}" for each in found]
+    return tuple(with_port), prefix.strip("/") or DEFAULT_PREFIX
+
+
+def _ask(key: bytes) -> pb.RequestOp:
+    return pb.RequestOp(request_range=pb.RangeRequest(key=key))
+
+
+def _revision(response: pb.ResponseOp) -> int:
+    return next((found.mod_revision for found in response.response_range.kvs), 0)
+
+
+def _landed(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp], revision: int) -> int:
+    """Records that are others than before, and all as they were to be, were written after all."""
+    revisions = {_revision(found[write.key]) for write in writes if write.value is not None}
+    kept = {write.key: next(iter(found[write.key].response_range.kvs), None) for write in writes}
+    is_so = all(
+        (at is None) if write.value is None else (at is not None and at.value == write.value)
+        for write, at in zip(writes, kept.values(), strict=True)
+    )
+    if not is_so or len(revisions) > 1:
+        raise StoreUnavailable("a server of etcd failed, and whether it has written is not known; look, and try again")
+    return revisions.pop() if revisions else revision
+
+
+async def _keep_alive(endpoint: Endpoint, lease: int, timeout_s: float) -> float:
+    call = endpoint.lease.LeaseKeepAlive(timeout=timeout_s, metadata=NEEDS_LEADER)
+    try:
+        await call.write(pb.LeaseKeepAliveRequest(ID=lease))
+        answer = await call.read()
+        if answer is grpc.aio.EOF:
+            await _raise_end(call)
+        return float(answer.TTL)
+    finally:
+        call.cancel()
+
+
+async def _raise_end(call: Any) -> NoReturn:
+    """A stream that ended without an error failed all the same."""
+    raise grpc.aio.AioRpcError(
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.aio.Metadata(),
+        grpc.aio.Metadata(),
+        details=await call.details() or "it ended",
+    )
+
+
+async def _in_time(writing: "asyncio.Future[Any]", endpoint: Endpoint) -> None:
+    done, _ = await asyncio.wait({writing}, timeout=PROGRESS_S)
+    if not done:
+        writing.cancel()
+        raise StoreUnavailable(f"etcd at {endpoint.address} hangs")
+    _result(writing)
+
+
+def _result(done: "asyncio.Future[Any]") -> Any:
+    if done.cancelled():
+        raise StoreUnavailable("the metadata store is closed")
+    answer = done.result()
+    if answer is grpc.aio.EOF:
+        raise StoreUnavailable("etcd ended the watch")
+    return answer
+
+
+def _refuse(error: grpc.aio.AioRpcError) -> NoReturn:
+    if error.code() is grpc.StatusCode.NOT_FOUND:
+        raise LeaseLost(f"etcd: {error.details()}") from error
+    raise StoreUnavailable(f"etcd: {error.details()}") from error
+
+
+def _details(error: Exception) -> str:
+    return str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)
