@@ -17,7 +17,7 @@ import structlog
 from penstock.core.errors import Compacted, ConfigError, Conflict, LeaseLost, StoreUnavailable
 from penstock.pb.etcd import rpc_pb2 as pb
 from penstock.storage.metadata.base import CALL_S, Change, Compare, Record, Snapshot, Write
-from penstock.storage.metadata.endpoints import NEEDS_LEADER, Endpoint, Endpoints
+from penstock.storage.metadata.etcd_servers import NEEDS_LEADER, EtcdServer, EtcdServers
 from penstock.storage.metadata.records import check_size
 
 log = structlog.get_logger()
@@ -30,7 +30,7 @@ MAX_PAUSE_S = 1.0
 
 class EtcdMetadataStore:
     def __init__(self, addresses: Sequence[str], prefix: str = DEFAULT_PREFIX, timeout_s: float = CALL_S) -> None:
-        self._endpoints = Endpoints(addresses, random.randrange(len(addresses)))
+        self._servers = EtcdServers(addresses, random.randrange(len(addresses)))
         self._prefix = f"{prefix}/".encode()
         self._timeout_s = timeout_s
 
@@ -40,14 +40,14 @@ class EtcdMetadataStore:
 
     async def get(self, key: str) -> Record | None:
         request = pb.RangeRequest(key=self._key(key))
-        answer = await self._endpoints.call(
+        answer = await self._servers.call(
             lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
         )
         return next((self._record(found) for found in answer.kvs), None)
 
     async def list(self, prefix: str) -> Snapshot:
         request = pb.RangeRequest(**self._range(prefix))
-        answer = await self._endpoints.call(
+        answer = await self._servers.call(
             lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
         )
         return Snapshot(answer.header.revision, tuple(self._record(found) for found in answer.kvs))
@@ -76,27 +76,27 @@ class EtcdMetadataStore:
     async def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:
         pause_s = 0.0
         while True:
-            endpoint = self._endpoints.current()
+            server = self._servers.current()
             try:
-                async with aclosing(self._watch_at(endpoint, prefix, after)) as heard:
+                async with aclosing(self._watch_at(server, prefix, after)) as heard:
                     async for changes in heard:
                         after, pause_s = changes[0].revision, 0.0
                         yield changes
             except (grpc.aio.AioRpcError, StoreUnavailable) as error:
-                log.info("etcd_watch_moves", server=endpoint.address, error=_details(error))
-            self._endpoints.failed(endpoint)
+                log.info("etcd_watch_moves", server=server.address, error=_details(error))
+            self._servers.failed(server)
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s + 0.05)
 
     async def grant(self, ttl_s: float) -> int:
         request = pb.LeaseGrantRequest(TTL=ceil(ttl_s))
-        answer = await self._endpoints.call(
+        answer = await self._servers.call(
             lambda at, time_s: at.lease.LeaseGrant(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
         )
         return int(answer.ID)
 
     async def keep_alive(self, lease: int) -> float:
-        left_s = await self._endpoints.call(
+        left_s = await self._servers.call(
             lambda at, time_s: _keep_alive(at, lease, time_s), self._timeout_s, KEEP_ALIVE_S
         )
         if left_s <= 0:
@@ -106,7 +106,7 @@ class EtcdMetadataStore:
     async def revoke(self, lease: int) -> None:
         request = pb.LeaseRevokeRequest(ID=lease)
         try:
-            await self._endpoints.call(
+            await self._servers.call(
                 lambda at, time_s: at.lease.LeaseRevoke(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
             )
         except grpc.aio.AioRpcError as error:
@@ -114,13 +114,13 @@ class EtcdMetadataStore:
                 _refuse(error)
 
     async def close(self) -> None:
-        await self._endpoints.close()
+        await self._servers.close()
 
     # --- writing
 
     async def _revisions(self, keys: Sequence[str], timeout_s: float) -> dict[str, int]:
         request = pb.TxnRequest(success=[_ask(self._key(key)) for key in keys])
-        answer = await self._endpoints.call(
+        answer = await self._servers.call(
             lambda at, time_s: at.kv.Txn(request, timeout=time_s, metadata=NEEDS_LEADER), timeout_s
         )
         return {key: _revision(response) for key, response in zip(keys, answer.responses, strict=True)}
@@ -137,14 +137,14 @@ class EtcdMetadataStore:
         )
         attempts = 0
 
-        async def attempt(at: Endpoint, time_s: float) -> pb.TxnResponse:
+        async def attempt(at: EtcdServer, time_s: float) -> pb.TxnResponse:
             nonlocal attempts
             attempts += 1
             answer: pb.TxnResponse = await at.kv.Txn(request, timeout=time_s, metadata=NEEDS_LEADER)
             return answer
 
         try:
-            answer = await self._endpoints.call(attempt, timeout_s)
+            answer = await self._servers.call(attempt, timeout_s)
         except grpc.aio.AioRpcError as error:
             _refuse(error)
         if answer.succeeded:
@@ -168,30 +168,30 @@ class EtcdMetadataStore:
 
     # --- watching
 
-    async def _watch_at(self, endpoint: Endpoint, prefix: str, after: int) -> AsyncGenerator[Sequence[Change], None]:
+    async def _watch_at(self, server: EtcdServer, prefix: str, after: int) -> AsyncGenerator[Sequence[Change], None]:
         """Until the server fails, or says nothing when asked."""
         create = pb.WatchCreateRequest(**self._range(prefix), start_revision=after + 1)
-        call = endpoint.watch.Watch(metadata=NEEDS_LEADER)
+        call = server.watch.Watch(metadata=NEEDS_LEADER)
         reading: asyncio.Task[Any] | None = None
         try:
-            await _in_time(asyncio.ensure_future(call.write(pb.WatchRequest(create_request=create))), endpoint)
+            await _in_time(asyncio.ensure_future(call.write(pb.WatchRequest(create_request=create))), server)
             has_asked = False
             while True:
                 reading = reading or asyncio.ensure_future(call.read())
                 done, _ = await asyncio.wait({reading}, timeout=PROGRESS_S)
                 if not done:
-                    if has_asked or endpoint is not self._endpoints.current():  # others had no answer from it
-                        raise StoreUnavailable(f"etcd at {endpoint.address} hangs")
+                    if has_asked or server is not self._servers.current():  # others had no answer from it
+                        raise StoreUnavailable(f"etcd at {server.address} hangs")
                     has_asked = True
                     progress = pb.WatchRequest(progress_request=pb.WatchProgressRequest())
-                    await _in_time(asyncio.ensure_future(call.write(progress)), endpoint)
+                    await _in_time(asyncio.ensure_future(call.write(progress)), server)
                     continue
                 answer = _result(reading)
                 reading, has_asked = None, False
                 if answer.compact_revision:
                     raise Compacted(f"changes after revision {after} are no longer known: read everything again")
                 if answer.canceled:
-                    raise StoreUnavailable(f"etcd at {endpoint.address} ended the watch: {answer.cancel_reason}")
+                    raise StoreUnavailable(f"etcd at {server.address} ended the watch: {answer.cancel_reason}")
                 for changes in self._by_revision(answer.events):
                     if changes[0].revision > after:
                         after = changes[0].revision
@@ -258,8 +258,8 @@ def _landed(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp], revisio
     return revisions.pop() if revisions else revision
 
 
-async def _keep_alive(endpoint: Endpoint, lease: int, timeout_s: float) -> float:
-    call = endpoint.lease.LeaseKeepAlive(timeout=timeout_s, metadata=NEEDS_LEADER)
+async def _keep_alive(server: EtcdServer, lease: int, timeout_s: float) -> float:
+    call = server.lease.LeaseKeepAlive(timeout=timeout_s, metadata=NEEDS_LEADER)
     try:
         await call.write(pb.LeaseKeepAliveRequest(ID=lease))
         answer = await call.read()
@@ -280,11 +280,11 @@ async def _raise_end(call: Any) -> NoReturn:
     )
 
 
-async def _in_time(writing: "asyncio.Future[Any]", endpoint: Endpoint) -> None:
+async def _in_time(writing: "asyncio.Future[Any]", server: EtcdServer) -> None:
     done, _ = await asyncio.wait({writing}, timeout=PROGRESS_S)
     if not done:
         writing.cancel()
-        raise StoreUnavailable(f"etcd at {endpoint.address} hangs")
+        raise StoreUnavailable(f"etcd at {server.address} hangs")
     _result(writing)
 
 

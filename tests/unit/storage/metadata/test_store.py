@@ -289,7 +289,7 @@ async def test_nodes_go_one_after_the_other_while_it_is_written_and_watched(
 
 async def test_a_call_ends_in_time_where_nobody_answers(tmp_path: Path) -> None:
     store = EtcdMetadataStore(["127.0.0.1:1", "127.0.0.1:2"], timeout_s=0.2)
-    with pytest.raises(StoreUnavailable, match="did not answer in time; last at 127.0.0.1") as refused:
+    with pytest.raises(StoreUnavailable, match="did not answer in time; last at") as refused:
         await store.put("a", b"1")
     assert not refused.value.is_definite
     with pytest.raises(StoreUnavailable):

@@ -39,7 +39,7 @@ _OPTIONS = (
 )
 
 
-class Endpoint:
+class EtcdServer:
     def __init__(self, address: str) -> None:
         self.address = address
         self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
@@ -48,13 +48,13 @@ class Endpoint:
         self.watch = WatchStub(self.channel)
 
 
-Attempt = Callable[[Endpoint, float], Awaitable[T]]  # at this server, within these seconds
+Attempt = Callable[[EtcdServer, float], Awaitable[T]]  # at this server, within these seconds
 
 
-class Endpoints:
+class EtcdServers:
     def __init__(self, addresses: Sequence[str], first: int) -> None:
         self._addresses = tuple(addresses)
-        self._endpoints: dict[str, Endpoint] = {}
+        self._servers: dict[str, EtcdServer] = {}
         self._current = first % len(addresses)
         self.is_closed = False
 
@@ -62,17 +62,17 @@ class Endpoints:
     def names(self) -> str:
         return ", ".join(self._addresses)
 
-    def current(self) -> Endpoint:
+    def current(self) -> EtcdServer:
         if self.is_closed:
             raise StoreUnavailable("the metadata store is closed")
         address = self._addresses[self._current]
-        if address not in self._endpoints:
-            self._endpoints[address] = Endpoint(address)
-        return self._endpoints[address]
+        if address not in self._servers:
+            self._servers[address] = EtcdServer(address)
+        return self._servers[address]
 
-    def failed(self, endpoint: Endpoint) -> None:
+    def failed(self, server: EtcdServer) -> None:
         """The next one is tried, unless somebody else has gone on already."""
-        if endpoint.address == self._addresses[self._current]:
+        if server.address == self._addresses[self._current]:
             self._current = (self._current + 1) % len(self._addresses)
 
     async def call(self, attempt: Attempt[T], timeout_s: float, attempt_s: float = ATTEMPT_S) -> T:
@@ -81,17 +81,17 @@ class Endpoints:
         ends_at = now() + timeout_s
         tried, pause_s, why = 0, PAUSE_S, "no time was left"
         while (left_s := ends_at - now()) > 0:
-            endpoint = self.current()
+            server = self.current()
             try:
-                return await attempt(endpoint, min(attempt_s, left_s))
+                return await attempt(server, min(attempt_s, left_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _SERVERS_FAULTS:
                     raise
-                why = f"{endpoint.address}: {error.details()}"
+                why = f"{server.address}: {error.details()}"
             except asyncio.CancelledError as error:
                 self._raise_if_closed(error)
                 raise
-            self.failed(endpoint)
+            self.failed(server)
             tried += 1
             if tried % len(self._addresses) == 0:
                 await asyncio.sleep(max(0.0, min(pause_s, ends_at - now())))
@@ -100,9 +100,9 @@ class Endpoints:
 
     async def close(self) -> None:
         self.is_closed = True
-        endpoints, self._endpoints = self._endpoints, {}
-        for endpoint in endpoints.values():
-            await endpoint.channel.close(grace=None)
+        endpoints, self._servers = self._servers, {}
+        for server in endpoints.values():
+            await server.channel.close(grace=None)
 
     def _raise_if_closed(self, error: BaseException) -> None:
         """Closing a channel cancels its calls; that is not their callers being cancelled."""
