@@ -25,7 +25,8 @@ with run_folder() as folder:
 
 
 @pytest.fixture(autouse=True)
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    tmp_path_factory.getbasetemp()  # pytest's own folder does not go with this one
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # sockets have room for a short path alone
         monkeypatch.setattr("tempfile.tempdir", folder)
         yield Path(folder)
