@@ -22,7 +22,7 @@ from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
@@ -88,10 +88,11 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
     (config.models / "minilm").symlink_to(MODELS / "minilm")
     traces = Traces(Telemetry(), "test")
     async with AsyncExitStack() as stack:
-        metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
-        stack.push_async_callback(metadata.close)
-        manager = Manager(config.models, metadata)
-        await manager.deploy_all()
+        store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")
+        stack.push_async_callback(store.close)
+        manager = Manager(store, config.models, is_fresh=True)
+        stack.push_async_callback(manager.close)
+        await manager.start()
         control = f"unix:{tmp_path / 'manager.sock'}"
         server = await serve_manager(manager, control)
         stack.push_async_callback(server.stop, None)
@@ -104,8 +105,7 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         stop = asyncio.Event()
         worker = Worker("worker-0", control, config, WorkerMetrics(CollectorRegistry()), traces)
         running = asyncio.create_task(worker.run(stop))
-        while not all(view.state is BlockState.READY for view in manager.view()):
-            await manager.wait_change(manager.revision)
+        await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
         await gateway.catch_up()
         yield f"{config.host}:{port}"
         stop.set()

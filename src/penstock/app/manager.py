@@ -48,22 +48,23 @@ def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
     return Address(wanted.host, port)
 
 
-async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str) -> "Problem":
-    """Returns what tells why it is not ready."""
+async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, is_fresh: bool = False) -> "Problem":
+    """Returns what tells why it is not ready. `is_fresh`: its workers and gateways are all yet to be started."""
     # Imported only now: the children of `serve` do the same meanwhile.
     from penstock.manager.manager import Manager
     from penstock.manager.service import serve_manager
-    from penstock.storage.metadata_sqlite import SqliteMetadata
+    from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
-    metadata = await SqliteMetadata.open(config.data_dir / "metadata.db")
-    stack.push_async_callback(metadata.close)
-    manager = Manager(config.models, metadata)
-    await manager.deploy_all()
+    store = await open_metadata(DEFAULT_URL, config.data_dir)
+    stack.push_async_callback(store.close)
+    manager = Manager(store, config.models, is_fresh=is_fresh)
+    stack.push_async_callback(manager.close)
+    await manager.start()
     server = await serve_manager(manager, *addresses)
     stack.push_async_callback(server.stop, 0.5)
 
     async def problem() -> str:
-        await metadata.routings()
-        return ""
+        await store.get("leader")
+        return "" if manager.epoch else "it does not lead"
 
     return problem

@@ -64,7 +64,7 @@ async def _run_roles(
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         further = [str(reserve_manager(config, stack))] if is_clustered(config) else []
-        await open_manager(config, stack, places.manager, *further)
+        await open_manager(config, stack, places.manager, *further, is_fresh=not further)
     supervisor = _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if config.gateways and not await _until_open(supervisor, stop):

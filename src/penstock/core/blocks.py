@@ -99,7 +99,8 @@ class BlockView:
 
 class GatewayMember(NamedTuple):
     gateway_id: str
-    address: str  # where other gateways reach it, over gRPC
+    endpoint: str  # where workers and other gateways reach it
+    address: str = ""  # where clients do, over gRPC
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,79 +1,135 @@
-"""The manager: deploys models as blocks, assigns them to workers, and tells gateways what there is."""
+"""The manager: keeps the desired state in the metadata store, assigns blocks to workers, tells gateways what there is.
+
+Every manager follows the store. The one that leads writes to it, and acts: what was asked for is committed, folded when
+it comes back from the store like everybody else's, and done when the workers say so.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
 
+from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockView
-from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.errors import (
+    ConfigError,
+    Conflict,
+    InvalidRequest,
+    ModelNotReady,
+    PenstockError,
+    StoreUnavailable,
+    UnknownModel,
+)
+from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
-from penstock.manager.registry import Chosen, DeployedBlock, Registry, WorkerState
+from penstock.manager.deployment import Choice, Deployment
+from penstock.manager.desired import ROUTING, DesiredState, Folded, FolderRecord
+from penstock.manager.election import SOLE_LEASE_S, Election
+from penstock.manager.events import Events
+from penstock.manager.lives import LifeRules
+from penstock.manager.membership import Membership
+from penstock.manager.reign import Reign
 from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder
-from penstock.storage.metadata_sqlite import Metadata
+from penstock.storage.metadata.base import MAX_WRITES, Compare, MetadataStore, Snapshot, Write
+from penstock.storage.metadata.following import follow
 
 log = structlog.get_logger()
+now = time.monotonic
 UNLOAD_S = 30.0
 GO_S = 2.0  # what a load waits for those that it replaced: they end what they run, however long that takes
 MAX_SPARES = 3  # older versions that are tried where the latest does not load, and none serves
+TURN_S = 0.25
+APPLY_S = 10.0  # what the store gets to tell of what it took
+LOAD_S = 300.0  # what a model gets to load that has no folder here to say it
+OnFolded = Callable[[Folded], None]
+OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
 
 
 class Manager:
-    """Used from one event loop; gateways ask it through its service, by wire/control.py."""
+    """Used from one event loop; workers and gateways reach it through its service."""
 
-    def __init__(self, repository: Path, metadata: Metadata) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        repository: Path | None = None,
+        me: ManagerRecord | None = None,
+        lease_s: float = SOLE_LEASE_S,
+        rules: LifeRules | None = None,
+        is_fresh: bool = False,
+    ) -> None:
+        """`is_fresh`: no worker or gateway lives that an earlier manager told anything."""
+        self._store = store
         self._repository = repository
-        self._metadata = metadata
-        self._registry = Registry()
-        self._gateways: dict[str, str] = {}  # id to endpoint
-        self._routings: dict[str, str] = {}  # by model, as JSON, what stands before its model.yaml
+        self._rules = rules or LifeRules()
+        self._is_fresh = is_fresh
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reign_tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
         self._deploying = asyncio.Lock()  # who reads a folder later deploys later
-        self.revision = 0  # of everything that an assignment or a view shows
+        self._has_heard = False
+        self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first reign
+        self.desired = DesiredState()
+        self.reign = Reign(0, self.desired, self._rules, now())
+        self.election = Election(store, me or ManagerRecord(manager_id="manager", address=""), lease_s, self._led)
+        self.events = Events(self.desired, self.commit)
+        self.membership = Membership(self.desired, self.commit)
+        self.on_folded: list[OnFolded] = []  # told after what was written is folded
+        self.on_counts: list[OnCounts] = []  # told what gateways count: the gateway's id and its counts
 
-    async def deploy_all(self) -> None:
-        """Deploys every model of the repository; a model.yaml with a fault refuses the start."""
-        folders = [
-            await asyncio.to_thread(read_model_folder, path)
-            for path in await asyncio.to_thread(list_model_folders, self._repository)
-        ]
-        self._routings = await self._read_routings()
-        for folder in folders:
-            await self._deploy(folder)
-        await self._notify()
+    async def start(self, is_sole: bool = True) -> None:
+        """Where it `is_sole` it returns when it leads, and refuses a model.yaml with a fault."""
+        if self._repository is not None:
+            await self._read_folders(self._repository, is_strict=True)
+        self._spawn(self._follow_forever())
+        await self._becomes(lambda: self._has_heard, APPLY_S)
+        self.election.start()
+        if is_sole:
+            await self._begun
+
+    async def close(self) -> None:
+        await self.election.close()
+        tasks = [*self._tasks, *self._reign_tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- what is asked of it
 
     async def load(self, model: str) -> None:
         """Deploys the model anew from its folder; returns when every worker has it, or raises why not.
 
         What served before serves until then, and on where it fails.
         """
-        folder = self._repository / model
-        if not NAME.match(model) or not (folder / "model.yaml").is_file():
-            raise UnknownModel(f"the repository has no model '{model}'")
-        async with self._deploying:
-            found = await asyncio.to_thread(read_model_folder, folder)
-            await self._deploy(found)
-            await self._notify()
-        load_s = found.settings.timeouts.load_s
-        if not await self._becomes(lambda: self._registry.has_answered(model), load_s):
-            versions = ", ".join(found.versions)
+        load_s = await self._deploy(model)
+        registry = self.reign.registry
+        if not await self._becomes(lambda: registry.has_answered(model), load_s):
+            self._check_reign(registry)
+            versions = ", ".join(block.version for block in registry.of_model(model) if block.is_wanted)
             raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {load_s} s")
-        if failure := self._registry.failure(model):
+        if failure := registry.failure(model):
             raise ModelNotReady(f"model '{model}' {failure}")
-        await self._becomes(lambda: self._registry.is_settled(model), GO_S)
+        await self._becomes(lambda: registry.is_settled(model), GO_S)
 
     async def unload(self, model: str) -> None:
-        if not self._registry.of_model(model):
-            raise UnknownModel(f"the repository has no model '{model}'")
-        self._registry.withdraw(model)
-        await self._notify()
-        if not await self._becomes(lambda: self._registry.is_settled(model), UNLOAD_S):
+        """It stays unloaded, over restarts too, until it is loaded."""
+        async with self._deploying:
+            self.check_leads()
+            if not self.desired.of_model(model):
+                raise UnknownModel(f"the repository has no model '{model}'")
+            await self.commit(self._deployment().unload(model))
+        registry = self.reign.registry
+        if not await self._becomes(lambda: registry.is_settled(model), UNLOAD_S):
+            self._check_reign(registry)
             raise ModelNotReady(f"model '{model}' takes no more requests, but some worker runs it after {UNLOAD_S} s")
 
     async def set_routing(self, model: str, routing_json: str) -> None:
-        if not self._registry.of_model(model):
+        self.check_leads()
+        if not self.desired.of_model(model):
             raise UnknownModel(f"the repository has no model '{model}'")
         if routing_json:
             try:
@@ -82,73 +138,206 @@ class Manager:
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"]) or "routing"
                 raise InvalidRequest(f"{where}: {first['msg']}; see docs/routing.md") from error
-        await self._metadata.set_routing(model, routing_json)
-        self._routings[model] = routing_json
+        await self.commit([Write(ROUTING + model, routing_json.encode() or None)])
         log.info("routing", model=model, routing=routing_json or "as model.yaml says")
-        await self._notify()
+
+    async def deploy(self, choice: Choice) -> list[str]:
+        """Writes down that these versions are wanted; returns their blocks."""
+        async with self._deploying:
+            await self.commit(self._deployment().deploy(choice))
+        found = [self.desired.block(choice.model, version) for version in choice.versions]
+        return [block.block_id for block in found if block is not None]
+
+    async def change_block(self, block_id: str, **fields: Any) -> None:
+        """Without loading it anew."""
+        async with self._deploying:
+            block = self.desired.blocks.get(block_id)
+            if block is None:
+                raise UnknownModel(f"there is no block '{block_id}'")
+            await self.commit([self._deployment().change(block, **fields)])
 
     def view(self) -> list[BlockView]:
-        return [
-            BlockView(
-                b.block_id, b.model, b.version, *b.state(), self._routings.get(b.model, ""), b.has_served, b.is_new
+        return self.reign.boards.blocks()
+
+    async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
+        """Writes as long as this manager leads, and returns when it has folded it itself."""
+        if not writes:
+            return self.desired.revision
+        revision = 0
+        for first in range(0, len(writes), MAX_WRITES):
+            try:
+                part = writes[first : first + MAX_WRITES]
+                revision = await self._store.commit(part, [self.election.guard, *compares])
+            except Conflict as error:
+                if compares and self.epoch:
+                    raise
+                raise self.election.not_leading() from error  # another does
+        if not await self._becomes(lambda: self.desired.revision >= revision, APPLY_S):
+            raise StoreUnavailable(
+                "it was written, but the metadata store does not tell of it; ask again how it stands"
             )
-            for b in self._registry.blocks()
-        ]
+        return revision
 
     # --- for the service
 
-    async def wait_change(self, seen: int) -> int:
-        """Returns the revision as soon as it is not `seen`."""
+    @property
+    def epoch(self) -> int:
+        """Of the reign that acts; 0: this manager does not lead, by the clock of this moment."""
+        return self.reign.epoch if self.reign.epoch == self.election.epoch else 0
+
+    def check_leads(self) -> None:
+        if not self.epoch:
+            raise self.election.not_leading()
+
+    async def wait_until(self, is_so: Callable[[], bool]) -> None:
         async with self._changed:
-            await self._changed.wait_for(lambda: self.revision != seen)
-            return self.revision
+            await self._changed.wait_for(is_so)
 
-    def assigned(self) -> tuple[list[str], list[DeployedBlock]]:
-        """The gateways' endpoints and the blocks; every worker holds every wanted block."""
-        return sorted(self._gateways.values()), self._registry.assigned()
+    async def notify(self, is_sure: bool = False) -> None:
+        """Wakes those who wait, where something is another."""
+        for notice in self.reign.notices:
+            self.events.tell(*notice)
+        self.reign.notices.clear()
+        if not self.reign.take_news() and not is_sure:
+            return
+        async with self._changed:
+            self._changed.notify_all()
 
-    async def gateway_joined(self, gateway_id: str, endpoint: str) -> None:
-        self._gateways[gateway_id] = endpoint
-        await self._notify()
+    # --- following the store
 
-    async def gateway_left(self, gateway_id: str) -> None:
-        if self._gateways.pop(gateway_id, None) is not None:
-            await self._notify()
+    async def _follow_forever(self) -> None:
+        async for heard in follow(self._store, ""):
+            folded = self.desired.restart(heard) if isinstance(heard, Snapshot) else self.desired.fold(heard)
+            for key, reason in folded.unread:
+                log.warning("record_passed_over", key=key, reason=reason)
+            self._has_heard = True
+            self.reign.fold(folded)
+            for listener in self.on_folded:
+                listener(folded)
+            await self.notify(is_sure=True)
 
-    async def worker_reported(self, worker: str, states: Iterable[tuple[str, WorkerState]]) -> None:
-        if self._registry.worker_reported(worker, states):
-            await self._notify()
+    # --- leading
 
-    async def worker_left(self, worker: str) -> None:
-        self._registry.worker_left(worker)
-        await self._notify()
+    def _led(self) -> None:
+        """A reign began or ended, of this manager or another."""
+        epoch = self.election.epoch
+        if epoch == self.reign.epoch:
+            return
+        for task in self._reign_tasks:
+            task.cancel()
+        self.reign = Reign(0, self.desired, self._rules, now())
+        self._reign_tasks = [asyncio.create_task(self._begin(epoch))] if epoch else []
+        self._spawn(self.notify(is_sure=True))
 
-    async def _deploy(self, folder: ModelFolder) -> None:
-        versions = [*folder.versions, *folder.older[:MAX_SPARES]]
-        blocks = [Chosen(version, await self._metadata.block_id(folder.name, version)) for version in versions]
-        chosen = len(folder.versions)
-        self._registry.deploy(folder.name, str(folder.path.resolve()), blocks[:chosen], blocks[chosen:])
-        log.info("deployed", model=folder.name, versions=list(folder.versions))
+    async def _begin(self, epoch: int) -> None:
+        """First everything that was written before this reign is folded, and only then is anything decided."""
+        try:
+            await self.wait_until(lambda: self.desired.revision >= epoch)
+            self.reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
+            self.membership.begin(is_fresh=self._is_fresh)
+            self._is_fresh = False
+            await self.membership.turn(now())
+            await self.notify(is_sure=True)
+            if self._repository is not None:
+                await self._deploy_folders(self._repository)
+            self.events.tell("leader", self.election.manager_id, f"it leads, in epoch {epoch}")
+        except PenstockError as error:
+            log.error("reign_not_begun", error=error.message)
+            self._tell_begun(error)
+        else:
+            self._tell_begun(None)
+        self._reign_tasks.append(asyncio.create_task(self.events.write_forever()))
+        await self._turn_forever()
 
-    async def _read_routings(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for model, routing in (await self._metadata.routings()).items():
+    async def _turn_forever(self) -> None:
+        while True:
+            await asyncio.sleep(TURN_S)
+            self.reign.turn(now())
+            await self.membership.turn(now())
+            await self.notify()
+
+    def _tell_begun(self, error: PenstockError | None) -> None:
+        if self._begun.done():
+            return
+        if error is None:
+            self._begun.set_result(None)
+        else:
+            self._begun.set_exception(error)
+            self._begun.exception()  # nobody may wait for it
+
+    # --- deploying
+
+    def _deployment(self) -> Deployment:
+        return Deployment(self.desired, self.reign.registry, lambda: f"blk-{secrets.token_hex(6)}")
+
+    async def _deploy(self, model: str) -> float:
+        """Returns what its workers get to load it."""
+        async with self._deploying:
+            self.check_leads()
+            folder = await self._find_folder(model)
+            if folder is not None:
+                await self.commit(self._deployment().deploy_folder(model, _record(folder)))
+                log.info("deployed", model=model, versions=list(folder.versions))
+                return folder.settings.timeouts.load_s
+            if not NAME.match(model) or not self.desired.of_model(model):
+                raise UnknownModel(f"the repository has no model '{model}'")
+            await self.commit(self._deployment().reload(model))
+            return LOAD_S
+
+    async def _find_folder(self, model: str) -> ModelFolder | None:
+        if self._repository is None or not NAME.match(model):
+            return None
+        folder = self._repository / model
+        if not (folder / "model.yaml").is_file():
+            return None
+        return await asyncio.to_thread(read_model_folder, folder)
+
+    async def _deploy_folders(self, repository: Path) -> None:
+        """Deploys what of the repository is not deployed as it is there; what somebody unloaded stays unloaded."""
+        async with self._deploying:
+            folders = await self._read_folders(repository, is_strict=False)
+            deployment = self._deployment()
+            present = {folder.name for folder in folders}
+            writes = deployment.remove_folders(str(await asyncio.to_thread(repository.resolve)), present)
+            for folder in folders:
+                if not deployment.is_deployed(folder.name, _record(folder)):
+                    writes += deployment.deploy_folder(folder.name, _record(folder))
+                    log.info("deployed", model=folder.name, versions=list(folder.versions))
+                elif self.desired.is_unloaded(folder.name):
+                    log.info("stays_unloaded", model=folder.name)
+            await self.commit(writes)
+
+    async def _read_folders(self, repository: Path, is_strict: bool) -> list[ModelFolder]:
+        found = []
+        for path in await asyncio.to_thread(list_model_folders, repository):
             try:
-                found[model] = Routing.model_validate_json(routing).model_dump_json()
-            except ValidationError:  # of another version of Penstock
-                log.warning("routing_passed_over", model=model, routing=routing)
+                found.append(await asyncio.to_thread(read_model_folder, path))
+            except ConfigError as error:
+                if is_strict:
+                    raise
+                log.error("not_deployed", model=path.name, error=error.message)
         return found
+
+    # --- waiting
+
+    def _check_reign(self, registry: object) -> None:
+        if self.reign.registry is not registry:
+            raise self.election.not_leading()
 
     async def _becomes(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
         """Waits until it is so, and returns whether it became so in time."""
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(is_so), timeout_s)
-            except TimeoutError:
-                return False
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_until(is_so)
+        except TimeoutError:
+            return False
         return True
 
-    async def _notify(self) -> None:
-        async with self._changed:
-            self.revision += 1
-            self._changed.notify_all()
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _record(folder: ModelFolder) -> FolderRecord:
+    return FolderRecord(source=str(folder.path.resolve()), versions=folder.versions, older=folder.older[:MAX_SPARES])

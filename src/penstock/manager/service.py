@@ -1,16 +1,25 @@
 """The manager's gRPC service: workers attach, gateways watch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict, dataclass
+from itertools import count
+from typing import Never, TypeVar
 
 import grpc
 import structlog
 
-from penstock.core.blocks import BlockState
-from penstock.core.errors import PenstockError
-from penstock.manager.manager import Manager
+from penstock.core.answer_counts import AnswerCounts
+from penstock.core.blocks import BlockState, BlockView
+from penstock.core.errors import NotLeader, PenstockError
+from penstock.core.routes import NameRoute
+from penstock.manager.boards import BLOCK, ROUTE, AssignedBlock, Endpoints, Given, Shown, ToldGateways
+from penstock.manager.desired import GatewayRecord
+from penstock.manager.ledger import Delta, Ledger
+from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
+from penstock.manager.manager import Manager, now
 from penstock.manager.registry import WorkerState
+from penstock.manager.reign import BlockCount, Facts, Load, Report
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
@@ -18,108 +27,229 @@ from penstock.wire.control import MANAGER_SERVER
 from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
+        self._streams = count(1)
 
     async def Attach(  # noqa: N802
         self, reports: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Assignment]:
-        worker = ""
-        listening = None
+        manager, first, stream = self._manager, await anext(aiter(reports)), next(self._streams)
+        if not (epoch := manager.epoch):
+            await _abort(context, manager.election.not_leading())
+        reign, worker = manager.reign, first.worker_id
+        arrived = WorkerArrived(worker, first.incarnation or str(first.pid), stream)
+        reign.arrive(arrived, _facts(first), _report(first), now())
+        hearing = _Hearing(first.revision if first.epoch == epoch else 0)
+        listening = asyncio.create_task(self._listen_worker(worker, stream, reports, hearing))
         try:
-            first = await anext(aiter(reports))
-            worker = first.worker_id
-            await self._take(first)
-            listening = asyncio.create_task(self._listen(reports))
-            seen = -1
-            while not listening.done():
-                change = asyncio.create_task(self._manager.wait_change(seen))
-                await asyncio.wait({change, listening}, return_when=asyncio.FIRST_COMPLETED)
-                if not change.done():
-                    change.cancel()
-                    return
-                seen = change.result()
-                yield self._assignment()
+            await manager.notify(is_sure=True)
+            if stream not in reign.refused:
+                ledger = reign.boards.assignment(worker)
+
+                def is_over() -> bool:
+                    return hearing.is_over or manager.epoch != epoch or stream in reign.refused
+
+                async for delta in self._deltas(ledger, hearing, is_over):
+                    yield _assignment(delta, epoch)
+            if stream in reign.refused:
+                await context.abort(grpc.StatusCode.ABORTED, reign.refused[stream])
         finally:
-            if listening is not None:
-                listening.cancel()
-            if worker:
-                await self._manager.worker_left(worker)
+            listening.cancel()
+            reign.end(WorkerStreamEnded(worker, stream, hearing.is_leaving), now())
+            await manager.notify()
 
     async def Watch(  # noqa: N802
         self, requests: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ClusterView]:
-        request = await anext(aiter(requests))
-        await self._manager.gateway_joined(request.gateway_id, request.endpoint)
-        listening = asyncio.create_task(_hear(requests))
+        manager, first, stream = self._manager, await anext(aiter(requests)), next(self._streams)
+        if not (epoch := manager.epoch):
+            await _abort(context, manager.election.not_leading())
+        gateway = GatewayRecord(gateway_id=first.gateway_id, endpoint=first.endpoint, address=first.address)
+        hearing = _Hearing(first.revision if first.epoch == epoch else 0)
+        listening = asyncio.create_task(self._listen_gateway(requests, hearing))
         try:
-            seen = -1
-            while True:
-                seen = await self._manager.wait_change(seen)
-                blocks = [pb.BlockView(**asdict(block)) for block in self._manager.view()]
-                yield pb.ClusterView(blocks=blocks, revision=seen, is_snapshot=True)
+            try:
+                await manager.membership.joined(stream, gateway)
+            except PenstockError as error:
+                await _abort(context, error)
+            view = manager.reign.boards.view
+            async for delta in self._deltas(view, hearing, lambda: hearing.is_over or manager.epoch != epoch):
+                yield _cluster_view(delta, epoch)
         finally:
             listening.cancel()
-            await self._manager.gateway_left(request.gateway_id)
+            if manager.epoch == epoch:
+                await manager.membership.left(stream, gateway.gateway_id, hearing.is_leaving)
 
     async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
-        return pb.LoadResponse(failure=await _failure_of(self._manager.load(request.model)))
+        return pb.LoadResponse(failure=await failure_of(self._manager.load(request.model)))
 
     async def Unload(self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext) -> pb.UnloadResponse:  # noqa: N802
-        return pb.UnloadResponse(failure=await _failure_of(self._manager.unload(request.model)))
+        return pb.UnloadResponse(failure=await failure_of(self._manager.unload(request.model)))
 
     async def SetRouting(  # noqa: N802
         self, request: pb.SetRoutingRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetRoutingResponse:
-        failure = await _failure_of(self._manager.set_routing(request.model, request.routing))
+        failure = await failure_of(self._manager.set_routing(request.model, request.routing))
         return pb.SetRoutingResponse(failure=failure)
 
-    async def _listen(self, reports: AsyncIterator[pb.WorkerReport]) -> None:
-        async for report in reports:
-            await self._take(report)
+    async def _deltas(
+        self, ledger: Ledger[T], hearing: "_Hearing", is_over: Callable[[], bool]
+    ) -> AsyncIterator[Delta[T]]:
+        """What is another, as fast as it is taken: whoever is slow gets several changes as one."""
+        has_told = False
+        while not is_over():
+            if not has_told or hearing.seen != ledger.revision:
+                delta = ledger.since(hearing.seen)
+                hearing.seen, has_told = delta.revision, True
+                yield delta
+            await self._manager.wait_until(lambda: is_over() or hearing.seen != ledger.revision)
 
-    async def _take(self, report: pb.WorkerReport) -> None:
-        await self._manager.worker_reported(
-            report.worker_id,
-            [(b.block_id, WorkerState(BlockState(b.state), b.reason, b.revision, b.is_serving)) for b in report.blocks],
-        )
+    async def _listen_worker(
+        self, worker: str, stream: int, reports: AsyncIterator[pb.WorkerReport], hearing: "_Hearing"
+    ) -> None:
+        manager = self._manager
+        try:
+            async for report in reports:
+                hearing.hear(report.is_lost, report.is_leaving)
+                load = _load(report.load) if report.HasField("load") else None
+                manager.reign.hear(WorkerHeard(worker, stream), _report(report), load, now())
+                await manager.notify(is_sure=report.is_lost)
+        finally:
+            hearing.is_over = True
+            await manager.notify(is_sure=True)
 
-    def _assignment(self) -> pb.Assignment:
-        gateways, blocks = self._manager.assigned()
-        return pb.Assignment(
-            gateways=gateways,
-            has_gateways=True,
-            is_snapshot=True,
-            blocks=[
-                pb.BlockAssignment(
-                    block_id=block.block_id,
-                    model=block.model,
-                    version=block.version,
-                    folder=block.folder,
-                    revision=block.revision,
-                    replaces=block.replaces,
-                    is_new=block.is_new,
-                )
-                for block in blocks
-            ],
-        )
-
-
-async def _hear(requests: AsyncIterator[pb.WatchRequest]) -> None:
-    async for _ in requests:
-        pass
+    async def _listen_gateway(self, requests: AsyncIterator[pb.WatchRequest], hearing: "_Hearing") -> None:
+        manager = self._manager
+        try:
+            async for request in requests:
+                hearing.hear(request.is_lost, request.is_leaving)
+                for listener in manager.on_counts if request.counts else ():
+                    listener(request.gateway_id, [_counts(each) for each in request.counts])
+                await manager.notify(is_sure=request.is_lost)
+        finally:
+            hearing.is_over = True
+            await manager.notify(is_sure=True)
 
 
-async def _failure_of(call: Awaitable[None]) -> Failure | None:
+@dataclass(slots=True)
+class _Hearing:
+    """How far a peer has heard, and what it last said of itself."""
+
+    seen: int
+    is_leaving: bool = False
+    is_over: bool = False  # its side of the stream has ended
+
+    def hear(self, is_lost: bool, is_leaving: bool) -> None:
+        self.seen = 0 if is_lost else self.seen
+        self.is_leaving = is_leaving
+
+
+async def failure_of(call: Awaitable[None]) -> Failure | None:
     try:
         await call
     except PenstockError as error:
         log.warning("not_done", code=error.code, error=error.message)  # in full: the client hears less
         return encode_failure(error)
     return None
+
+
+async def _abort(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
+    leader = error.fields.get("leader", "") if isinstance(error, NotLeader) else ""
+    metadata = (("penstock-code", error.code), ("penstock-leader", leader))
+    await context.abort(grpc.StatusCode.UNAVAILABLE, error.message, metadata)
+    raise AssertionError("abort raises")
+
+
+# --- to and from the wire
+
+
+def _facts(report: pb.WorkerReport) -> Facts:
+    told = report.facts
+    return Facts(
+        told.node,
+        told.host,
+        told.zone,
+        dict(told.labels),
+        told.cpus,
+        told.memory_bytes,
+        told.gpu_memory_bytes,
+        told.version,
+        report.pid,
+    )
+
+
+def _report(report: pb.WorkerReport) -> Report:
+    states = [
+        (b.block_id, WorkerState(BlockState(b.state), b.reason, b.revision, b.is_serving, b.is_new))
+        for b in report.blocks
+    ]
+    return Report(states, list(report.removed), report.is_snapshot)
+
+
+def _load(load: pb.WorkerLoad) -> Load:
+    return Load(
+        load.cpu,
+        load.memory_bytes,
+        load.gpu if load.HasField("gpu") else None,
+        load.gpu_memory_bytes if load.HasField("gpu_memory_bytes") else None,
+        load.jobs,
+        {each.block_id: BlockCount(each.requests, each.errors, each.latency_s) for each in load.counts},
+    )
+
+
+def _counts(counts: pb.AnswerCounts) -> AnswerCounts:
+    return AnswerCounts(
+        counts.block_id, counts.answers, dict(counts.errors), dict(counts.latencies), dict(counts.waiting)
+    )
+
+
+def _assignment(delta: Delta[Given], epoch: int) -> pb.Assignment:
+    message = pb.Assignment(
+        epoch=epoch, revision=delta.revision, is_snapshot=delta.is_snapshot, since=delta.since, removed=_ids(delta)
+    )
+    for given in delta.changed.values():
+        match given:
+            case AssignedBlock():
+                message.blocks.add(**asdict(given))
+            case Endpoints(endpoints):
+                message.has_gateways = True
+                message.gateways.extend(endpoints)
+    return message
+
+
+def _cluster_view(delta: Delta[Shown], epoch: int) -> pb.ClusterView:
+    message = pb.ClusterView(
+        epoch=epoch,
+        revision=delta.revision,
+        is_snapshot=delta.is_snapshot,
+        since=delta.since,
+        removed=_ids(delta),
+        removed_routes=[key.removeprefix(ROUTE) for key in delta.removed if key.startswith(ROUTE)],
+    )
+    for shown in delta.changed.values():
+        match shown:
+            case BlockView():
+                message.blocks.add(**asdict(shown))
+            case NameRoute():
+                message.routes.append(_route(shown))
+            case ToldGateways(revision, gateways):
+                message.has_gateways, message.membership = True, revision
+                message.gateways.extend(pb.GatewayMember(**each._asdict()) for each in gateways)
+    return message
+
+
+def _route(route: NameRoute) -> pb.Route:
+    fields = asdict(route) | {"shares": [pb.WeightedBlock(**share._asdict()) for share in route.shares]}
+    return pb.Route(**fields)
+
+
+def _ids(delta: Delta[T]) -> list[str]:
+    return [key.removeprefix(BLOCK) for key in delta.removed if key.startswith(BLOCK)]
 
 
 async def serve_manager(manager: Manager, *addresses: str) -> grpc.aio.Server:

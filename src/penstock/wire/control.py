@@ -121,9 +121,12 @@ class RemoteControl:
             self._blocks.pop(block_id, None)
         self._blocks |= {block.block_id: _decode(block) for block in view.blocks}
         if view.has_gateways:
-            self._gateways = tuple(GatewayMember(each.gateway_id, each.address) for each in view.gateways)
+            self._gateways = tuple(
+                GatewayMember(each.gateway_id, each.endpoint, each.address) for each in view.gateways
+            )
             self._membership = view.membership
-        self._listener(ClusterPicture(tuple(self._blocks.values()), self._gateways, self._membership))
+        blocks = sorted(self._blocks.values(), key=lambda block: (block.model, int(block.version)))
+        self._listener(ClusterPicture(blocks, self._gateways, self._membership))
         return True
 
 

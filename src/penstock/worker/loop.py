@@ -3,33 +3,31 @@
 import asyncio
 import os
 import secrets
+import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 
-import grpc
 import psutil
 import structlog
 
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config
-from penstock.pb.v1 import job_pb2, manager_pb2, manager_pb2_grpc
+from penstock.pb.v1 import job_pb2
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
-from penstock.wire.control import MANAGER_CHANNEL
 from penstock.wire.forms import encode_description
 from penstock.wire.sockets import host_identity
+from penstock.worker.attachment import Attachment, AttachmentOwner
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
+from penstock.worker.machine import Machine
 from penstock.worker.residency.blocks import Blocks, BlocksOwner
-from penstock.worker.residency.steps import Assigned
 from penstock.worker.running.budget import credits_of
 
 log = structlog.get_logger()
-MANAGER_RETRY_S = 0.5
 TICK_S = 0.05
 FLUSH_S = 0.25  # counts to the shared metrics
 HEARD_S = 1.0  # what gateways get to answer the last hello
@@ -47,7 +45,6 @@ class Worker:
     ) -> None:
         """`task_workers` are the sockets of those that it may use."""
         self._worker_id = worker_id
-        self._manager = manager
         self._config = config
         self._metrics = metrics
         # A new life is a new identity: what the gateways had with the old one must not reach this one.
@@ -57,15 +54,20 @@ class Worker:
         self._weight = config.worker.weights.get(worker_id, 1.0)
         self._heart = WorkerHeart(self._identity, config.data_plane.beat_s)
         self._links: dict[str, GatewayLink] = {}
-        self._report = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
-        self._has_attached = self._has_settled = False  # ever
-        owner = BlocksOwner(self._spawn, self._announce, self._report.set, self._hand_back)
-        self._blocks = Blocks(config, metrics, traces, owner, task_workers)
+        self._has_settled = False  # ever
+        owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
+        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers)
+        talk = AttachmentOwner(
+            blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.__len__
+        )
+        node = config.cluster.node or socket.gethostname()
+        machine = Machine(node, self._zone, {}, config.worker.memory_budget_bytes)
+        self._attachment = Attachment(worker_id, manager, machine, config.data_plane.beat_s, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
-        for coroutine in (self._attend_manager(), self._beat_forever(), self._tick_forever()):
+        for coroutine in (self._attachment.attend_forever(), self._beat_forever(), self._tick_forever()):
             self._spawn(coroutine)
         await stop.wait()
         await self._drain()
@@ -74,7 +76,7 @@ class Worker:
         """Why it is not ready: it is once what it was first told to hold has loaded, or cannot be loaded."""
         if self._is_draining:
             return "it is shutting down"
-        if not self._has_attached:
+        if not self._attachment.has_attached:
             return "no manager has told it yet what to hold"
         if not self._has_settled:
             for _, held in self._blocks.held():
@@ -92,53 +94,6 @@ class Worker:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("worker_task_failed", error=repr(error))
-
-    # --- the manager
-
-    async def _attend_manager(self) -> None:
-        """Attaches, and attaches again when the manager was away; the blocks serve on meanwhile."""
-        while True:
-            try:
-                async with grpc.aio.insecure_channel(self._manager, options=MANAGER_CHANNEL) as channel:
-                    stub = manager_pb2_grpc.ManagerStub(channel)
-                    async for assignment in stub.Attach(self._reports(), wait_for_ready=True):
-                        self._assigned(assignment)
-            except grpc.aio.AioRpcError as error:
-                log.debug("manager_away", error=error.details())
-            await asyncio.sleep(MANAGER_RETRY_S)
-
-    async def _reports(self) -> AsyncIterator[manager_pb2.WorkerReport]:
-        while True:
-            self._report.clear()
-            await self._be_heard()  # first: who is told that a block is here, or gone, may rely on every gateway
-            yield manager_pb2.WorkerReport(
-                worker_id=self._worker_id,
-                pid=os.getpid(),
-                blocks=[
-                    manager_pb2.BlockState(
-                        block_id=block_id,
-                        state=held.state,
-                        reason=held.reason,
-                        revision=held.block.revision,
-                        is_serving=held.is_resident,
-                    )
-                    for block_id, held in self._blocks.held()
-                ],
-            )
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._report.wait(), self._config.data_plane.beat_s)
-
-    def _assigned(self, assignment: manager_pb2.Assignment) -> None:
-        if self._is_draining:
-            return
-        self._has_attached = True
-        self._meet(assignment.gateways)
-        self._blocks.assign(
-            [
-                Assigned(b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces), b.is_new)
-                for b in assignment.blocks
-            ]
-        )
 
     # --- the gateways
 
@@ -205,7 +160,7 @@ class Worker:
 
     async def _drain(self) -> None:
         """Takes no more, hands back what waits, ends what runs, says goodbye."""
-        self._is_draining = True
+        self._is_draining = self._attachment.is_leaving = True
         log.info("draining", jobs=len(self._blocks))
         self._blocks.leave()
         self._announce()

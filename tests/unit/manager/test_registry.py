@@ -1,16 +1,15 @@
 """The registry: wanted blocks, workers' reports, what is settled, and how one version gives way to another."""
 
+from typing import Any
+
 import pytest
 
-from penstock.core.blocks import BlockState
-from penstock.manager.registry import Chosen, Registry, WorkerState
+from penstock.core.blocks import BlockRecord, BlockRole, BlockState
+from penstock.manager.desired import DesiredBlock
+from penstock.manager.registry import Registry, WorkerState
 
 READY, FAILED, LOADING = BlockState.READY, BlockState.FAILED, BlockState.LOADING
 UNLOADED, DORMANT = BlockState.UNLOADED, BlockState.DORMANT
-
-
-def chosen(*versions: int) -> list[Chosen]:
-    return [Chosen(str(version), f"blk-{version}") for version in versions]
 
 
 class Cluster:
@@ -18,12 +17,33 @@ class Cluster:
 
     def __init__(self, *workers: str) -> None:
         self.registry = Registry()
+        self.revision = 0
+        self.records: dict[int, DesiredBlock] = {}  # by version
         self.said: dict[str, dict[str, WorkerState]] = {worker: {} for worker in workers}
         for worker in workers:
             self.say(worker)
 
     def deploy(self, *versions: int, spares: tuple[int, ...] = ()) -> None:
-        self.registry.deploy("m", "/m", chosen(*versions), chosen(*spares))
+        """As the manager writes it: what serves keeps its revision, whatever its role is now."""
+        self.revision += 1
+        for version in {*self.records, *versions, *spares}:
+            role = BlockRole.CHOSEN if version in versions else BlockRole.SPARE
+            role = role if version in (*versions, *spares) else BlockRole.WITHDRAWN
+            is_kept = version not in versions and self.registry.is_taken_up(f"blk-{version}")
+            self.write(version, role, self.records[version].revision if is_kept else self.revision)
+        self.apply()
+
+    def unload(self) -> None:
+        for version, block in self.records.items():
+            self.write(version, BlockRole.WITHDRAWN, block.revision)
+        self.apply()
+
+    def write(self, version: int, role: BlockRole, revision: int, **fields: Any) -> None:
+        record = BlockRecord(model="m", version=str(version), source="/m", role=role, **fields)
+        self.records[version] = DesiredBlock(f"blk-{version}", record, revision)
+
+    def apply(self) -> None:
+        self.registry.apply("m", list(self.records.values()))
 
     def say(self, worker: str, version: int = 0, state: BlockState | None = None, reason: str = "") -> None:
         """How far the worker is with the version's newest revision; without a state it has let go of it."""
@@ -48,7 +68,7 @@ class Cluster:
         self.registry.worker_left(worker)
 
     def states(self) -> dict[str, BlockState]:
-        return {block.version: block.state()[0] for block in self.registry.blocks()}
+        return {block.version: block.state()[0] for block in self.registry.shown()}
 
     def assigned(self) -> list[str]:
         return [block.version for block in self.registry.assigned()]
@@ -109,7 +129,7 @@ def test_withdrawn_is_settled_when_nobody_holds_it() -> None:
     cluster = Cluster("w")
     cluster.deploy(1)
     cluster.serve(1)
-    cluster.registry.withdraw("m")
+    cluster.unload()
     assert cluster.assigned() == []
     assert not cluster.registry.is_settled("m")
     cluster.say("w", 1)
@@ -299,7 +319,7 @@ def test_where_the_latest_does_not_load_at_the_start_the_one_before_serves() -> 
     assert cluster.assigned() == ["2", "3"]
     for worker in ("w1", "w2"):
         cluster.say(worker, 2, FAILED, "broken, too")
-    assert cluster.assigned() == ["2", "1", "3"]
+    assert cluster.assigned() == ["1", "2", "3"]
     for worker in ("w1", "w2"):
         cluster.say(worker, 1, READY)
     assert cluster.states() == {"1": READY, "2": FAILED, "3": FAILED}
@@ -311,7 +331,183 @@ def test_where_the_latest_does_not_load_at_the_start_the_one_before_serves() -> 
 
 def test_what_is_unloaded_stays_so_whatever_stood_in() -> None:
     cluster = replaced()
-    cluster.registry.withdraw("m")
+    cluster.unload()
     cluster.say("w1", 2, FAILED, "broken")
     assert cluster.assigned() == []
     assert cluster.states() == {"1": UNLOADED, "2": UNLOADED}
+
+
+# --- workers that hold some blocks, and those that come and go
+
+
+def test_a_block_that_is_not_everywhere_looks_at_the_workers_that_should_hold_it() -> None:
+    cluster = Cluster("w1", "w2", "w3")
+    cluster.write(1, BlockRole.CHOSEN, 1, replicas=1)
+    cluster.apply()
+    (block,) = cluster.registry.blocks()
+    assert cluster.registry.assigned_to(block) == set(), "nobody was placed yet"
+    assert not cluster.registry.has_answered("m")
+    cluster.registry.place({"blk-1": ["w2"]})
+    assert cluster.registry.assigned_to(block) == {"w2"}
+    cluster.say("w2", 1, READY)
+    assert cluster.registry.is_settled("m")
+
+
+def test_whoever_serves_a_block_keeps_it_until_its_new_holder_has_it() -> None:
+    cluster = Cluster("w1", "w2")
+    cluster.write(1, BlockRole.CHOSEN, 1, replicas=1)
+    cluster.apply()
+    cluster.registry.place({"blk-1": ["w1"]})
+    cluster.say("w1", 1, READY)
+    (block,) = cluster.registry.blocks()
+    cluster.registry.place({"blk-1": ["w2"]})
+    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    cluster.say("w2", 1, FAILED, "no")
+    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    cluster.say("w2", 1, READY)
+    assert cluster.registry.assigned_to(block) == {"w2"}
+
+
+def test_a_worker_that_should_hold_nothing_gives_up_what_others_have() -> None:
+    cluster = Cluster("w1")
+    cluster.deploy(1)
+    cluster.serve(1)
+    (block,) = cluster.registry.blocks()
+    cluster.registry.close(["w1"])
+    assert cluster.registry.assigned_to(block) == {"w1"}, "nobody else has it"
+    cluster.say("w2")
+    assert cluster.registry.assigned_to(block) == {"w1", "w2"}
+    cluster.say("w2", 1, READY)
+    assert cluster.registry.assigned_to(block) == {"w2"}
+
+
+def test_a_worker_that_was_not_heard_for_a_moment_has_not_ended() -> None:
+    cluster = replaced()
+    for _ in range(3):
+        cluster.say("w2", 2, LOADING)
+        cluster.registry.worker_detached("w2")
+        assert cluster.assigned() == ["1", "2"]
+    cluster.say("w2", 2, READY)
+    cluster.say("w1", 2, READY)
+    assert cluster.states() == {"1": UNLOADED, "2": READY}
+
+
+def test_reports_are_deltas() -> None:
+    cluster = Cluster("w")
+    cluster.deploy(1, 2)
+    ready = WorkerState(READY, "", 1, is_serving=True)
+    registry = cluster.registry
+    assert registry.worker_reported("w", [("blk-1", ready)], is_snapshot=False)
+    assert registry.worker_reported("w", [("blk-2", ready)], is_snapshot=False)
+    assert cluster.states() == {"1": READY, "2": READY}
+    assert not registry.worker_reported("w", [], is_snapshot=False)
+    assert registry.worker_reported("w", [], ["blk-1"], is_snapshot=False)
+    assert cluster.states() == {"1": LOADING, "2": READY}
+    assert registry.worker_reported("w", [("blk-1", ready)])
+    assert cluster.states() == {"1": READY, "2": LOADING}, "a snapshot is everything"
+
+
+def test_what_is_deleted_goes_when_nobody_holds_it() -> None:
+    cluster = Cluster("w")
+    cluster.deploy(1, 2)
+    cluster.serve(1, 2)
+    del cluster.records[1]
+    cluster.apply()
+    assert cluster.assigned() == ["2"]
+    assert cluster.states() == {"1": UNLOADED, "2": READY}
+    cluster.say("w", 1)
+    assert cluster.states() == {"2": READY}
+
+
+def test_what_was_written_without_a_reload_reloads_nothing() -> None:
+    cluster = Cluster("w")
+    cluster.deploy(1)
+    cluster.serve(1)
+    cluster.write(1, BlockRole.CHOSEN, 1, weight=2.0)
+    cluster.apply()
+    assert cluster.registry.is_settled("m")
+    assert cluster.states() == {"1": READY}
+
+
+# --- a manager that takes over
+
+
+def taken_over(before: Cluster) -> Cluster:
+    """A new manager, which knows the records and nothing else."""
+    after = Cluster()
+    after.registry, after.revision, after.records = Registry(is_adopting=True), before.revision, before.records
+    after.apply()
+    after.said = before.said
+    return after
+
+
+def attach(cluster: Cluster, worker: str, *new: int) -> None:
+    """What it holds it holds; these were assigned as new."""
+    told = {
+        block_id: found._replace(is_new=block_id in [f"blk-{version}" for version in new])
+        for block_id, found in cluster.said[worker].items()
+    }
+    cluster.registry.worker_reported(worker, told.items())
+
+
+def test_what_is_settled_is_as_it_was() -> None:
+    before = Cluster("w1", "w2")
+    before.deploy(1, spares=())
+    before.serve(1)
+    after = taken_over(before)
+    assert after.states() == {"1": LOADING}
+    attach(after, "w1")
+    assert after.states() == {"1": READY}
+    assert [(block.revision, block.is_new) for block in after.registry.assigned()] == [(1, False)]
+    attach(after, "w2")
+    assert after.registry.is_settled("m")
+
+
+def test_a_replacement_goes_on_where_it_was() -> None:
+    before = replaced()
+    before.say("w1", 2, READY)
+    before.say("w2", 2, LOADING)
+    after = taken_over(before)
+    attach(after, "w1", 2)
+    assert after.states() == {"1": READY, "2": LOADING}, "the other worker does not have it yet"
+    assert [(block.version, block.is_new) for block in after.registry.assigned()] == [("1", False), ("2", True)]
+    after.registry.end_adoption()
+    attach(after, "w2", 2)
+
+
+def test_a_replacement_ends_when_every_worker_has_come() -> None:
+    before = replaced()
+    before.say("w1", 2, READY)
+    after = taken_over(before)
+    attach(after, "w1", 2)
+    attach(after, "w2", 2)
+    after.say("w2", 2, READY)
+    assert after.states() == {"1": READY, "2": LOADING}
+    after.registry.end_adoption()
+    assert after.states() == {"1": UNLOADED, "2": READY}
+
+
+def test_what_stands_in_for_a_broken_version_stands_in_again() -> None:
+    before = Cluster("w1")
+    before.deploy(3, spares=(2, 1))
+    before.say("w1", 3, FAILED, "broken")
+    before.say("w1", 2, FAILED, "broken, too")
+    before.say("w1", 1, READY)
+    after = taken_over(before)
+    assert after.assigned() == ["3"]
+    attach(after, "w1")
+    assert after.assigned() == ["1", "2", "3"]
+    after.registry.end_adoption()
+    assert after.states() == {"1": READY, "2": FAILED, "3": FAILED}
+
+
+def test_what_was_unloaded_stays_so() -> None:
+    before = Cluster("w1")
+    before.deploy(1)
+    before.serve(1)
+    before.unload()
+    after = taken_over(before)
+    attach(after, "w1")
+    assert after.assigned() == []
+    assert after.states() == {"1": UNLOADED}
+    assert not after.registry.is_settled("m"), "the worker has not heard of it yet"

@@ -11,7 +11,7 @@ from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
-from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.control import RemoteControl
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
@@ -41,16 +41,17 @@ async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
     (tmp_path / "models" / "m" / "1").mkdir(parents=True)
     (tmp_path / "models" / "m" / "1" / "model.onnx").write_bytes(b"never read here")
     (tmp_path / "models" / "m" / "model.yaml").write_text("task: tensor\n")
-    metadata = await SqliteMetadata.open(tmp_path / "metadata.db")
-    manager = Manager(tmp_path / "models", metadata)
-    await manager.deploy_all()
+    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
+    manager = Manager(store, tmp_path / "models", is_fresh=True)
+    await manager.start()
     address = f"unix:{tmp_path / 'manager.sock'}"
     server = await serve_manager(manager, address)
     watching = Gateway(address)
     yield watching
     await watching.control.close()
     await server.stop(None)
-    await metadata.close()
+    await manager.close()
+    await store.close()
 
 
 async def test_routing_goes_there_and_back(gateway: Gateway) -> None:

@@ -11,10 +11,11 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
+from penstock.manager.desired import GatewayRecord
 from penstock.manager.manager import Manager
 from penstock.manager.service import serve_manager
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.storage.metadata_sqlite import SqliteMetadata
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
@@ -68,13 +69,13 @@ class Cluster:
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     write_identity(tmp_path / "models", "eager", "FP32", "instances: {count: 2}\nbatching: {max_rows: 4}\n")
     write_identity(tmp_path / "models", "lazy", "FP32", "instances: {count: 1}\nresidence: {load: lazy}\n")
-    metadata = await SqliteMetadata.open(tmp_path / "metadata.db")
-    manager = Manager(tmp_path / "models", metadata)
-    await manager.deploy_all()
+    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
+    manager = Manager(store, tmp_path / "models", is_fresh=True)
+    await manager.start()
     address = f"unix:{tmp_path / 'manager.sock'}"
     server = await serve_manager(manager, address)
     gateway = Gateway(tmp_path)
-    await manager.gateway_joined("gateway-0", gateway.endpoint)
+    await manager.membership.joined(1, GatewayRecord(gateway_id="gateway-0", endpoint=gateway.endpoint))
     stop = asyncio.Event()
     metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
     worker = Worker("worker-7", address, Config(worker=SETTINGS), metrics, traces)
@@ -85,7 +86,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await running
     gateway.socket.close(linger_ms=0)
     await server.stop(None)
-    await metadata.close()
+    await manager.close()
+    await store.close()
 
 
 async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) -> None:
@@ -97,8 +99,8 @@ async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) ->
     assert cluster.gateway.described("eager").is_described
     assert not cluster.gateway.described("lazy").is_described
     async with asyncio.timeout(30):
-        while cluster.states() != {"eager": BlockState.READY, "lazy": BlockState.DORMANT}:
-            await cluster.manager.wait_change(cluster.manager.revision)
+        settled = {"eager": BlockState.READY, "lazy": BlockState.DORMANT}
+        await cluster.manager.wait_until(lambda: cluster.states() == settled)
 
 
 async def test_a_wake_makes_it_tell_more(cluster: Cluster) -> None:
@@ -107,8 +109,7 @@ async def test_a_wake_makes_it_tell_more(cluster: Cluster) -> None:
     await until(lambda: not gateway.offers()["lazy"].is_dormant)
     assert [spec.name for spec in gateway.described("lazy").inputs] == ["x"]
     async with asyncio.timeout(30):
-        while cluster.states()["lazy"] is not BlockState.READY:
-            await cluster.manager.wait_change(cluster.manager.revision)
+        await cluster.manager.wait_until(lambda: cluster.states()["lazy"] is BlockState.READY)
 
 
 async def test_it_leaves_with_an_empty_hello_and_what_waits(cluster: Cluster) -> None:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker_id", "pid", "blocks", "incarnation", "is_snapshot", "removed", "epoch", "revision", "facts", "load", "is_leaving")
+    __slots__ = ("worker_id", "pid", "blocks", "incarnation", "is_snapshot", "removed", "epoch", "revision", "facts", "load", "is_leaving", "is_lost")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class WorkerReport(_message.Message):
     FACTS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pid: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockState]
@@ -31,7 +32,8 @@ class WorkerReport(_message.Message):
     facts: WorkerFacts
     load: WorkerLoad
     is_leaving: bool
-    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
+    is_lost: bool
+    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class WorkerFacts(_message.Message):
     __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version")
@@ -178,7 +180,7 @@ class BlockAssignment(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving")
+    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -187,6 +189,7 @@ class WatchRequest(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     endpoint: str
     incarnation: str
@@ -195,7 +198,8 @@ class WatchRequest(_message.Message):
     revision: int
     counts: _containers.RepeatedCompositeFieldContainer[AnswerCounts]
     is_leaving: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ...) -> None: ...
+    is_lost: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class ClusterView(_message.Message):
     __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways")
@@ -276,12 +280,14 @@ class WeightedBlock(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class GatewayMember(_message.Message):
-    __slots__ = ("gateway_id", "address")
+    __slots__ = ("gateway_id", "address", "endpoint")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     address: str
-    def __init__(self, gateway_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    endpoint: str
+    def __init__(self, gateway_id: _Optional[str] = ..., address: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("model",)

@@ -1,0 +1,130 @@
+"""What workers and gateways are told: a ledger for each worker, and one for the gateways. Decides; never acts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.core.blocks import BlockView, GatewayMember
+from penstock.core.routes import NameRoute
+from penstock.manager.desired import DesiredState
+from penstock.manager.ledger import Ledger
+from penstock.manager.registry import DeployedBlock, Registry
+
+GATEWAYS = "gateways"
+BLOCK, ROUTE = "block/", "route/"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedBlock:
+    block_id: str
+    model: str
+    version: str
+    folder: str
+    revision: int
+    replaces: tuple[str, ...]
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToldGateways:
+    """The gateways of the cluster, as the others are told of them."""
+
+    revision: int
+    gateways: tuple[GatewayMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where a worker meets the gateways."""
+
+    endpoints: tuple[str, ...]
+
+
+Shown = BlockView | NameRoute | ToldGateways
+Given = AssignedBlock | Endpoints
+
+
+class Boards:
+    def __init__(self) -> None:
+        self.view: Ledger[Shown] = Ledger()
+        self._assignments: dict[str, Ledger[Given]] = {}  # by worker
+        self._given: dict[str, set[str]] = {}  # by block, the workers in whose assignment it is
+        self._shown: dict[str, set[str]] = {}  # by model, the blocks in the view
+
+    def blocks(self) -> list[BlockView]:
+        return [shown for shown in self.view.items().values() if isinstance(shown, BlockView)]
+
+    def assignment(self, worker: str) -> Ledger[Given]:
+        return self._assignments[worker]
+
+    def publish(self, registry: Registry, state: DesiredState) -> bool:
+        """Brings everything up to date that the registry says is another; whether there was any."""
+        models, workers = registry.take_touched()
+        for model in sorted(models):
+            self._publish_model(model, registry, state)
+        attached = registry.workers()
+        for worker in workers & attached:
+            ledger = self._assignments.setdefault(worker, Ledger())
+            ledger.put(GATEWAYS, _endpoints(state))
+            for block in registry.assigned():
+                if block.model not in models and worker in registry.assigned_to(block):
+                    self._give(worker, block)
+        return bool(models or workers)
+
+    def gateways_changed(self, state: DesiredState) -> None:
+        self.view.put(GATEWAYS, ToldGateways(state.membership, state.gateways.members()))
+        for ledger in self._assignments.values():
+            ledger.put(GATEWAYS, _endpoints(state))
+
+    def routes_changed(self, routes: Iterable[NameRoute]) -> None:
+        shown = {ROUTE + route.name: route for route in routes}
+        for key in [key for key in self.view.items() if key.startswith(ROUTE) and key not in shown]:
+            self.view.remove(key)
+        for key, route in shown.items():
+            self.view.put(key, route)
+
+    def forget(self, worker: str) -> None:
+        self._assignments.pop(worker, None)
+        for given in self._given.values():
+            given.discard(worker)
+
+    def _publish_model(self, model: str, registry: Registry, state: DesiredState) -> None:
+        routing = state.routings.get(model, "")
+        blocks = {block.block_id: block for block in registry.of_model(model)}
+        for block_id, block in blocks.items():
+            if block.is_shown:
+                self.view.put(BLOCK + block_id, _view(block, routing))
+                self._shown.setdefault(model, set()).add(block_id)
+            self._assign(block, registry.assigned_to(block))
+        for block_id in self._shown.get(model, set()) - blocks.keys():
+            self._shown[model].discard(block_id)
+            self.view.remove(BLOCK + block_id)
+            for worker in list(self._given.get(block_id, ())):
+                self._take(worker, block_id)
+
+    def _assign(self, block: DeployedBlock, workers: set[str]) -> None:
+        for worker in self._given.get(block.block_id, set()) - workers:
+            self._take(worker, block.block_id)
+        for worker in workers:
+            self._give(worker, block)
+
+    def _give(self, worker: str, block: DeployedBlock) -> None:
+        assigned = AssignedBlock(
+            block.block_id, block.model, block.version, block.folder, block.revision, block.replaces, block.is_new
+        )
+        self._assignments.setdefault(worker, Ledger()).put(BLOCK + block.block_id, assigned)
+        self._given.setdefault(block.block_id, set()).add(worker)
+
+    def _take(self, worker: str, block_id: str) -> None:
+        self._given[block_id].discard(worker)
+        if (ledger := self._assignments.get(worker)) is not None:
+            ledger.remove(BLOCK + block_id)
+
+
+def _endpoints(state: DesiredState) -> Endpoints:
+    return Endpoints(tuple(sorted(each.endpoint for each in state.gateways.gateways)))
+
+
+def _view(block: DeployedBlock, routing: str) -> BlockView:
+    return BlockView(
+        block.block_id, block.model, block.version, *block.state(), routing, block.has_served, block.is_new
+    )

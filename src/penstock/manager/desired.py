@@ -1,0 +1,179 @@
+"""The desired state of a cluster: keys in the metadata store, what they hold, how changes fold. Decides; never acts.
+
+| key | value, as JSON |
+|---|---|
+| `blocks/<block_id>` | core.blocks.BlockRecord |
+| `routing/<model>` | core.settings.Routing, which stands before the model's own |
+| `folders/<model>` | FolderRecord: what the model's folder had when it was last deployed |
+| `workers/<worker_id>` | core.blocks.WorkerRecord |
+| `members/gateways` | GatewayList |
+| `events/<number>` | manager/events.py |
+| `leader`, `managers/<id>` | core/leaders.py |
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from pydantic import ValidationError
+
+from penstock.core.blocks import BlockRecord, BlockRole, GatewayMember, StoredValue, WorkerRecord
+from penstock.core.settings import Routing
+from penstock.storage.metadata.base import Change, Snapshot
+
+BLOCKS, ROUTING, FOLDERS, WORKERS = "blocks/", "routing/", "folders/", "workers/"
+GATEWAYS, EVENTS = "members/gateways", "events/"
+V = TypeVar("V", bound=StoredValue)
+
+
+class FolderRecord(StoredValue):
+    source: str  # where it is
+    versions: tuple[str, ...]
+    older: tuple[str, ...] = ()
+
+
+class GatewayRecord(StoredValue):
+    gateway_id: str
+    endpoint: str  # where workers and other gateways reach it
+    address: str = ""  # where clients do, over gRPC
+
+
+class GatewayList(StoredValue):
+    gateways: tuple[GatewayRecord, ...] = ()
+
+    def members(self) -> tuple[GatewayMember, ...]:
+        return tuple(GatewayMember(each.gateway_id, each.endpoint, each.address) for each in self.gateways)
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredBlock:
+    block_id: str
+    record: BlockRecord
+    revision: int  # of its assignment: raised to load it anew
+
+
+class Unread(NamedTuple):
+    """A record that this version of Penstock does not understand: it is passed over."""
+
+    key: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Folded:
+    """What a snapshot or changes made another."""
+
+    models: set[str] = field(default_factory=set)  # whose blocks are others
+    routings: set[str] = field(default_factory=set)  # models
+    workers: set[str] = field(default_factory=set)
+    has_gateways: bool = False
+    others: set[str] = field(default_factory=set)  # keys of which nothing is known here
+    unread: list[Unread] = field(default_factory=list)
+
+
+class DesiredState:
+    def __init__(self) -> None:
+        self.revision = 0  # of the store
+        self.blocks: dict[str, DesiredBlock] = {}
+        self.routings: dict[str, str] = {}  # by model
+        self.folders: dict[str, FolderRecord] = {}  # by model
+        self.workers: dict[str, WorkerRecord] = {}
+        self.gateways = GatewayList()
+        self.membership = 0  # the revision of the list of gateways
+        self.events: dict[int, bytes] = {}  # by number
+        self.others: dict[str, bytes] = {}  # what other modules keep: by key
+        self._models: dict[str, dict[str, DesiredBlock]] = {}
+
+    def of_model(self, model: str) -> list[DesiredBlock]:
+        return list(self._models.get(model, {}).values())
+
+    def block(self, model: str, version: str) -> DesiredBlock | None:
+        return next((each for each in self.of_model(model) if each.record.version == version), None)
+
+    def is_unloaded(self, model: str) -> bool:
+        """Somebody unloaded it, and nobody has loaded it since."""
+        roles = {each.record.role for each in self.of_model(model)}
+        return BlockRole.WITHDRAWN in roles and BlockRole.CHOSEN not in roles
+
+    def restart(self, snapshot: Snapshot) -> Folded:
+        """Everything is as the snapshot says."""
+        present = {record.key for record in snapshot.records}
+        gone = [Change(key, None, snapshot.revision) for key in self._keys() if key not in present]
+        found = [Change(record.key, record.value, record.revision) for record in snapshot.records]
+        folded = self.fold([*gone, *found])
+        self.revision = max(self.revision, snapshot.revision)
+        return folded
+
+    def fold(self, changes: Iterable[Change]) -> Folded:
+        folded = Folded()
+        for change in changes:
+            self.revision = max(self.revision, change.revision)
+            try:
+                self._take(change, folded)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"])
+                folded.unread.append(Unread(change.key, f"{where}: {first['msg']}" if where else first["msg"]))
+        return folded
+
+    def _take(self, change: Change, folded: Folded) -> None:
+        key, value = change.key, change.value
+        if key.startswith(BLOCKS):
+            self._take_block(key.removeprefix(BLOCKS), change, folded)
+        elif key.startswith(ROUTING):
+            model = key.removeprefix(ROUTING)
+            self.routings.pop(model, None)
+            folded.routings.add(model)
+            if value is not None:
+                self.routings[model] = Routing.model_validate_json(value).model_dump_json()
+        elif key.startswith(FOLDERS):
+            _put(self.folders, key.removeprefix(FOLDERS), value, FolderRecord)
+        elif key.startswith(WORKERS):
+            folded.workers.add(key.removeprefix(WORKERS))
+            _put(self.workers, key.removeprefix(WORKERS), value, WorkerRecord)
+        elif key == GATEWAYS:
+            self.gateways = GatewayList() if value is None else GatewayList.model_validate_json(value)
+            self.membership, folded.has_gateways = change.revision, True
+        elif key.startswith(EVENTS):
+            number = int(key.removeprefix(EVENTS))
+            self.events.pop(number, None)
+            if value is not None:
+                self.events[number] = value
+        else:
+            folded.others.add(key)
+            self.others.pop(key, None)
+            if value is not None:
+                self.others[key] = value
+
+    def _take_block(self, block_id: str, change: Change, folded: Folded) -> None:
+        before = self.blocks.pop(block_id, None)
+        if before is not None:
+            folded.models.add(before.record.model)
+            del self._models[before.record.model][block_id]
+        if change.value is None:
+            return
+        record = BlockRecord.model_validate_json(change.value)
+        block = DesiredBlock(block_id, record, record.generation or change.revision)
+        self.blocks[block_id] = self._models.setdefault(record.model, {})[block_id] = block
+        folded.models.add(record.model)
+
+    def _keys(self) -> list[str]:
+        return [
+            *(BLOCKS + each for each in self.blocks),
+            *(ROUTING + each for each in self.routings),
+            *(FOLDERS + each for each in self.folders),
+            *(WORKERS + each for each in self.workers),
+            *([GATEWAYS] if self.gateways.gateways else []),
+            *(f"{EVENTS}{number:020}" for number in self.events),
+            *self.others,
+        ]
+
+
+def encode(value: StoredValue) -> bytes:
+    return value.model_dump_json(exclude_defaults=True).encode()
+
+
+def _put(table: dict[str, V], key: str, value: bytes | None, kind: type[V]) -> None:
+    table.pop(key, None)
+    if value is not None:
+        table[key] = kind.model_validate_json(value)

@@ -1,0 +1,286 @@
+"""What a manager knows while it leads: which workers live, what they hold, who should hold what. Decides; never acts.
+
+A manager that does not lead has one, too, in which no workers come: with it, it answers what only reads.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.core.blocks import WorkerRecord
+from penstock.core.routes import NameRoute
+from penstock.manager.boards import Boards
+from penstock.manager.desired import DesiredState, Folded
+from penstock.manager.lives import (
+    LifeAction,
+    LifeChanged,
+    LifeRules,
+    LifeState,
+    Lives,
+    LivesTurn,
+    StreamRefused,
+    WorkerArrived,
+    WorkerHeard,
+    WorkerRemoved,
+    WorkerStreamEnded,
+)
+from penstock.manager.placement import Placement, place
+from penstock.manager.registry import DeployedBlock, Registry, WorkerState
+from penstock.manager.sites import BlockDemand, WorkerCapacity
+
+PRESENT = (LifeState.ALIVE, LifeState.SUSPECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a worker tells of itself when it joins."""
+
+    node: str = ""  # the machine that it runs on
+    host: str = ""  # boot id and pid namespace
+    zone: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cpus: float = 0.0  # 0: nobody knows
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+    version: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCount:
+    """Since the worker's incarnation began."""
+
+    requests: int = 0
+    errors: int = 0
+    latency_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Load:
+    cpu: float = 0.0  # cores
+    memory_bytes: int = 0
+    gpu: float | None = None  # share of the time
+    gpu_memory_bytes: int | None = None
+    jobs: int = 0
+    counts: dict[str, BlockCount] = field(default_factory=dict)  # by block
+
+
+class Report(NamedTuple):
+    states: Iterable[tuple[str, WorkerState]]
+    removed: Iterable[str] = ()
+    is_snapshot: bool = True
+
+
+class Notice(NamedTuple):
+    """Something that an operator may want to know later."""
+
+    kind: str
+    subject: str
+    text: str
+
+
+class Reign:
+    def __init__(self, epoch: int, state: DesiredState, rules: LifeRules, now: float, is_fresh: bool = False) -> None:
+        """`is_fresh`: nobody lives whom an earlier manager told anything."""
+        self.epoch = epoch
+        self.registry = Registry(is_adopting=not is_fresh)
+        self.lives = Lives(rules, now)
+        self.boards = Boards()
+        self.facts: dict[str, Facts] = {}
+        self.loads: dict[str, Load] = {}
+        self.refused: dict[int, str] = {}  # streams that are to be ended, and why
+        self.notices: list[Notice] = []
+        self._state = state
+        self._is_adopting = not is_fresh
+        self._placed: dict[str, tuple[str, ...]] = {}
+        self._must_place = True
+        self._has_news = False
+        for model in {block.record.model for block in state.blocks.values()}:
+            self.registry.apply(model, state.of_model(model))
+        self._close_workers()
+        self.boards.gateways_changed(state)
+        self._settle()
+
+    # --- what happens
+
+    def fold(self, folded: Folded) -> None:
+        for model in folded.models:
+            self.registry.apply(model, self._state.of_model(model))
+        for model in folded.routings:
+            self.registry.touch(model)
+        if folded.has_gateways:
+            self.boards.gateways_changed(self._state)
+        if folded.workers:
+            self._close_workers()
+        self._must_place = self._must_place or bool(folded.models or folded.workers)
+        self._settle()
+
+    def arrive(self, arrived: WorkerArrived, facts: Facts, report: Report, now: float) -> None:
+        """The first report of a stream. Where another speaks for the worker, the stream is refused."""
+        worker_id = arrived.worker_id
+        record = self._state.workers.get(worker_id)
+        if record is not None and record.removed == arrived.incarnation:
+            self.refused[arrived.stream] = "an operator removed this worker; start it anew to have it back"
+            return
+        before = self.lives.get(worker_id)
+        earlier = before.incarnation if before is not None else arrived.incarnation
+        self._perform(self.lives.handle(arrived, now))
+        if arrived.stream in self.refused:
+            return
+        if earlier != arrived.incarnation:
+            self.registry.worker_left(worker_id)  # of its earlier process nothing is left
+            self.loads.pop(worker_id, None)
+        self.facts[worker_id] = facts
+        self._close_workers()
+        self.registry.worker_reported(worker_id, report.states, report.removed, is_snapshot=True)
+        self._must_place = True
+        self._settle()
+
+    def hear(self, heard: WorkerHeard, report: Report, load: Load | None, now: float) -> None:
+        worker_id = heard.worker_id
+        life = self.lives.get(worker_id)
+        if life is None or life.stream != heard.stream:
+            return
+        self._perform(self.lives.handle(heard, now))
+        if worker_id not in self.registry.workers():
+            self.refused[heard.stream] = "it was taken for dead meanwhile: it is to tell everything again"
+            return
+        if load is not None:
+            known = self.loads.get(worker_id)
+            load.counts = {**(known.counts if known is not None else {}), **load.counts}
+            self.loads[worker_id] = load
+        self.registry.worker_reported(worker_id, report.states, report.removed, report.is_snapshot)
+        self._settle()
+
+    def end(self, ended: WorkerStreamEnded, now: float) -> None:
+        self.refused.pop(ended.stream, None)
+        life = self.lives.get(ended.worker_id)
+        if life is None or life.stream != ended.stream:
+            return
+        self.registry.worker_detached(ended.worker_id)
+        self._perform(self.lives.handle(ended, now))
+        self._settle()
+
+    def remove(self, worker_id: str, now: float) -> None:
+        self._perform(self.lives.handle(WorkerRemoved(worker_id), now))
+        self._settle()
+
+    def turn(self, now: float) -> None:
+        self._perform(self.lives.handle(LivesTurn(), now))
+        if self._is_adopting and self.lives.is_settled:
+            self._is_adopting = False
+            self.registry.end_adoption()
+            self._must_place = True
+        self._settle()
+
+    def set_routes(self, routes: Iterable[NameRoute]) -> None:
+        """What names resolve to where rollouts say so."""
+        self.boards.routes_changed(routes)
+        self._has_news = True
+
+    # --- what others ask
+
+    def take_news(self) -> bool:
+        """Whether anything is another since this was last asked."""
+        has_news, self._has_news = self._has_news or bool(self.refused), False
+        return has_news
+
+    @property
+    def is_adopting(self) -> bool:
+        return self._is_adopting
+
+    def record(self, worker_id: str) -> WorkerRecord:
+        return self._state.workers.get(worker_id) or WorkerRecord()
+
+    def is_drained(self, worker_id: str) -> bool:
+        """Nothing is left on it that is to go."""
+        return not any(worker_id in block.workers for block in self.registry.blocks())
+
+    def placed(self, block: DeployedBlock) -> list[str]:
+        """The workers that should hold it."""
+        if block.is_everywhere:
+            return sorted(self.registry.targets(block))
+        return sorted(self._placed.get(block.block_id, ()))
+
+    def explain(self, block_id: str) -> list[str]:
+        return self._place().explain(block_id)
+
+    # --- how it follows
+
+    def _perform(self, actions: Iterable[LifeAction]) -> None:
+        for action in actions:
+            match action:
+                case StreamRefused(_, stream, reason):
+                    self.refused[stream] = reason
+                case LifeChanged(worker_id, state, _, reason):
+                    self.notices.append(Notice(f"worker_{state}", worker_id, reason))
+                    self._must_place = True
+                    if state not in PRESENT:
+                        self.registry.worker_left(worker_id)
+                        self.boards.forget(worker_id)
+                    if state is LifeState.FORGOTTEN:
+                        self.facts.pop(worker_id, None)
+                        self.loads.pop(worker_id, None)
+
+    def _settle(self) -> None:
+        if self._must_place:
+            self._must_place = False
+            picky = [block for block in self.registry.assigned() if not block.is_everywhere]
+            holders = self._place().holders if picky else {}
+            self._placed = {block.block_id: holders[block.block_id] for block in picky}
+            self.registry.place(self._placed)
+        self._has_news |= self.boards.publish(self.registry, self._state)
+
+    def _place(self) -> Placement:
+        """Those who held a block before keep it; until everybody has had the time to come, nobody gets another's."""
+        blocks = self.registry.assigned()
+        held = {
+            block.block_id: self._placed.get(block.block_id) or tuple(block.workers)
+            for block in blocks
+            if not block.is_everywhere
+        }
+        if self._is_adopting:
+            held = {block.block_id: tuple(block.workers) for block in blocks if not block.is_everywhere}
+        present = [(worker, life) for worker, life in self.lives.items().items() if life.state in PRESENT]
+        return place(
+            map(_demand, blocks),
+            [self._capacity(worker, life.is_open and not self._is_adopting) for worker, life in present],
+            held,
+        )
+
+    def _capacity(self, worker_id: str, is_open: bool) -> WorkerCapacity:
+        facts, record = self.facts.get(worker_id, Facts()), self.record(worker_id)
+        return WorkerCapacity(
+            worker_id,
+            host=facts.node or facts.host,
+            zone=facts.zone,
+            cpu=facts.cpus or float("inf"),
+            memory_bytes=facts.memory_bytes or float("inf"),
+            gpu_memory_bytes=facts.gpu_memory_bytes,
+            labels={**facts.labels, **record.labels},
+            is_open=is_open,
+            is_leaving=self._is_closed(worker_id),
+        )
+
+    def _is_closed(self, worker_id: str) -> bool:
+        record, life = self.record(worker_id), self.lives.get(worker_id)
+        return record.is_draining or (life is not None and record.removed == life.incarnation)
+
+    def _close_workers(self) -> None:
+        self.registry.close(worker for worker in self.lives.items() if self._is_closed(worker))
+
+
+def _demand(block: DeployedBlock) -> BlockDemand:
+    record = block.record
+    told = {**record.labels, **{key: value for key, value in record.metadata.items() if isinstance(value, str)}}
+    return BlockDemand(
+        block.block_id,
+        replicas=record.replicas,
+        cpu=record.resources.cpu,
+        memory_bytes=record.resources.memory_bytes,
+        gpu_memory_bytes=record.resources.gpu_memory_bytes,
+        labels=record.labels,
+        anti_affinity=frozenset(record.anti_affinity),
+        names=frozenset({block.model, *(f"{key}={value}" for key, value in told.items())}),
+        weight=record.weight,
+    )

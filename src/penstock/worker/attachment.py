@@ -1,0 +1,168 @@
+"""A worker's talk with the manager: it reports what it holds, by deltas, and hears what it should hold."""
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from penstock.core.statistics import BlockStatistics
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1 import manager_pb2_grpc
+from penstock.wire.control import MANAGER_CHANNEL
+from penstock.wire.heard import Heard, Verdict
+from penstock.worker.machine import Machine
+from penstock.worker.residency.residency import HeldBlock
+from penstock.worker.residency.steps import Assigned
+
+log = structlog.get_logger()
+RETRY_S = 0.5
+LOAD_S = 1.0  # how often it tells how busy it is
+
+
+@dataclass(slots=True)
+class AttachmentOwner:
+    """What the talk asks of its worker."""
+
+    held: Callable[[], Iterable[tuple[str, HeldBlock]]]
+    be_heard: Callable[[], Awaitable[None]]  # waits until every gateway knows what is held here
+    assign: Callable[[Sequence[Assigned]], None]  # all that is wanted
+    meet: Callable[[Iterable[str]], None]  # all gateways
+    statistics: Callable[[], Sequence[BlockStatistics]]
+    jobs: Callable[[], int]
+
+
+class Attachment:
+    def __init__(self, worker_id: str, manager: str, machine: Machine, beat_s: float, owner: AttachmentOwner) -> None:
+        self._worker_id = worker_id
+        self._manager = manager
+        self._machine = machine
+        self._beat_s = beat_s
+        self._owner = owner
+        self._incarnation = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}"
+        self._heard = Heard()
+        self._is_lost = False
+        self._blocks: dict[str, Assigned] = {}
+        self._changed = asyncio.Event()  # something is to be told
+        self._next_load = 0.0
+        self._counts: dict[str, pb.BlockCounts] = {}  # as they were told last
+        self.has_attached = False  # ever
+        self.is_leaving = False
+
+    def report(self) -> None:
+        """Something of what is held is another."""
+        self._changed.set()
+
+    async def attend_forever(self) -> None:
+        """Attaches, and attaches again when the manager was away; the blocks serve on meanwhile."""
+        said = ""
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(self._manager, options=MANAGER_CHANNEL) as channel:
+                    call = manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True)
+                    async for assignment in call:
+                        said = ""
+                        if not self._take(assignment):
+                            call.cancel()
+                            break
+            except grpc.aio.AioRpcError as error:
+                if error.details() != said:
+                    said = error.details() or ""
+                    log.warning("manager_away", error=said)
+            await asyncio.sleep(RETRY_S)
+
+    async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
+        """First everything, then what is another, and at least a sign of life with every beat."""
+        told: dict[str, pb.BlockState] = {}
+        is_first = True
+        while True:
+            self._changed.clear()
+            await self._owner.be_heard()  # first: who is told that a block is here, or gone, may rely on every gateway
+            held = {block_id: _state(block_id, each) for block_id, each in self._owner.held()}
+            report = pb.WorkerReport(
+                worker_id=self._worker_id,
+                pid=os.getpid(),
+                incarnation=self._incarnation,
+                blocks=[state for block_id, state in held.items() if told.get(block_id) != state],
+                removed=[block_id for block_id in told if block_id not in held],
+                is_snapshot=is_first,
+                epoch=self._heard.epoch,
+                revision=self._heard.revision,
+                facts=self._machine.facts() if is_first else None,
+                is_leaving=self.is_leaving,
+                is_lost=self._is_lost and not is_first,
+            )
+            self._add_load(report, is_first)
+            told, is_first, self._is_lost = held, False, False
+            yield report
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._beat_s)
+
+    def _add_load(self, report: pb.WorkerReport, is_first: bool) -> None:
+        """A new stream may be another manager's: it is told all counts."""
+        if time.monotonic() < self._next_load and not is_first:
+            return
+        self._next_load = time.monotonic() + LOAD_S
+        load = self._machine.load()
+        load.jobs = self._owner.jobs()
+        counts = {each.block_id: _counts(each) for each in self._owner.statistics()}
+        known = {} if is_first else self._counts
+        load.counts.extend(each for block_id, each in counts.items() if known.get(block_id) != each)
+        self._counts = counts
+        report.load.CopyFrom(load)
+
+    def _take(self, assignment: pb.Assignment) -> bool:
+        """False: whoever said it leads the cluster no more."""
+        verdict = self._heard.hear(assignment)
+        if verdict is Verdict.DEPOSED:
+            log.warning("deposed_manager", epoch=assignment.epoch, newest=self._heard.epoch)
+            return False
+        if verdict is Verdict.MISSED:
+            self._is_lost = True
+            self._changed.set()
+            return True
+        self.has_attached = True
+        if assignment.is_snapshot:
+            self._blocks = {}
+        for block_id in assignment.removed:
+            self._blocks.pop(block_id, None)
+        for b in assignment.blocks:
+            self._blocks[b.block_id] = Assigned(
+                b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces), b.is_new
+            )
+        if self.is_leaving:
+            return True
+        if assignment.has_gateways:
+            self._owner.meet(assignment.gateways)
+        self._owner.assign(sorted(self._blocks.values(), key=_order))
+        return True
+
+
+def _order(block: Assigned) -> tuple[bool, str, int]:
+    """In which they are loaded: what is new comes last."""
+    return block.is_new, block.model, int(block.version)
+
+
+def _state(block_id: str, held: HeldBlock) -> pb.BlockState:
+    return pb.BlockState(
+        block_id=block_id,
+        state=held.state,
+        reason=held.reason,
+        revision=held.block.revision,
+        is_serving=held.is_resident,
+        is_new=held.block.is_new,
+    )
+
+
+def _counts(block: BlockStatistics) -> pb.BlockCounts:
+    return pb.BlockCounts(
+        block_id=block.block_id,
+        requests=block.success.count + block.fail.count,
+        errors=block.fail.count,
+        latency_s=(block.success.ns + block.fail.ns) / 1e9,
+    )
