@@ -129,8 +129,8 @@ class Election:
                 self._spawn(self._keep(lease))
             case Register(lease):
                 self._spawn(self._register(lease))
-            case Campaign(lease):
-                self._spawn(self._campaign(lease))
+            case Campaign(lease, expected):
+                self._spawn(self._campaign(lease, expected))
             case RevokeLease(lease):
                 self._revoked = self._spawn(self._revoke(lease))
             case BeginReign(epoch):
@@ -174,11 +174,11 @@ class Election:
         else:
             self._handle(Registered(lease, is_done=True))
 
-    async def _campaign(self, lease: int) -> None:
+    async def _campaign(self, lease: int, expected: int) -> None:
         leader = LeaderRecord(**self._manager.model_dump(), lease=lease)
         try:
             revision = await self._store.commit(
-                [Write(LEADER, leader.model_dump_json().encode(), lease)], [Compare(LEADER, 0)]
+                [Write(LEADER, leader.model_dump_json().encode(), lease)], [Compare(LEADER, expected)]
             )
         except LeaseLost:
             self._handle(LeaseEnded(lease))

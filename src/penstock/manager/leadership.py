@@ -3,7 +3,8 @@
 Every manager holds a lease, and writes its name under it; who writes `leader` under its own leads, with the revision of
 that record as its epoch. The lease is counted from when the call that prolonged it was sent, and a reign ends a margin
 before that time is over: whatever pauses, answers late or is lost, it has ended here before the store can give the
-record to another.
+record to another. A reign that has ended never goes on: where the lease turns out to be alive, the record is written
+again, and that is another epoch.
 """
 
 from dataclasses import dataclass
@@ -109,9 +110,10 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Write `leader`, if it is absent."""
+    """Write `leader`, if it has this revision; 0: if it is absent."""
 
     lease: int
+    expected: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ class Leadership:
         self._beat_s = ttl_s / BEATS
         self._lease = 0
         self._until = 0.0  # the lease is certainly held before
-        self._epoch = 0  # the revision of a record `leader` that is this manager's
+        self._record = 0  # the revision of `leader` where that is this manager's
+        self._epoch = 0  # the same, until its time is over
         self._reign = 0  # the epoch that was begun and not ended
         self._seen = 0  # the newest revision that is known of `leader`
         self._is_vacant = False
@@ -161,13 +164,16 @@ class Leadership:
             times.append(self._call_at)
         if self._lease and not self._is_registered and not self._is_registering:
             times.append(self._register_at)
-        if self._lease and self._is_vacant and not self._is_campaigning:
+        if self._may_campaign(self._campaign_at):
             times.append(self._campaign_at)
         return min(times, default=float("inf"))
 
     def handle(self, event: LeadershipEvent, now: float) -> list[LeadershipAction]:
         if self._is_resigned:
             return []
+        if now >= self._until:
+            self._epoch = 0
+        ended = self._reigns(now)
         match event:
             case LeaseGranted(lease, ttl_s, sent_at):
                 self._is_calling = False
@@ -191,11 +197,11 @@ class Leadership:
                 self._campaign_at = now + RETRY_S
             case LeaderSeen(revision, lease, is_there) if revision > self._seen:
                 self._seen, self._is_vacant = revision, not is_there
-                self._epoch = revision if is_there and lease and lease == self._lease else 0
+                self._record = self._epoch = revision if is_there and lease and lease == self._lease else 0
                 self._campaign_at = now
             case Resigning():
                 return self._resign(now)
-        return [*self._reigns(now), *self._calls(now)]
+        return [*ended, *self._reigns(now), *self._calls(now)]
 
     def _reigns(self, now: float) -> list[LeadershipAction]:
         epoch = self.epoch(now)
@@ -203,7 +209,7 @@ class Leadership:
             return []
         found: list[LeadershipAction] = []
         if self._reign:
-            why = "the record is another's" if self._epoch != self._reign else "the store has not answered in time"
+            why = "the store has not answered in time" if self._record == self._reign else "the record is another's"
             found.append(EndReign(self._reign, why))
         if epoch:
             found.append(BeginReign(epoch))
@@ -218,14 +224,18 @@ class Leadership:
         if self._lease and not self._is_registered and not self._is_registering and now >= self._register_at:
             self._is_registering = True
             found.append(Register(self._lease))
-        if self._lease and self._is_vacant and not self._is_campaigning and now >= self._campaign_at:
+        if self._may_campaign(now) and now >= self._campaign_at:
             self._is_campaigning = True
-            found.append(Campaign(self._lease))
+            found.append(Campaign(self._lease, self._record))
         return found
+
+    def _may_campaign(self, now: float) -> bool:
+        is_open = self._is_vacant or (self._record and not self._epoch)
+        return bool(is_open and self._lease and now < self._until and not self._is_campaigning)
 
     def _forget_lease(self, now: float) -> None:
         """What was written under it is gone, or goes now."""
-        self._lease, self._until, self._epoch = 0, 0.0, 0
+        self._lease, self._until, self._record, self._epoch = 0, 0.0, 0, 0
         self._is_registered = False
         self._is_calling = self._is_registering = self._is_campaigning = False
         self._call_at = now

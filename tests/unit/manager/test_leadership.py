@@ -38,7 +38,7 @@ def leading() -> Leadership:
     leadership = Leadership(TTL_S)
     assert leadership.handle(TimePassed(), 10.0) == [GrantLease()]
     assert leadership.handle(LeaderSeen(5, 0, is_there=False), 10.0) == []
-    assert leadership.handle(LeaseGranted(1, TTL_S, 10.0), 10.1) == [Register(1), Campaign(1)]
+    assert leadership.handle(LeaseGranted(1, TTL_S, 10.0), 10.1) == [Register(1), Campaign(1, 0)]
     assert leadership.handle(LeaderSeen(7, 1, is_there=True), 10.1) == [BeginReign(7)]
     assert leadership.handle(CampaignEnded(1), 10.1) == []
     assert leadership.handle(Registered(1, is_done=True), 10.1) == []
@@ -64,11 +64,16 @@ def test_it_is_prolonged_from_when_that_was_sent() -> None:
     assert leadership.epoch(12.31) == 0
 
 
-def test_a_late_answer_lets_the_same_reign_go_on_where_the_lease_never_ended() -> None:
+@pytest.mark.parametrize("is_told", [True, False])
+def test_after_a_late_answer_the_lease_that_never_ended_makes_another_reign(is_told: bool) -> None:
     leadership = leading()
     leadership.handle(TimePassed(), 10.5)
-    assert leadership.handle(TimePassed(), 12.0) == [EndReign(7, "the store has not answered in time")]
-    assert leadership.handle(LeaseKept(1, TTL_S, 10.5), 12.1) == [BeginReign(7), KeepLease(1)]
+    ended = EndReign(7, "the store has not answered in time")
+    assert not is_told or leadership.handle(TimePassed(), 12.0) == [ended]
+    actions = leadership.handle(LeaseKept(1, TTL_S, 10.5), 12.1)
+    assert actions == [*([] if is_told else [ended]), KeepLease(1), Campaign(1, 7)]
+    assert leadership.epoch(12.1) == 0
+    assert leadership.handle(LeaderSeen(8, 1, is_there=True), 12.2) == [BeginReign(8)]
 
 
 def test_an_answer_that_is_too_late_does_not() -> None:
@@ -80,7 +85,7 @@ def test_an_answer_that_is_too_late_does_not() -> None:
     ]
     assert leadership.handle(LeaseEnded(1), 15.1) == [GrantLease()]
     assert leadership.handle(LeaseGranted(2, TTL_S, 15.1), 15.2) == [Register(2)], "somebody may lead"
-    assert leadership.handle(LeaderSeen(9, 0, is_there=False), 15.3) == [Campaign(2)]
+    assert leadership.handle(LeaderSeen(9, 0, is_there=False), 15.3) == [Campaign(2, 0)]
 
 
 def test_a_reign_ends_where_the_record_is_anothers() -> None:
@@ -114,7 +119,7 @@ def test_calls_that_fail_are_repeated_after_a_while() -> None:
     leadership.handle(LeaseGranted(1, TTL_S, 10.4), 10.4)
     leadership.handle(CampaignEnded(1), 10.4)
     leadership.handle(Registered(1, is_done=False), 10.4)
-    assert leadership.handle(TimePassed(), leadership.wake_at) == [Register(1), Campaign(1)]
+    assert leadership.handle(TimePassed(), leadership.wake_at) == [Register(1), Campaign(1, 0)]
 
 
 def test_who_resigns_ends_its_reign_before_its_lease() -> None:
@@ -211,10 +216,10 @@ class SimulatedManager:
                 self.call(lambda: self.keep(lease, sent_at), LeaseCallFailed(lease))
             case Register(lease):
                 self.call(lambda: Registered(lease, is_done=True), Registered(lease, is_done=False))
-            case Campaign(lease):
-                self.call(lambda: self.campaign(lease), CampaignEnded(lease))
+            case Campaign(lease, expected):
+                self.call(lambda: self.campaign(lease, expected), CampaignEnded(lease))
             case BeginReign(epoch):
-                assert not self.simulation.reigns or epoch >= self.simulation.reigns[-1], "epochs never go back"
+                assert not self.simulation.reigns or epoch > self.simulation.reigns[-1], "each reign has its own epoch"
                 self.simulation.reigns.append(epoch)
 
     def call(self, act: Callable[[], LeadershipEvent], failure: LeadershipEvent) -> None:
@@ -252,11 +257,11 @@ class SimulatedManager:
         store.leases[lease] = self.simulation.now + TTL_S
         return LeaseKept(lease, TTL_S, sent_at)
 
-    def campaign(self, lease: int) -> LeadershipEvent:
+    def campaign(self, lease: int, expected: int) -> LeadershipEvent:
         store = self.simulation.store
         if lease not in store.leases:
             return LeaseEnded(lease)
-        if store.leader is None:
+        if (store.leader[1] if store.leader else 0) == expected:
             store.revision += 1
             store.leader = (lease, store.revision)
             self.simulation.tell_all()
