@@ -50,7 +50,7 @@ class HealthDoor:
         self._refusal = refusal
         self._connections: set[asyncio.Task[None]] = set()
         self._http: asyncio.Server | None = None
-        self._grpc, self._health = _health_server()
+        self._grpc: grpc.aio.Server | None = None
         self._looking: asyncio.Task[None] | None = None
 
     async def open_http(self, address: Address) -> Address:
@@ -64,12 +64,14 @@ class HealthDoor:
         return Address(address.host, self._http.sockets[0].getsockname()[1])
 
     async def open_grpc(self, address: Address) -> Address:
+        server, health = _health_server()
         try:
-            port = self._grpc.add_insecure_port(str(address))
+            port = server.add_insecure_port(str(address))
         except RuntimeError as error:
             raise ConfigError(f"the health door cannot listen for gRPC on {address}") from error
-        await self._grpc.start()
-        self._looking = asyncio.create_task(self._look_forever(), name="health-door")
+        self._grpc = server
+        await server.start()
+        self._looking = asyncio.create_task(self._look_forever(health), name="health-door")
         return Address(address.host, int(port))
 
     async def close(self) -> None:
@@ -80,7 +82,8 @@ class HealthDoor:
         for task in self._connections:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-        await self._grpc.stop(0.0)
+        if self._grpc is not None:
+            await self._grpc.stop(0.0)
 
     async def problem(self) -> str:
         try:
@@ -90,14 +93,14 @@ class HealthDoor:
         except PenstockError as error:
             return error.message
 
-    async def _look_forever(self) -> None:
+    async def _look_forever(self, health: health_aio.HealthServicer) -> None:
         was_ready = None
         while True:
             problem = await self.problem()
             if was_ready is not (not problem):
                 was_ready = not problem
                 log.info("readiness", ready=was_ready, why=problem)
-                await self._health.set("", SERVING if was_ready else NOT_SERVING)
+                await health.set("", SERVING if was_ready else NOT_SERVING)
             await asyncio.sleep(LOOK_S)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,130 @@
+"""Where roles are: names, addresses that are bound and told, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.app.places import (
+    ServerPlaces,
+    advertised_manager,
+    check_bind,
+    check_join,
+    gateway_endpoint,
+    is_clustered,
+    join_addresses,
+    manager_address,
+    named,
+    node_of,
+)
+from penstock.core.cluster.addresses import Address
+from penstock.core.config import Config, load_config
+from penstock.core.errors import ConfigError
+from penstock.wire.endpoints import Endpoint
+
+
+def config(host: str = "127.0.0.1", **cluster: str) -> Config:
+    return load_config(host=host, cluster=cluster)
+
+
+def test_one_machine_alone_has_sockets_in_its_folder_and_short_names(tmp_path: Path) -> None:
+    alone = Config()
+    places = ServerPlaces(tmp_path)
+    assert not is_clustered(alone)
+    assert named(alone, "worker-0") == "worker-0"
+    assert places.managers(alone) == f"unix:{tmp_path}/manager.sock"
+    assert places.gateway("gateway-0", alone) == Endpoint(f"ipc://{tmp_path}/gateway-0.ipc")
+
+
+def test_roles_of_a_cluster_have_their_nodes_name() -> None:
+    assert named(config(join="h", node="n1"), "worker-0") == "n1.worker-0"
+    assert named(config(bind="10.0.0.1", node="n1"), "gateway-1") == "n1.gateway-1"
+    assert node_of(config())  # the machine's own
+
+
+@pytest.mark.parametrize(
+    ("join", "managers"),
+    [
+        ("10.0.0.1", "10.0.0.1:7400"),
+        ("box:1", "box:1"),
+        ("10.0.0.1, 10.0.0.2:5", "ipv4:10.0.0.1:7400,10.0.0.2:5"),
+        ("etcd://a:2379,b:2379/x", "etcd://a:2379,b:2379/x"),
+    ],
+)
+def test_managers_that_are_joined(tmp_path: Path, join: str, managers: str) -> None:
+    assert ServerPlaces(tmp_path).managers(config(join=join)) == managers
+
+
+def test_hosts_of_what_is_joined() -> None:
+    assert join_addresses("etcd://a:2379,b:2379/prefix") == [Address("a", 2379), Address("b", 2379)]
+    assert join_addresses("a,b:1") == [Address("a"), Address("b", 1)]
+
+
+def test_a_manager_has_its_port() -> None:
+    assert manager_address(config(bind="10.0.0.1")) == Address("10.0.0.1", 7400)
+    assert manager_address(config(bind="10.0.0.1:9")) == Address("10.0.0.1", 9)
+    assert manager_address(config("10.0.0.7")) == Address("10.0.0.7", 7400)
+    assert advertised_manager(config(bind="10.0.0.1"), 7400) == "10.0.0.1:7400"
+    assert advertised_manager(config(bind="0.0.0.0", advertise="m1"), 7400) == "m1:7400"
+    assert advertised_manager(config(bind="0.0.0.0", advertise="m1:9"), 7400) == "m1:9"
+    with pytest.raises(ConfigError, match="--advertise"):
+        advertised_manager(config(bind="0.0.0.0"), 7400)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "number", "endpoint"),
+    [
+        ({"join": "m", "bind": "10.0.0.2"}, 0, Endpoint("tcp://10.0.0.2:7401", "10.0.0.2")),
+        ({"join": "m", "bind": "10.0.0.2"}, 1, Endpoint("tcp://10.0.0.2:7403", "10.0.0.2")),
+        ({"join": "m", "bind": "10.0.0.2:9000"}, 1, Endpoint("tcp://10.0.0.2:9002", "10.0.0.2")),
+        ({"join": "m", "bind": "10.0.0.2:0"}, 1, Endpoint("tcp://10.0.0.2:0", "10.0.0.2")),
+        ({"bind": "10.0.0.2"}, 0, Endpoint("tcp://10.0.0.2:7401", "10.0.0.2")),
+        ({"bind": "10.0.0.2:9000"}, 0, Endpoint("tcp://10.0.0.2:9001", "10.0.0.2")),
+        ({"join": "m", "bind": "0.0.0.0", "advertise": "g"}, 0, Endpoint("tcp://0.0.0.0:7401", "g")),
+        ({"join": "m", "bind": "0.0.0.0", "advertise": "g:5"}, 1, Endpoint("tcp://0.0.0.0:7403", "g", 7)),
+        ({"join": "m", "bind": "fd00::2"}, 0, Endpoint("tcp://[fd00::2]:7401", "fd00::2")),
+    ],
+)
+def test_gateways_have_ports_one_after_the_other(cluster: dict[str, str], number: int, endpoint: Endpoint) -> None:
+    assert gateway_endpoint(config(**cluster), number) == endpoint
+
+
+def test_what_listens_at_any_address_is_told_by_the_way_to_the_manager() -> None:
+    found = gateway_endpoint(config(join="192.0.2.1", bind="0.0.0.0"), 0)
+    assert found.host not in ("", "0.0.0.0")
+
+
+@pytest.mark.parametrize("cluster", [{"bind": "10.0.0.1"}, {"bind": "0.0.0.0:7400"}, {"bind": "box"}])
+def test_beyond_loopback_is_asked_for(cluster: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="--insecure"):
+        check_bind(config(**cluster))
+    check_bind(load_config(insecure=True, cluster=cluster))
+
+
+def test_loopback_is_open_to_its_own() -> None:
+    check_bind(config(bind="127.0.0.1:7400"))
+    check_bind(config())
+
+
+def test_a_role_has_to_be_told_where_the_manager_is() -> None:
+    with pytest.raises(ConfigError, match="--join"):
+        check_join(config())
+    with pytest.raises(ConfigError, match="nobody can connect there"):
+        check_join(config(join="0.0.0.0"))
+    with pytest.raises(ConfigError, match="is no address"):
+        check_join(config(join="host:port"))
+    check_join(config(join="10.0.0.1,10.0.0.2"))
+
+
+@pytest.mark.parametrize("cluster", [{"bind": "host:port"}, {"node": "a/b"}, {"node": "under_score"}, {"jion": "a"}])
+def test_what_makes_no_sense_is_refused(cluster: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        load_config(cluster=cluster)
+
+
+def test_settings_of_a_cluster_come_from_file_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text("cluster:\n  node: n1\n  join: [10.0.0.1, '10.0.0.2:7400']\n")
+    assert load_config(file).cluster.join == "10.0.0.1,10.0.0.2:7400"
+    monkeypatch.setenv("PENSTOCK_CLUSTER__JOIN", "etcd://a:1,b:1")
+    found = load_config(file, cluster={"node": "n2"}).cluster
+    assert (found.node, found.join) == ("n2", "etcd://a:1,b:1")
