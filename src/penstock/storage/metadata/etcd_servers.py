@@ -100,8 +100,8 @@ class EtcdServers:
 
     async def close(self) -> None:
         self.is_closed = True
-        endpoints, self._servers = self._servers, {}
-        for server in endpoints.values():
+        servers, self._servers = self._servers, {}
+        for server in servers.values():
             await server.channel.close(grace=None)
 
     def _raise_if_closed(self, error: BaseException) -> None:

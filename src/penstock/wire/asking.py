@@ -1,0 +1,98 @@
+"""Finds who leads by asking the managers: all of them while nobody is known, and then one of them now and then."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import grpc
+import structlog
+
+from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
+from penstock.pb.v1.leader_pb2_grpc import LeadersStub
+from penstock.wire.leader import MANAGER_CHANNEL, LeaderAt
+
+log = structlog.get_logger()
+ASK_S = 1.0  # what a manager has to answer
+POLL_S = 1.0  # between questions while somebody leads: one that is cut off cannot say that it leads no more
+SEEK_S = 0.2  # and while nobody does
+MAX_MANAGERS = 32
+Ask = Callable[[str], Awaitable[LeaderResponse]]
+
+
+class AskedManagers:
+    """Further managers are learned from those that answer."""
+
+    def __init__(self, addresses: Sequence[str], ask: Ask | None = None, rng: random.Random | None = None) -> None:
+        self._addresses = dict.fromkeys(addresses)  # in order
+        self._given = tuple(addresses)
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._ask = ask or self._ask_manager
+        self._rng = rng or random.Random()
+        self._is_urgent = asyncio.Event()
+        self._best = LeaderAt("", -1)
+
+    async def follow(self) -> AsyncIterator[LeaderAt]:
+        while True:
+            is_seeking = self._is_urgent.is_set() or not self._best.address
+            self._is_urgent.clear()
+            before = self._best
+            async for answer in self._answers(list(self._addresses) if is_seeking else [self._any()]):
+                if answer.epoch > self._best.epoch:
+                    self._best = answer
+                    yield answer
+            pause_s = SEEK_S if is_seeking and before == self._best else POLL_S
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_urgent.wait(), pause_s * self._rng.uniform(0.75, 1.25))
+            if self._is_urgent.is_set():  # many may ask in one moment
+                await asyncio.sleep(SEEK_S * self._rng.uniform(0.25, 0.75))
+
+    def hurry(self) -> None:
+        self._is_urgent.set()
+
+    async def close(self) -> None:
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close(grace=None)
+
+    async def _answers(self, addresses: Sequence[str]) -> AsyncIterator[LeaderAt]:
+        """As they come; who leads knows it best."""
+        asking = {asyncio.create_task(self._answer(address)) for address in addresses}
+        try:
+            while asking:
+                done, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    if (found := task.result()) is not None:
+                        yield found
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _answer(self, address: str) -> LeaderAt | None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                told = await self._ask(address)
+        except (TimeoutError, grpc.aio.AioRpcError) as error:
+            log.debug("manager_does_not_answer", address=address, error=str(error))
+            return None
+        self._learn(told.managers)
+        if told.is_leader:
+            return LeaderAt(address, told.epoch)  # where it was reached, whatever it is told to be
+        return LeaderAt(told.leader, told.epoch) if told.leader and told.epoch else None
+
+    def _learn(self, managers: Sequence[str]) -> None:
+        """Those that were given stay; of the others, those that are there."""
+        known = dict.fromkeys([*self._given, *managers][:MAX_MANAGERS])
+        for gone in self._channels.keys() - known.keys():
+            del self._channels[gone]  # its calls may be under way: it closes when they are over
+        self._addresses = known
+
+    def _any(self) -> str:
+        return self._rng.choice(list(self._addresses))
+
+    async def _ask_manager(self, address: str) -> LeaderResponse:
+        if address not in self._channels:
+            self._channels[address] = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
+        answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(LeaderRequest(), timeout=ASK_S)
+        return answer

@@ -1,0 +1,192 @@
+"""The manager that leads a cluster, as workers and gateways reach it: found, followed when it changes, called."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import grpc
+import structlog
+
+from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
+from penstock.wire.forms import decode_failure
+
+log = structlog.get_logger()
+R = TypeVar("R")
+LEADERLESS_S = 10.0  # what a call waits for somebody to lead
+RETRY_S = 0.1  # doubles
+MAX_RETRY_S = 0.5
+CLOSE_S = 1.0
+# One that was not there just now may be there at once; of one that is cut off, only an unanswered ping tells.
+MANAGER_CHANNEL = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect gets
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 3000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+
+class LeaderAt(NamedTuple):
+    address: str
+    epoch: int  # 0: nobody said
+
+
+class LeaderSource(Protocol):
+    def follow(self) -> AsyncIterator[LeaderAt]:
+        """Whoever leads, and again whenever that is another; never ends by itself."""
+        ...
+
+    def hurry(self) -> None:
+        """Whoever was told last does not answer as a leader: look again soon."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SoleManager:
+    """The only one that there is, at an address that never changes."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def follow(self) -> AsyncIterator[LeaderAt]:
+        yield LeaderAt(self._address, 0)
+        await asyncio.Event().wait()
+
+    def hurry(self) -> None:
+        """There is no other."""
+
+    async def close(self) -> None:
+        """There is nothing open."""
+
+
+class LeaderConnection:
+    def __init__(self, at: LeaderAt) -> None:
+        self.at = at
+        self.channel = grpc.aio.insecure_channel(at.address, options=MANAGER_CHANNEL)
+        self.is_over = asyncio.Event()  # another leads
+
+
+Act = Callable[[grpc.aio.Channel], Coroutine[Any, Any, R]]
+
+
+class Leader:
+    """Used from one event loop."""
+
+    def __init__(self, source: LeaderSource) -> None:
+        self._source = source
+        self._connection: LeaderConnection | None = None
+        self._is_known = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._following = asyncio.create_task(self._follow(), name="follow-leader")
+
+    @property
+    def address(self) -> str:
+        """Empty: nobody is known to lead."""
+        return self._connection.at.address if self._connection is not None else ""
+
+    async def during(self, act: Act[R]) -> R:
+        """Does it with whoever leads, for as long as nobody else does: then NotLeader is raised."""
+        await self._is_known.wait()
+        assert self._connection is not None
+        return await self._while_it_leads(self._connection, act)
+
+    async def call(self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], timeout_s: float) -> R:
+        """A call that may be repeated: where its leader goes it is made anew at the next. Its answer has a `failure`.
+
+        Raises that failure, or Unavailable.
+        """
+        now = asyncio.get_running_loop().time
+        ends_at = now() + timeout_s
+        gives_up_at = min(ends_at, now() + LEADERLESS_S)
+        pause_s = RETRY_S
+        while True:
+            answer, error = await self._attempt(act, ends_at - now(), gives_up_at - now())
+            if answer is not None:
+                return answer
+            assert error is not None
+            self._source.hurry()
+            if now() + pause_s >= gives_up_at:
+                raise error
+            if isinstance(error, NotLeader) and error.reason == "moved":
+                gives_up_at = min(ends_at, now() + LEADERLESS_S)  # it was under way, and begins anew
+            else:
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.5))
+                pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    async def _attempt(
+        self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], left_s: float, patience_s: float
+    ) -> tuple[R | None, Unavailable | None]:
+        async def called(channel: grpc.aio.Channel) -> R:
+            return await act(channel, left_s)
+
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._is_known.wait()
+        except TimeoutError:
+            return None, Unavailable("no manager of the cluster answers; try again")
+        try:
+            answer: Any = await self.during(called)
+        except NotLeader as error:
+            return None, error
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise StoreUnavailable("the manager did not answer in time; look whether it was done") from error
+            return None, Unavailable("the manager does not answer; try again")
+        if not answer.HasField("failure"):
+            return answer, None
+        failure = decode_failure(answer.failure)
+        if not isinstance(failure, NotLeader):
+            raise failure
+        return None, failure
+
+    def failed(self) -> None:
+        """Who leads, as far as is known, does not answer as a leader."""
+        self._source.hurry()
+
+    async def close(self) -> None:
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        self._replace(None)
+        await self._source.close()
+        await asyncio.gather(*self._closing)
+
+    async def _while_it_leads(self, connection: LeaderConnection, act: Act[R]) -> R:
+        acting = asyncio.ensure_future(act(connection.channel))
+        over = asyncio.ensure_future(connection.is_over.wait())
+        try:
+            await asyncio.wait({acting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                return acting.result()
+            raise NotLeader(f"the manager at {connection.at.address} leads no more", reason="moved")
+        finally:
+            over.cancel()
+            acting.cancel()
+            await asyncio.gather(acting, over, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        async for at in self._source.follow():
+            if self._connection is None or at != self._connection.at:
+                log.info("leader", address=at.address, epoch=at.epoch)
+                self._replace(LeaderConnection(at))
+
+    def _replace(self, connection: LeaderConnection | None) -> None:
+        old, self._connection = self._connection, connection
+        if connection is None:
+            self._is_known.clear()
+        else:
+            self._is_known.set()
+        if old is not None:
+            old.is_over.set()
+            task = asyncio.create_task(_close(old))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+async def _close(connection: LeaderConnection) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(2 * CLOSE_S):
+            await connection.channel.close(grace=CLOSE_S)

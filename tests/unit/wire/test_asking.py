@@ -1,0 +1,92 @@
+"""Who leads is found among managers that answer late, wrongly or not at all."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+
+from penstock.pb.v1.leader_pb2 import LeaderResponse
+from penstock.wire import asking
+from penstock.wire.asking import AskedManagers
+from penstock.wire.leader import LeaderAt
+
+
+class FakeManagers:
+    def __init__(self) -> None:
+        self.answers: dict[str, LeaderResponse | None] = {}  # None: it hangs
+        self.asked: list[str] = []
+
+    async def ask(self, address: str) -> LeaderResponse:
+        self.asked.append(address)
+        answer = self.answers.get(address)
+        if answer is None:
+            await asyncio.Event().wait()
+        assert answer is not None
+        return answer
+
+    def lead(self, leader: str, epoch: int, *others: str) -> None:
+        managers = [leader, *others]
+        self.answers[leader] = LeaderResponse(is_leader=True, leader=f"nat-{leader}", epoch=epoch, managers=managers)
+        for other in others:
+            self.answers[other] = LeaderResponse(leader=leader, epoch=epoch, managers=managers)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ASK_S", 0.05)
+    monkeypatch.setattr(asking, "POLL_S", 0.01)
+    monkeypatch.setattr(asking, "SEEK_S", 0.01)
+
+
+async def following(source: AskedManagers) -> AsyncIterator[LeaderAt]:
+    async with aclosing(source.follow()) as heard:  # type: ignore[type-var]
+        async with asyncio.timeout(60):
+            async for each in heard:
+                yield each
+
+
+async def test_the_leader_is_named_by_whoever_answers_and_others_are_learned() -> None:
+    managers = FakeManagers()
+    managers.lead("a", 5, "b", "c")
+    managers.answers["a"] = None
+    heard = following(AskedManagers(["dead", "b"], managers.ask))
+    assert await anext(heard) == LeaderAt("a", 5)
+    managers.lead("c", 6, "a", "b")
+    managers.answers["b"] = None
+    assert await anext(heard) == LeaderAt("c", 6), "which was not among those that were given"
+
+
+async def test_a_leader_is_called_where_it_was_reached() -> None:
+    managers = FakeManagers()
+    managers.lead("a", 5)
+    assert await anext(following(AskedManagers(["a"], managers.ask))) == LeaderAt("a", 5)
+
+
+async def test_what_somebody_who_was_cut_off_believes_is_passed_over() -> None:
+    managers = FakeManagers()
+    managers.lead("new", 9, "old")
+    managers.answers["old"] = LeaderResponse(is_leader=True, leader="old", epoch=5)
+    source = AskedManagers(["new", "old"], managers.ask)
+    heard = following(source)
+    first = await anext(heard)
+    assert first == LeaderAt("new", 9) or await anext(heard) == LeaderAt("new", 9)
+    source.hurry()
+    managers.lead("old", 12, "new")
+    assert await anext(heard) == LeaderAt("old", 12)
+
+
+async def test_while_somebody_leads_one_is_asked_at_a_time() -> None:
+    managers = FakeManagers()
+    managers.lead("a", 5, "b", "c")
+    source = AskedManagers(["a", "b", "c"], managers.ask)
+    heard = following(source)
+    await anext(heard)
+    waiting = asyncio.ensure_future(anext(heard))
+    managers.asked.clear()
+    async with asyncio.timeout(60):
+        while len(managers.asked) < 10:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert not waiting.done()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

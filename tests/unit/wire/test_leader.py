@@ -1,0 +1,169 @@
+"""Calls go to whoever leads, and are made anew where that changes under way."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+
+from penstock.core.errors import NotLeader, Unavailable, UnknownModel
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1.manager_pb2_grpc import ManagerServicer, ManagerStub, add_ManagerServicer_to_server
+from penstock.wire import leader as leader_module
+from penstock.wire.forms import encode_failure
+from penstock.wire.leader import Leader, LeaderAt
+
+
+class ToldLeader:
+    """A source that a test speaks through."""
+
+    def __init__(self) -> None:
+        self._told: asyncio.Queue[LeaderAt] = asyncio.Queue()
+        self.hurries = 0
+
+    def tell(self, address: str, epoch: int) -> None:
+        self._told.put_nowait(LeaderAt(address, epoch))
+
+    async def follow(self) -> AsyncIterator[LeaderAt]:
+        while True:
+            yield await self._told.get()
+
+    def hurry(self) -> None:
+        self.hurries += 1
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeManager(ManagerServicer):
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+        self.hangs = False
+        self.calls = 0
+        self.address = ""
+
+    async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:
+        self.calls += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.failure is not None:
+            return pb.LoadResponse(failure=encode_failure(self.failure))  # type: ignore[arg-type]
+        return pb.LoadResponse()
+
+
+@pytest.fixture
+async def managers() -> AsyncIterator[list[FakeManager]]:
+    found, servers = [], []
+    for _ in range(2):
+        server, manager = grpc.aio.server(), FakeManager()
+        add_ManagerServicer_to_server(manager, server)
+        manager.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        found.append(manager)
+        servers.append(server)
+    yield found
+    for server in servers:
+        await server.stop(None)
+
+
+@pytest.fixture
+def source() -> ToldLeader:
+    return ToldLeader()
+
+
+@pytest.fixture
+async def leader(source: ToldLeader) -> AsyncIterator[Leader]:
+    opened = Leader(source)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "LEADERLESS_S", 0.3)
+
+
+async def load(leader: Leader) -> pb.LoadResponse:
+    return await leader.call(lambda channel, time_s: ManagerStub(channel).Load(pb.LoadRequest(), timeout=time_s), 60.0)
+
+
+async def test_a_call_waits_for_somebody_to_lead(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    loading = asyncio.create_task(load(leader))
+    await asyncio.sleep(0)
+    source.tell(managers[0].address, 1)
+    await loading
+    assert leader.address == managers[0].address
+
+
+async def test_what_the_leader_refuses_is_refused(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    source.tell(managers[0].address, 1)
+    managers[0].failure = UnknownModel("no such")
+    with pytest.raises(UnknownModel, match="no such"):
+        await load(leader)
+    assert managers[0].calls == 1
+
+
+async def test_a_call_goes_on_at_the_next_leader(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    source.tell(managers[0].address, 1)
+    managers[0].hangs = True
+    loading = asyncio.create_task(load(leader))
+    async with asyncio.timeout(60):
+        while not managers[0].calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    source.tell(managers[1].address, 2)
+    await loading
+    assert managers[1].calls == 1
+
+
+async def test_one_that_does_not_lead_is_asked_again_until_another_is_found(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    source.tell(managers[0].address, 1)
+    managers[0].failure = NotLeader("another leads")
+    loading = asyncio.create_task(load(leader))
+    async with asyncio.timeout(60):
+        while managers[0].calls < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert source.hurries
+    source.tell(managers[1].address, 2)
+    await loading
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_where_nobody_leads_it_ends_in_time(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    with pytest.raises(Unavailable, match="no manager of the cluster answers"):
+        await load(leader)
+    source.tell("127.0.0.1:1", 1)
+    with pytest.raises(Unavailable, match="does not answer"):
+        await load(leader)
+    source.tell(managers[0].address, 2)
+    managers[0].failure = NotLeader("another leads")
+    with pytest.raises(NotLeader, match="another leads"):
+        await load(leader)
+
+
+async def test_what_lasts_ends_when_another_leads(
+    managers: list[FakeManager], source: ToldLeader, leader: Leader
+) -> None:
+    source.tell(managers[0].address, 1)
+    ended = asyncio.Event()
+
+    async def stay(channel: grpc.aio.Channel) -> None:
+        try:
+            source.tell(managers[0].address, 2)
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(NotLeader) as moved:
+        await leader.during(stay)
+    assert moved.value.reason == "moved"
+    assert ended.is_set()
