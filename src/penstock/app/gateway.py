@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from penstock.app.places import check_bind, check_join
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
+from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import ClusterPicture, Control
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
@@ -110,7 +112,13 @@ class Gateway:
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )
         self._serving.plans.routing_changed()
+        self._resolver.routes_changed(picture.routes)
+        self._serving.plans.watch(picture.routes)
         self._retire(self._resolver.cluster_changed(views))
+
+    def counted(self) -> Sequence[AnswerCounts]:
+        """Of the blocks that routes name, since it was last asked."""
+        return self._serving.plans.watches.take()
 
     async def catch_up(self) -> None:
         """Waits until it knows what the cluster serves: one that comes later shares its ports with others who do."""
@@ -233,7 +241,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         gateway = Gateway(run.name, config, places.metrics, traces)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(places.gateway(run.name, config))
-        control = RemoteControl(places.managers(config), run.name, endpoint, gateway.cluster_changed)
+        control = RemoteControl(places.managers(config), run.name, endpoint, gateway.cluster_changed, gateway.counted)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))

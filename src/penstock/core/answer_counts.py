@@ -29,9 +29,11 @@ class AnswerCounts:
     errors: dict[str, int] = field(default_factory=dict)  # by code
     latencies: dict[int, int] = field(default_factory=dict)  # of what workers ran, by bucket
     waiting: dict[int, int] = field(default_factory=dict)  # of what is inside now, by the bucket of its age
+    is_control: bool = False  # of those alone that came right after one for the block it is compared with
 
-    def is_empty(self) -> bool:
-        return not (self.answers or self.errors or self.latencies or self.waiting)
+    @property
+    def outcomes(self) -> int:
+        return self.answers + sum(self.errors.values())
 
 
 def quantile_s(latencies: Mapping[int, int], share: float) -> float | None:

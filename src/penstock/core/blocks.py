@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.core.routes import NameRoute
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
 
@@ -110,6 +111,7 @@ class ClusterPicture:
     blocks: Sequence[BlockView]
     gateways: Sequence[GatewayMember] = ()
     membership: int = 0  # the revision of the list of gateways: who owns a session is found by it
+    routes: Sequence[NameRoute] = ()
 
 
 Listener = Callable[[ClusterPicture], None]

@@ -25,3 +25,14 @@ class NameRoute:
     trial: str = ""  # a block of the shares that has not proved itself yet
     allowance: int = 0  # what each gateway may give the block on trial, of all requests since the route began
     began: str = ""  # names what the allowance is counted for
+
+    @property
+    def judged(self) -> str:
+        """The block that is held against the first; empty: there is none."""
+        if self.shadow or len(self.shares) < 2:
+            return self.shadow
+        return self.shares[-1].block_id
+
+    def block_ids(self) -> set[str]:
+        """The shadow, too."""
+        return {share.block_id for share in self.shares} | ({self.shadow} - {""})

@@ -204,7 +204,12 @@ def _load(load: pb.WorkerLoad) -> Load:
 
 def _counts(counts: pb.AnswerCounts) -> AnswerCounts:
     return AnswerCounts(
-        counts.block_id, counts.answers, dict(counts.errors), dict(counts.latencies), dict(counts.waiting)
+        counts.block_id,
+        counts.answers,
+        dict(counts.errors),
+        dict(counts.latencies),
+        dict(counts.waiting),
+        counts.is_control,
     )
 
 

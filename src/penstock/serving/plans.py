@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.routes import NameRoute
 from penstock.core.settings import Routing
 from penstock.serving.controls import TIMEOUT, ControlReader
 from penstock.serving.watches import BlockWatch, Watches
@@ -112,9 +113,9 @@ class Plans:
             if self._routing(plan.block) != plan.routing:
                 self._make(plan.block)
 
-    def watch(self, block_ids: Iterable[str]) -> None:
-        """What is counted of these blocks is for who compares them."""
-        if self.watches.watch(block_ids):
+    def watch(self, routes: Iterable[NameRoute]) -> None:
+        """What is counted of their blocks is for who compares them."""
+        if self.watches.watch(routes):
             for plan in list(self._plans.values()):
                 if plan.watch is not self.watches.of(plan.block.block_id):
                     self._make(plan.block)

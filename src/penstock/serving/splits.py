@@ -37,7 +37,8 @@ class Split:
         self._blocks = {share.block_id: blocks[share.block_id] for share in route.shares if share.block_id in blocks}
         shares = [share for share in route.shares if share.weight > 0 and share.block_id in blocks]
         self._weighted = shares
-        self._without_trial = [share for share in shares if share.block_id != route.trial]
+        others = [share for share in shares if share.block_id != route.trial]
+        self._without_trial = others or [Share(each, 1.0) for each in self._blocks if each != route.trial]
         most = max(shares, key=lambda share: share.weight, default=None)
         self.primary = (
             None if most is None else self._blocks[most.block_id]

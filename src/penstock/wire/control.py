@@ -2,14 +2,17 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 
 import grpc
 import structlog
 
+from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
 from penstock.core.errors import Unavailable, UnknownModel
+from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.forms import decode_failure
@@ -18,6 +21,7 @@ from penstock.wire.heard import Heard, Verdict
 log = structlog.get_logger()
 RETRY_S = 0.5
 BEAT_S = 1.0  # the manager hears from every gateway so often
+COUNT_S = 0.2  # and from one that counts for it
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
@@ -43,7 +47,15 @@ NAME_CHARS = 128
 class RemoteControl:
     """Implements core.blocks.Control, and watches the cluster for as long as it is open."""
 
-    def __init__(self, address: str, gateway_id: str, endpoint: str, listener: Listener) -> None:
+    def __init__(
+        self,
+        address: str,
+        gateway_id: str,
+        endpoint: str,
+        listener: Listener,
+        counted: Callable[[], Sequence[AnswerCounts]] = list,
+    ) -> None:
+        """`counted` gives what was counted of the blocks that routes name since it was last asked."""
         self._channel = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
         self._stub = manager_pb2_grpc.ManagerStub(self._channel)
         self._gateway_id = gateway_id
@@ -51,7 +63,9 @@ class RemoteControl:
         self._incarnation = secrets.token_hex(8)
         self._listener = listener
         self._heard = Heard()
+        self._counted = counted
         self._blocks: dict[str, BlockView] = {}
+        self._routes: dict[str, NameRoute] = {}
         self._gateways: tuple[GatewayMember, ...] = ()
         self._membership = 0
         self._is_asked = asyncio.Event()  # the manager is to be told something at once
@@ -96,15 +110,17 @@ class RemoteControl:
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:
         while True:
             self._is_asked.clear()
+            counts = self._counted()
             yield pb.WatchRequest(
                 gateway_id=self._gateway_id,
                 endpoint=self._endpoint,
                 incarnation=self._incarnation,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
+                counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
             )
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_asked.wait(), BEAT_S)
+                await asyncio.wait_for(self._is_asked.wait(), COUNT_S if counts else BEAT_S)
 
     def _take(self, view: pb.ClusterView) -> bool:
         """False: whoever said it leads the cluster no more."""
@@ -116,7 +132,10 @@ class RemoteControl:
         if verdict is not Verdict.TAKEN:
             return verdict is Verdict.MISSED
         if view.is_snapshot:
-            self._blocks = {}
+            self._blocks, self._routes = {}, {}
+        for name in view.removed_routes:
+            self._routes.pop(name, None)
+        self._routes |= {route.name: _decode_route(route) for route in view.routes}
         for block_id in view.removed:
             self._blocks.pop(block_id, None)
         self._blocks |= {block.block_id: _decode(block) for block in view.blocks}
@@ -126,7 +145,7 @@ class RemoteControl:
             )
             self._membership = view.membership
         blocks = sorted(self._blocks.values(), key=lambda block: (block.model, int(block.version)))
-        self._listener(ClusterPicture(blocks, self._gateways, self._membership))
+        self._listener(ClusterPicture(blocks, self._gateways, self._membership, tuple(self._routes.values())))
         return True
 
 
@@ -141,6 +160,22 @@ def _decode(block: pb.BlockView) -> BlockView:
         block.routing,
         block.has_served,
         block.is_new,
+    )
+
+
+def _decode_route(route: pb.Route) -> NameRoute:
+    sticky: Sticky = "key" if route.sticky == "key" else "session" if route.sticky == "session" else "none"
+    return NameRoute(
+        route.name,
+        tuple(Share(each.block_id, each.weight) for each in route.shares),
+        sticky,
+        route.key,
+        route.shadow,
+        route.shadow_share,
+        route.is_compared,
+        route.trial,
+        route.allowance,
+        route.began,
     )
 
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import EngineFailed
 from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
+from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings, Routing
 from penstock.serving.plans import PROTOCOLS, Plan, Plans
 from penstock.telemetry.metrics import ServingMetrics
@@ -125,7 +126,7 @@ def test_blocks_that_routes_name_are_watched(bed: Bed) -> None:
     described = block()
     plain = bed.plans.of(described)
     assert plain.watch is None
-    bed.plans.watch(["blk-1"])
+    bed.plans.watch([NameRoute("m", (Share("blk-1", 1),))])
     watched = bed.plans.of(described)
     assert watched.watch is not None
     answered, failed = InferRequest("m", []), InferRequest("m", [])

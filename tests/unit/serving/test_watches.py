@@ -1,8 +1,11 @@
 """What is counted of blocks that routes name."""
 
+import pytest
+
 from penstock.core.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
 from penstock.core.errors import Cancelled, EngineFailed
 from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.routes import NameRoute, Share
 from penstock.serving.watches import BlockWatch, Watches
 
 
@@ -43,28 +46,53 @@ def test_outcomes_are_counted_and_taken_once() -> None:
     watch.answered(asked[1], response(compute_ns=0), 0.000_02)
     watch.failed(asked[2], EngineFailed("no"))
     watch.failed(asked[3], Cancelled("left"))
-    counts = watch.take(0.0)
+    (counts,) = watch.take(0.0)
     assert (counts.answers, counts.errors, counts.latencies) == (2, {"engine_failed": 1}, {bucket_of(0.003): 1})
     assert sum(counts.waiting.values()) == 1
     watch.left(asked[4])
-    assert watch.take(0.0) == AnswerCounts("blk-1")
-    assert watch.take(0.0).is_empty()
+    assert watch.take(0.0) == [AnswerCounts("blk-1")]
 
 
 def test_what_waits_is_told_by_its_age() -> None:
     watch = BlockWatch("blk-1")
     asked = request()
     watch.began(asked)
-    (bucket,) = watch.take(1e9).waiting
+    (counts,) = watch.take(1e9)
+    (bucket,) = counts.waiting
     assert bucket == bucket_of(1e9)
+
+
+def routed(*block_ids: str) -> NameRoute:
+    return NameRoute("m", tuple(Share(block_id, 1) for block_id in block_ids))
 
 
 def test_counts_go_on_for_blocks_that_stay_watched() -> None:
     watches = Watches()
-    assert watches.watch(["a", "b"])
+    assert watches.watch([routed("a", "b")])
     first = watches.of("a")
-    assert not watches.watch(["b", "a"])
-    assert watches.watch(["a"])
+    assert not watches.watch([routed("b", "a")])
+    assert watches.watch([routed("a")])
     assert watches.of("a") is first
     assert watches.of("b") is None
     assert [counts.block_id for counts in watches.take()] == ["a"]
+
+
+def test_requests_right_after_one_for_the_other_block_are_also_counted_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("penstock.serving.watches.now", lambda: clock[0])
+    watches = Watches()
+    watches.watch([routed("old", "new")])
+    old, new = watches.of("old"), watches.of("new")
+    assert old is not None
+    assert new is not None
+    asked = [request() for _ in range(3)]
+    old.began(asked[0])  # before any
+    new.began(request())
+    clock[0] = 0.1
+    old.began(asked[1])
+    clock[0] = 5.0
+    old.began(asked[2])  # long after
+    for each in asked:
+        old.answered(each, response(), 0.003)
+    found = {(counts.block_id, counts.is_control): counts.answers for counts in watches.take()}
+    assert found == {("old", False): 3, ("old", True): 1, ("new", False): 0, ("new", True): 0}

@@ -91,7 +91,7 @@ class BlockCounts(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ...) -> None: ...
 
 class AnswerCounts(_message.Message):
-    __slots__ = ("block_id", "answers", "errors", "latencies", "waiting")
+    __slots__ = ("block_id", "answers", "errors", "latencies", "waiting", "is_control")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,12 +118,14 @@ class AnswerCounts(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LATENCIES_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    IS_CONTROL_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     answers: int
     errors: _containers.ScalarMap[str, int]
     latencies: _containers.ScalarMap[int, int]
     waiting: _containers.ScalarMap[int, int]
-    def __init__(self, block_id: _Optional[str] = ..., answers: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., latencies: _Optional[_Mapping[int, int]] = ..., waiting: _Optional[_Mapping[int, int]] = ...) -> None: ...
+    is_control: bool
+    def __init__(self, block_id: _Optional[str] = ..., answers: _Optional[int] = ..., errors: _Optional[_Mapping[str, int]] = ..., latencies: _Optional[_Mapping[int, int]] = ..., waiting: _Optional[_Mapping[int, int]] = ..., is_control: _Optional[bool] = ...) -> None: ...
 
 class BlockState(_message.Message):
     __slots__ = ("block_id", "state", "reason", "revision", "is_serving", "is_new")

@@ -1,0 +1,415 @@
+"""A rollout: a name moves from one block to another in steps, and back at the first fault. Decides; never acts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import ceil, inf
+from typing import Annotated, TypeAlias
+
+from pydantic import Field, model_validator
+
+from penstock.core.answer_counts import AnswerCounts
+from penstock.core.blocks import BlockState, StoredValue
+from penstock.core.errors import InvalidRequest
+from penstock.core.routes import NameRoute, Share, Sticky
+from penstock.core.settings import Section
+from penstock.manager.rollouts.evidence import DOUBT, LEAST_LATENCIES, Evidence, Tolerance
+
+ALL = 100.0
+# What a block may be given beyond what it has answered well; then as much again as it has.
+TRIAL = 40
+DOUBTED = 10  # and while it is in doubt, no more than this
+Percent = Annotated[float, Field(gt=0, le=ALL)]
+
+
+class RolloutPlan(Section):
+    """What an operator asks for."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    new: Annotated[str, Field(min_length=1, max_length=256)]  # a version of the model, MODEL:VERSION, or a block's id
+    old: Annotated[str, Field(max_length=256)] = ""  # the same; empty: what answers for the name now
+    steps: tuple[Percent, ...] = (5.0, 25.0, 50.0, 100.0)  # the new block's share; below 100 at the end: it stays so
+    hold_s: Annotated[float, Field(ge=0, le=604_800)] = 60.0  # of each step
+    min_answers: Annotated[int, Field(ge=0, le=1_000_000)] = 50  # by the new block in each step
+    max_error_rate: Annotated[float, Field(ge=0, le=1)] = 0.02  # above the old block's; 1: errors do not matter
+    max_slowdown: Annotated[float, Field(ge=0, le=1000)] = 1.5  # times the old block's latency; 0: it does not matter
+    sticky: Sticky = "none"
+    key: Annotated[str, Field(max_length=256)] = ""
+    shadow: Annotated[float, Field(ge=0, le=ALL)] = 0.0  # percent of requests that are copied, before the first step
+    is_compared: bool = False  # the shadow's outputs, with those that were given
+    keep_s: Annotated[float, Field(ge=0, le=604_800)] = 600.0  # the old block stays so long, for its sessions and undo
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "RolloutPlan":
+        if list(self.steps) != sorted(set(self.steps)):
+            raise ValueError("steps must rise, like 5, 25, 50, 100")
+        if not self.steps and not self.shadow:
+            raise ValueError("there is nothing to do: give steps, or a shadow")
+        if (self.sticky == "key") != bool(self.key):
+            raise ValueError("sticky 'key' and the request parameter that is the key belong together")
+        return self
+
+
+class RolloutPhase(StrEnum):
+    WAITING = "waiting"  # for the new block to be ready
+    SHADOWING = "shadowing"  # it gets copies
+    RUNNING = "running"
+    HOLDING = "holding"  # the last step is reached, and is not all
+    DONE = "done"
+    ROLLED_BACK = "rolled back"
+    UNDONE = "undone"
+    FAILED = "failed"  # the new block never served
+
+
+OVER = (RolloutPhase.DONE, RolloutPhase.ROLLED_BACK, RolloutPhase.UNDONE, RolloutPhase.FAILED)
+
+
+class RolledBlock(StoredValue):
+    block_id: str
+    model: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.version}"
+
+
+class RolloutRecord(StoredValue):
+    """What lies in the store of a rollout."""
+
+    plan: RolloutPlan
+    old: RolledBlock
+    new: RolledBlock
+    began: float  # seconds since 1970
+    phase: RolloutPhase = RolloutPhase.WAITING
+    is_paused: bool = False
+    step: int = 0
+    reason: str = ""  # why it is in this phase
+    answers: int = 0  # that clients got from the new block, failures included, when this was written
+    has_deployed: bool = False  # the new block is there for this rollout alone
+    is_old_gone: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in OVER
+
+    @property
+    def weight(self) -> float:
+        """The new block's share, in percent."""
+        if self.phase is RolloutPhase.DONE:
+            return ALL
+        is_answering = self.phase in (RolloutPhase.RUNNING, RolloutPhase.HOLDING)
+        return self.plan.steps[self.step] if is_answering else 0.0
+
+    def needed(self) -> set[str]:
+        """The blocks that must stay for it."""
+        if self.phase is RolloutPhase.DONE:
+            return {self.new.block_id}
+        return {self.old.block_id} if self.is_over else {self.old.block_id, self.new.block_id}
+
+    def route(self, allowance: int = 0) -> NameRoute | None:
+        """What it makes of its name; None: what the name is without it."""
+        plan, old, new = self.plan, self.old.block_id, self.new.block_id
+        if self.phase is RolloutPhase.DONE and self.is_old_gone and self._is_plain():
+            return None
+        shares = [Share(old, ALL - self.weight)]
+        if self.weight:
+            shares.append(Share(new, self.weight))
+        is_shadowing = self.phase is RolloutPhase.SHADOWING
+        is_trial = self.phase is RolloutPhase.RUNNING
+        return NameRoute(
+            plan.name,
+            tuple(shares[1:] if self.is_old_gone else shares),
+            plan.sticky,
+            plan.key,
+            shadow=new if is_shadowing else "",
+            shadow_share=plan.shadow / ALL if is_shadowing else 0.0,
+            is_compared=is_shadowing and plan.is_compared,
+            trial=new if is_trial else "",
+            allowance=allowance if is_trial else 0,
+            began=str(self.began) if is_trial else "",
+        )
+
+    def _is_plain(self) -> bool:
+        """The newest version answers for its model's name in any case."""
+        is_same_model = self.old.model == self.new.model == self.plan.name
+        return is_same_model and int(self.new.version) > int(self.old.version)
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class CountsHeard:
+    gateway: str
+    counts: Sequence[AnswerCounts]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayGone:
+    gateway: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSeen:
+    block_id: str
+    state: BlockState
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutTick:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class UndoAsked:
+    pass
+
+
+RolloutEvent: TypeAlias = CountsHeard | GatewayGone | BlockSeen | RolloutTick | PauseAsked | ResumeAsked | UndoAsked
+
+
+# --- actions
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutChanged:
+    """The record is another: it is to be written, its route told, and people too."""
+
+    kind: str  # an event's: rollout_step, rollout_rolled_back, …
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteChanged:
+    """Only how much the new block may be given is another."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """The rollout has no more use for the block."""
+
+    block: RolledBlock
+
+
+RolloutAction: TypeAlias = RolloutChanged | RouteChanged | LetGo
+
+
+class Rollout:
+    """One of them, while a manager leads. What it has seen is forgotten with the manager: a step then begins anew."""
+
+    def __init__(self, record: RolloutRecord, now: float) -> None:
+        self.record = record
+        self._evidence = Evidence(record.old.block_id, record.new.block_id)
+        self.answers = record.answers  # that clients got from the new block, failures included
+        self._step_at = now
+        self._over_at = now if record.is_over else inf
+        self._allowance = self._proved = 0
+        plan = record.plan
+        self._tolerance = Tolerance(plan.max_error_rate, plan.max_slowdown, plan.sticky != "none")
+        self._evidence.begin_step(record.weight / ALL, now)
+
+    def handle(self, event: RolloutEvent, now: float) -> list[RolloutAction]:
+        """Raises InvalidRequest for what cannot be asked of it now."""
+        if isinstance(event, PauseAsked):
+            return self._pause()
+        if isinstance(event, ResumeAsked):
+            return self._resume(now)
+        if isinstance(event, UndoAsked):
+            return self._undo(now)
+        if isinstance(event, CountsHeard):
+            self._count(event)
+        if self.record.is_over:
+            return self._let_old_go(now)
+        if isinstance(event, BlockSeen):
+            return self._see(event, now)
+        if isinstance(event, GatewayGone):
+            self._evidence.gateway_left(event.gateway)
+            return []
+        if isinstance(event, CountsHeard):
+            self._evidence.add(event.gateway, event.counts, now)
+            return self._judge(now) or self._advance(now) or self._grant(now)
+        return self._judge(now) or self._advance(now)
+
+    def _count(self, heard: CountsHeard) -> None:
+        if self.record.phase is not RolloutPhase.SHADOWING:
+            its = [each for each in heard.counts if each.block_id == self.record.new.block_id and not each.is_control]
+            self.answers += sum(each.outcomes for each in its)
+
+    @property
+    def missing(self) -> int:
+        """Answers by the new block before its step may end."""
+        return max(0, self.record.plan.min_answers - self._evidence.step_answers)
+
+    def left_s(self, now: float) -> float:
+        """Before its step may end."""
+        return max(0.0, self._step_at + self.record.plan.hold_s - now)
+
+    def route(self, gateways: int = 1) -> NameRoute | None:
+        """As each of so many gateways is to have it."""
+        return self.record.route(self._allowance or ceil(TRIAL / max(1, gateways)))
+
+    # --- what operators ask
+
+    def _pause(self) -> list[RolloutAction]:
+        self._check_goes_on("paused")
+        return (
+            [] if self.record.is_paused else self._change("paused", f"paused at {self.record.weight:g}%", paused=True)
+        )
+
+    def _resume(self, now: float) -> list[RolloutAction]:
+        self._check_goes_on("resumed")
+        record = self.record
+        if record.is_paused:
+            self._begin_step(now)
+            return self._change("resumed", f"goes on at {record.weight:g}%", paused=False)
+        if record.phase is RolloutPhase.HOLDING:
+            return self._finish(now, "resumed beyond its last step")
+        return []
+
+    def _undo(self, now: float) -> list[RolloutAction]:
+        record = self.record
+        if record.is_over and (record.phase is not RolloutPhase.DONE or record.is_old_gone):
+            raise InvalidRequest(
+                f"the rollout of '{record.plan.name}' is {record.phase}: there is nothing to undo. Start one to "
+                "the block that should answer"
+            )
+        return self._end(RolloutPhase.UNDONE, "undone", "an operator undid it", now)
+
+    def _check_goes_on(self, what: str) -> None:
+        if self.record.is_over:
+            name, phase = self.record.plan.name, self.record.phase
+            raise InvalidRequest(f"the rollout of '{name}' is {phase}: it cannot be {what}. Start another")
+
+    # --- what happens
+
+    def _see(self, seen: BlockSeen, now: float) -> list[RolloutAction]:
+        record = self.record
+        is_gone = seen.state in (BlockState.FAILED, BlockState.UNLOADED)
+        if seen.block_id == record.old.block_id and seen.state is BlockState.UNLOADED:
+            return self._end(RolloutPhase.FAILED, "failed", f"the old block ({record.old}) was unloaded", now)
+        if seen.block_id != record.new.block_id:
+            return []
+        if is_gone:
+            reason = seen.reason or str(seen.state)
+            if record.phase is RolloutPhase.WAITING:
+                return self._end(
+                    RolloutPhase.FAILED, "failed", f"the new block ({record.new}) did not load: {reason}", now
+                )
+            return self._roll_back(f"the new block is {seen.state}: {reason}", now)
+        if record.phase is RolloutPhase.WAITING and seen.state is not BlockState.LOADING:
+            return self._start(now)
+        return []
+
+    def _start(self, now: float) -> list[RolloutAction]:
+        self._begin_step(now)
+        plan = self.record.plan
+        if plan.shadow:
+            text = f"{self.record.new} gets copies of {plan.shadow:g}% of the requests"
+            return self._change("shadowing", text, phase=RolloutPhase.SHADOWING)
+        return self._step(0, now)
+
+    def _judge(self, now: float) -> list[RolloutAction]:
+        if self.record.phase is RolloutPhase.WAITING:
+            return []
+        fault = self._evidence.fault(self._tolerance, now)
+        return self._roll_back(fault, now) if fault else []
+
+    def _advance(self, now: float) -> list[RolloutAction]:
+        record = self.record
+        is_moving = record.phase in (RolloutPhase.SHADOWING, RolloutPhase.RUNNING) and not record.is_paused
+        if not is_moving or self.left_s(now) or self.missing:
+            return []
+        if record.phase is RolloutPhase.SHADOWING:
+            return self._step(0, now) if record.plan.steps else []
+        if record.step + 1 < len(record.plan.steps):
+            return self._step(record.step + 1, now)
+        if record.weight < ALL:
+            return self._change("holding", f"stays at {record.weight:g}%, its last step", phase=RolloutPhase.HOLDING)
+        return self._finish(now, "all its steps are done")
+
+    def _step(self, step: int, now: float) -> list[RolloutAction]:
+        share = self.record.plan.steps[step]
+        text = f"{self.record.new} answers {share:g}%, {self.record.old} the rest"
+        actions = self._change("step", text, phase=RolloutPhase.RUNNING, step=step)
+        self._begin_step(now)
+        return actions
+
+    def _begin_step(self, now: float) -> None:
+        self._step_at = now
+        self._evidence.begin_step(self.record.weight / ALL, now)
+
+    def _grant(self, now: float) -> list[RolloutAction]:
+        """What it has answered well lets it be given more, but little while that is in doubt."""
+        good, gateways = self._evidence.new.answers, self._evidence.gateways
+        if self.record.phase is not RolloutPhase.RUNNING or good < LEAST_LATENCIES:
+            return []
+        if self._evidence.fault(self._tolerance, now, DOUBT):
+            allowance = ceil((self._evidence.new.outcomes + DOUBTED) / gateways)
+        elif good < 1.25 * self._proved and self._allowance > good:
+            return []
+        else:
+            self._proved, allowance = good, ceil(TRIAL / gateways) + 2 * good
+        if allowance == self._allowance:
+            return []
+        self._allowance = allowance
+        return [RouteChanged()]
+
+    def _roll_back(self, fault: str, now: float) -> list[RolloutAction]:
+        return self._end(RolloutPhase.ROLLED_BACK, "rolled_back", fault, now)
+
+    def _finish(self, now: float, why: str) -> list[RolloutAction]:
+        self._over_at = now
+        text = f"{self.record.new} answers for '{self.record.plan.name}': {why}"
+        return [*self._change("done", text, phase=RolloutPhase.DONE, paused=False), *self._let_old_go(now)]
+
+    def _end(self, phase: RolloutPhase, kind: str, reason: str, now: float) -> list[RolloutAction]:
+        """The old block answers."""
+        self._over_at = now
+        text = f"{self.record.old} answers for '{self.record.plan.name}': {reason}"
+        actions = self._change(kind, text, phase=phase, paused=False, reason=reason)
+        return [*actions, LetGo(self.record.new)] if self.record.has_deployed else actions
+
+    def _let_old_go(self, now: float) -> list[RolloutAction]:
+        record = self.record
+        is_due = (
+            record.phase is RolloutPhase.DONE and not record.is_old_gone and now - self._over_at >= record.plan.keep_s
+        )
+        if not is_due:
+            return []
+        self.record = record.model_copy(update={"is_old_gone": True})
+        text = f"{record.old} is no longer kept"
+        changed = RolloutChanged("rollout_old_let_go", text)
+        return [changed, LetGo(record.old)] if record.old.model == record.new.model else [changed]
+
+    def _change(
+        self,
+        kind: str,
+        text: str,
+        *,
+        phase: RolloutPhase | None = None,
+        paused: bool | None = None,
+        step: int | None = None,
+        reason: str = "",
+    ) -> list[RolloutAction]:
+        record = self.record
+        self.record = record.model_copy(
+            update={
+                "phase": record.phase if phase is None else phase,
+                "is_paused": record.is_paused if paused is None else paused,
+                "step": record.step if step is None else step,
+                "reason": reason,
+                "answers": self.answers,
+            }
+        )
+        return [RolloutChanged(f"rollout_{kind}", text)]

@@ -1,0 +1,221 @@
+"""Rollouts over simulated traffic: bad canaries are stopped soon, good ones never."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from penstock.core.answer_counts import BUCKETS, AnswerCounts, upper_bound_s
+from penstock.core.blocks import BlockState
+from penstock.manager.rollouts.rollout import (
+    BlockSeen,
+    CountsHeard,
+    GatewayGone,
+    RolledBlock,
+    Rollout,
+    RolloutPhase,
+    RolloutPlan,
+    RolloutRecord,
+)
+
+OLD, NEW = RolledBlock(block_id="old", model="m", version="1"), RolledBlock(block_id="new", model="m", version="2")
+BOUNDS = np.array([upper_bound_s(bucket) for bucket in range(BUCKETS - 1)])
+REPORT_S = 0.2
+WAIT_S = 2.0  # while the new block is loaded, the old one answers
+LONGEST_S = 600.0
+DEADLINE_S = 30.0
+GOOD_ROLLOUTS = 30  # thousands were run once
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """Of a block: the latency that a good answer has, and what may be wrong with it."""
+
+    median_s: float = 0.02
+    spread: float = 0.3  # of the logarithm
+    error_rate: float = 0.0
+    slow_share: float = 0.0  # of answers that take ten times as long
+    hangs: bool = False
+    turns_bad_s: float = 0.0  # what is wrong with it, is so from then on
+
+
+class SimulatedBlock:
+    """What one gateway has given a block, and what came of it."""
+
+    def __init__(self, block_id: str, behaviour: Behaviour) -> None:
+        self.block_id = block_id
+        self._behaviour = behaviour
+        self._requests = np.zeros((0, 4))  # when it begins, when it ends, whether well, whether it is a control
+
+    def begin(self, count: int, now: float, stall: float, rng: np.random.Generator, is_control: bool = False) -> None:
+        behaviour = self._behaviour
+        begins = now + rng.random(count) * REPORT_S
+        seconds = rng.lognormal(np.log(behaviour.median_s * stall), behaviour.spread, count)
+        seconds = np.where(rng.random(count) < behaviour.slow_share, seconds * 10, seconds)
+        is_good = rng.random(count) >= (behaviour.error_rate if now >= behaviour.turns_bad_s else 0.0)
+        if behaviour.hangs:
+            seconds, is_good = np.full(count, DEADLINE_S), np.zeros(count, bool)
+        came = np.stack((begins, begins + seconds, is_good, np.full(count, is_control)), axis=1)
+        self._requests = np.concatenate((self._requests, came))
+
+    def report(self, until: float) -> list[AnswerCounts]:
+        controls = self._requests[self._requests[:, 3] == 1]
+        found = [self._report(until, self._requests, False), self._report(until, controls, True)]
+        self._requests = self._requests[self._requests[:, 1] > until]
+        return found
+
+    def _report(self, until: float, requests: np.ndarray, is_control: bool) -> AnswerCounts:
+        begins, ends, is_good, _ = requests.T
+        is_over = ends <= until
+        is_answer = is_over & (is_good == 1)
+        errors = int(is_over.sum() - is_answer.sum())
+        counts = AnswerCounts(self.block_id, int(is_answer.sum()), {"engine_failed": errors} if errors else {})
+        counts.latencies = in_buckets((ends - begins)[is_answer])
+        counts.waiting = in_buckets(until - begins[~is_over])
+        counts.is_control = is_control
+        return counts
+
+
+def in_buckets(seconds: np.ndarray) -> dict[int, int]:
+    if not len(seconds):
+        return {}
+    found, counts = np.unique(np.searchsorted(BOUNDS, seconds), return_counts=True)
+    return dict(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Gateways that split requests by the route, and tell what they count."""
+
+    plan: RolloutPlan
+    old: Behaviour
+    new: Behaviour
+    rate: float = 200.0
+    gateways: int = 2
+    seed: int = 0
+    stall: Callable[[float], float] = lambda now: 1.0  # by how much everything is slower just now
+    now: float = 0.0
+    given: int = 0  # to the new block
+
+    def run(self, lose_gateway_s: float = -1.0) -> Rollout:
+        rng = np.random.default_rng(self.seed)
+        rollout = Rollout(RolloutRecord(plan=self.plan, old=OLD, new=NEW, began=0.0), 0.0)
+        blocks = [self._blocks() for _ in range(self.gateways)]
+        given = [0] * self.gateways
+        while not rollout.record.is_over and self.now < LONGEST_S:
+            if rollout.record.phase is RolloutPhase.WAITING and self.now >= WAIT_S:
+                rollout.handle(BlockSeen("new", BlockState.READY, ""), self.now)
+            route = rollout.route(self.gateways)
+            assert route is not None
+            weight = rollout.record.weight / 100
+            for gateway, (old, new) in enumerate(blocks):
+                arrivals = int(rng.poisson(self.rate * REPORT_S / self.gateways))
+                canary = int(rng.binomial(arrivals, weight))
+                if route.trial:
+                    canary = min(canary, max(0, route.allowance - given[gateway]))
+                given[gateway] += canary
+                new.begin(canary, self.now, self.stall(self.now), rng, canary < arrivals)
+                old.begin(arrivals - canary, self.now, self.stall(self.now), rng, canary > 0)
+            self.now += REPORT_S
+            for gateway, (old, new) in enumerate(blocks):
+                rollout.handle(CountsHeard(f"g{gateway}", [*old.report(self.now), *new.report(self.now)]), self.now)
+            if 0 <= lose_gateway_s <= self.now:
+                rollout.handle(GatewayGone("g0"), self.now)
+                blocks[0], lose_gateway_s = self._blocks(), -1.0
+        self.given = sum(given)
+        return rollout
+
+    def _blocks(self) -> tuple[SimulatedBlock, SimulatedBlock]:
+        return SimulatedBlock("old", self.old), SimulatedBlock("new", self.new)
+
+
+def plan(**given: object) -> RolloutPlan:
+    return RolloutPlan.model_validate({"name": "m", "new": "2", "hold_s": 5, **given})
+
+
+BAD = {
+    "all errors": Behaviour(error_rate=1.0),
+    "half errors": Behaviour(error_rate=0.5),
+    "three times slower": Behaviour(median_s=0.06),
+    "three times slower and noisy": Behaviour(median_s=0.06, spread=0.8),
+    "hangs": Behaviour(hangs=True),
+    "slow models": Behaviour(median_s=4.5),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize("steps", [(5, 25, 50, 100), (50, 100), (100,)])
+def test_a_bad_canary_gives_few_answers(what: str, steps: tuple[float, ...]) -> None:
+    for seed in range(3):
+        spread = BAD[what].spread
+        old = Behaviour(median_s=1.5, spread=spread) if what == "slow models" else Behaviour(spread=spread)
+        traffic = Traffic(plan(steps=steps), old, BAD[what], seed=seed)
+        rollout = traffic.run()
+        assert rollout.record.phase is RolloutPhase.ROLLED_BACK, (what, seed)
+        # At once 100%, the old block's answers of the same time come only when there is doubt.
+        assert traffic.given <= (200 if steps == (100,) else 100), (what, seed, rollout.record.reason)
+
+
+@pytest.mark.parametrize("error_rate", [0.1, 0.2])
+def test_some_errors_are_seen_too(error_rate: float) -> None:
+    for seed in range(5):
+        rollout = Traffic(plan(), Behaviour(), Behaviour(error_rate=error_rate), seed=seed).run()
+        assert rollout.record.phase is RolloutPhase.ROLLED_BACK
+        assert "failed" in rollout.record.reason
+
+
+def test_a_slow_tail_is_seen() -> None:
+    rollout = Traffic(plan(hold_s=30), Behaviour(), Behaviour(slow_share=0.15)).run()
+    assert rollout.record.phase is RolloutPhase.ROLLED_BACK
+    assert "p95" in rollout.record.reason
+
+
+@pytest.mark.parametrize("error_rate", [1.0, 0.3])
+def test_what_turns_bad_late_is_seen_soon(error_rate: float) -> None:
+    traffic = Traffic(plan(), Behaviour(), Behaviour(error_rate=error_rate, turns_bad_s=13.0))
+    rollout = traffic.run()
+    assert rollout.record.phase is RolloutPhase.ROLLED_BACK
+    assert traffic.now < 16.0
+
+
+def good(seed: int) -> Traffic:
+    """A new block that is as the old one, or a little worse than it within what is let pass."""
+    rng = np.random.default_rng(seed)
+    behaviour = Behaviour(
+        float(rng.choice([0.002, 0.02, 0.3])),
+        float(rng.choice([0.1, 0.5, 1.0, 1.5])),
+        float(rng.choice([0.0, 0.01, 0.2])),
+        float(rng.choice([0.0, 0.05])),
+    )
+    new = Behaviour(behaviour.median_s * 1.1, behaviour.spread, behaviour.error_rate, behaviour.slow_share)
+    stall_at = float(rng.uniform(0, 15))
+    return Traffic(
+        plan(hold_s=float(rng.choice([2, 5])), min_answers=int(rng.choice([0, 50]))),
+        behaviour,
+        new,
+        rate=float(rng.choice([20, 200, 1000])),
+        gateways=int(rng.choice([1, 3])),
+        seed=seed,
+        stall=lambda now: 8.0 if stall_at <= now < stall_at + 1 else 1.0,
+    )
+
+
+def test_a_good_rollout_is_never_rolled_back() -> None:
+    for seed in range(GOOD_ROLLOUTS):
+        rollout = good(seed).run()
+        assert rollout.record.phase is RolloutPhase.DONE, (seed, rollout.record)
+
+
+def test_few_samples_decide_nothing_and_hold_the_step() -> None:
+    traffic = Traffic(plan(), Behaviour(), Behaviour(median_s=0.06), rate=0.05)
+    rollout = traffic.run()
+    assert (rollout.record.phase, rollout.record.step) == (RolloutPhase.RUNNING, 0)
+    assert rollout.missing > 40
+
+
+def test_a_gateway_that_is_lost_takes_what_waited_there_with_it() -> None:
+    """Requests that it had will never be answered: that is not the new block's fault."""
+    slow = Behaviour(median_s=2.0, spread=0.1)
+    rollout = Traffic(plan(steps=(50, 100)), slow, slow, rate=100.0).run(lose_gateway_s=3.0)
+    assert rollout.record.phase is RolloutPhase.DONE
