@@ -31,6 +31,13 @@ def open_http_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
+def open_own_socket(host: str, port: int, flag: str) -> socket.socket:
+    """One that nobody shares."""
+    opened = _bind(host, port, flag, socket.SO_REUSEADDR)
+    opened.listen(BACKLOG)
+    return opened
+
+
 def _bind(host: str, port: int, flag: str, *options: int) -> socket.socket:
     opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     for option in options:

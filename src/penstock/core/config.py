@@ -100,6 +100,7 @@ class RegistrySettings(Section):
     max_model_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024 * 1024  # of one version
     max_uploads: Annotated[int, Field(ge=1)] = 64  # that are not finished
     upload_expiry_s: Annotated[float, Field(ge=1)] = 86_400.0  # without a byte of an upload
+    http_port: Port | None = None  # REST, at the manager; None: 7412, or a free one where that is taken
     cache_dir: str = ""  # where workers keep what they fetched; empty: data_dir/model-cache
     cache_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024 * 1024  # of that, for all workers of a host
     is_direct: bool = False  # workers read the object store themselves, and not through the manager

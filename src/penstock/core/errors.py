@@ -15,6 +15,7 @@ PenstockError
 │   ├── QueueFull           the block has too many requests waiting
 │   ├── QueueTimeout        it waited longer than its level's queue policy allows
 │   └── Overloaded          the gateway holds too many bytes
+├── Corrupted               a file's SHA-256 is not what it should be
 ├── Conflict                somebody else changed it in the meantime
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
@@ -111,6 +112,10 @@ class QueueTimeout(Refused):
 
 class Overloaded(Refused):
     code = "overloaded"
+
+
+class Corrupted(PenstockError):
+    code = "corrupted"
 
 
 class Conflict(PenstockError):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from penstock.core.errors import InvalidRequest, RequestTooLarge
+from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
 from penstock.core.tensors import NUMPY_TYPES
 
@@ -253,6 +253,12 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     if alias is not None and not is_alias(alias):
         raise InvalidRequest(f"'{reference[:200]}': an alias is a name that is not a number")
     return found["model"], version or "", alias or ("" if version else LATEST)
+
+
+def check_digest(sha256: str) -> None:
+    """It becomes a part of a path."""
+    if not re.fullmatch(DIGEST, sha256):
+        raise UnknownModel("a file is named by its SHA-256, 64 hexadecimal digits")
 
 
 def is_alias(name: str) -> bool:

@@ -31,6 +31,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "store_unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
     "lease_lost": (grpc.StatusCode.UNAVAILABLE, 503),
     "compacted": (grpc.StatusCode.UNAVAILABLE, 503),
+    "corrupted": (grpc.StatusCode.DATA_LOSS, 422),
     "conflict": (grpc.StatusCode.ABORTED, 409),
     "deadline_exceeded": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     "cancelled": (grpc.StatusCode.CANCELLED, 499),

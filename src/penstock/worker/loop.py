@@ -58,7 +58,7 @@ class Worker:
         self._is_draining = False
         self._has_settled = False  # ever
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
-        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers)
+        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, manager)
         talk = AttachmentOwner(
             blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.__len__
         )

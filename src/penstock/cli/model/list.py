@@ -1,6 +1,9 @@
-"""`penstock model list`: a repository's models."""
+"""`penstock model list`: a repository's models, or a registry's."""
 
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json
@@ -8,8 +11,19 @@ from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
 
-def list_models(repository: Repository = MODELS, as_json: AsJson = False) -> None:
-    """Show the models of a repository, and what is wrong with those that cannot be served."""
+def list_models(
+    repository: Repository = MODELS,
+    manager: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="List the registry of this cluster instead of a repository.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the models of a repository, and what is wrong with those that cannot be served; or those of a registry."""
+    if manager:
+        from penstock.cli.model.registry import list_registry
+
+        list_registry(manager, as_json)
+        return
     from penstock.models.folder import list_model_folders
 
     try:

@@ -36,6 +36,23 @@ def show_progress(what: str, items: Iterable[T], total: int) -> Iterator[T]:
 
 
 @contextmanager
+def show_bytes(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar over bytes, for what says itself how many are done."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+@contextmanager
 def show_count(what: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar with a rate, for work that says itself when an item is done."""
     from rich.console import Console

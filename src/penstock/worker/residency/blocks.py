@@ -5,7 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -13,8 +13,10 @@ import structlog
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
 from penstock.core.errors import message_of
+from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics
 from penstock.models.loading import LoadedBlock, load_block, trim
+from penstock.models.registry.sources import ModelSources, OpenedModel
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
@@ -24,7 +26,7 @@ from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import Action, Assigned, Why
-from penstock.worker.residency.survey import survey
+from penstock.worker.residency.survey import Surveyed, survey
 from penstock.worker.running.preparation import PreparedRoom
 from penstock.worker.running.runner import WorkerTools
 
@@ -52,9 +54,11 @@ class Blocks:
         traces: Traces,
         owner: BlocksOwner,
         task_workers: Sequence[Path] = (),
+        managers: str = "",
     ) -> None:
-        """`task_workers` are their sockets."""
+        """`task_workers` are their sockets; `managers` the addresses that models are fetched from."""
         self._config = config
+        self._sources = ModelSources(config, managers)
         self._metrics = metrics
         self._owner = owner
         self._residency = Residency(config.worker.memory_budget_bytes, config.data_plane.drain_s)
@@ -184,40 +188,64 @@ class Blocks:
             self._owner.report()
 
     async def _survey(self, blocks: Sequence[Assigned]) -> None:
-        for block, found in await asyncio.to_thread(survey, blocks):
-            at = self._look()
-            if isinstance(found, str):
-                self._perform(self._residency.failed(block, found, at))
-                continue
-            held = self._residency.held.get(block.block_id)
-            if held is not None and held.block == block:
-                self._described[block.block_id] = found.description  # it may be another model now
-            self._perform(self._residency.surveyed(block, found.outlook, at))
+        for block in blocks:
+            if block.folder.startswith(SOURCE):
+                self._owner.spawn(self._survey_registered(block))
+        folders = [block for block in blocks if not block.folder.startswith(SOURCE)]
+        for block, found in await asyncio.to_thread(survey, folders):
+            self._surveyed(block, found)
+
+    async def _survey_registered(self, block: Assigned) -> None:
+        try:
+            opened = await self._sources.open(block.folder)
+        except Exception as error:  # noqa: BLE001 - it is reported, whatever kept it from being fetched
+            self._surveyed(block, message_of(error))
+            return
+        try:
+            ((_, found),) = await asyncio.to_thread(survey, [replace(block, folder=str(opened.folder))])
+        finally:
+            opened.close()
+        self._surveyed(block, found)
+
+    def _surveyed(self, block: Assigned, found: Surveyed | str) -> None:
+        at = self._look()
+        if isinstance(found, str):
+            self._perform(self._residency.failed(block, found, at))
+            return
+        held = self._residency.held.get(block.block_id)
+        if held is not None and held.block == block:
+            self._described[block.block_id] = found.description  # it may be another model now
+        self._perform(self._residency.surveyed(block, found.outlook, at))
 
     async def _load(self, action: steps.LoadBlock) -> None:
         block, started = action.block, now()
         if action.why is Why.DEMAND:
             self._count(block, "woken")
         try:
-            loaded, tasks = await self._load_there(block)
+            opened = await self._sources.open(block.folder)
+            try:
+                loaded, tasks = await self._load_there(block, opened.folder)
+            except BaseException:
+                opened.close()
+                raise
         except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
             self._perform(self._residency.failed(block, message_of(error), self._look()))
             return
         is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
         if is_wanted and not self._is_leaving:
-            self._take_up(loaded, tasks)
+            self._take_up(loaded, tasks, opened)
             seconds = round(now() - started, 3)
             log.info("loaded", model=block.model, version=block.version, why=action.why, seconds=seconds)
             self._count(block, "loaded")
         else:
-            self._owner.spawn(self._discard(loaded, tasks))
+            self._owner.spawn(self._discard(loaded, tasks, opened))
         self._perform(actions)
         self._owner.report()
 
-    async def _load_there(self, block: Assigned) -> tuple[LoadedBlock, TaskPool | None]:
+    async def _load_there(self, block: Assigned, folder: Path) -> tuple[LoadedBlock, TaskPool | None]:
         """The model, and its place in task processes or task workers where it wants one."""
         loaded = await asyncio.get_running_loop().run_in_executor(
-            self._loader, load_block, block.block_id, Path(block.folder), block.version, self._config.limits
+            self._loader, load_block, block.block_id, folder, block.version, self._config.limits
         )
         try:
             return loaded, await self._placement.open(loaded)
@@ -225,11 +253,11 @@ class Blocks:
             await asyncio.to_thread(loaded.engine.close)
             raise
 
-    def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
+    def _take_up(self, loaded: LoadedBlock, tasks: TaskPool | None, files: OpenedModel) -> None:
         block_id = loaded.description.block_id
         old = self._resident.get(block_id)
         runner = make_runner(loaded, self._tools, tasks)
-        self._resident[block_id] = Resident(runner, loaded.size_bytes)
+        self._resident[block_id] = Resident(runner, loaded.size_bytes, files)
         self._holders[block_id] = runner
         dormant = self._dormant.pop(block_id, None)
         if dormant is not None:
@@ -289,14 +317,16 @@ class Blocks:
     async def _end(self, resident: Resident) -> None:
         """Lets what runs end, by its own deadline, keeps the counts, and frees the model."""
         await resident.end(resident.runner.longest_s() + self._config.data_plane.drain_s)
+        resident.files.close()
         self._ending.remove(resident)
         size_bytes, counted = resident.size_bytes, resident.runner.statistics
         _part(self._past, counted).merge(counted)
         del resident
         await self._release(size_bytes)
 
-    async def _discard(self, loaded: LoadedBlock, tasks: TaskPool | None) -> None:
+    async def _discard(self, loaded: LoadedBlock, tasks: TaskPool | None, files: OpenedModel) -> None:
         """It was loaded for nobody."""
+        files.close()
         if tasks is not None:
             tasks.close()
         await asyncio.to_thread(loaded.engine.close)

@@ -7,6 +7,7 @@ import structlog
 
 from penstock.engines.base import ContextEngine
 from penstock.models.loading import LoadedBlock
+from penstock.models.registry.sources import OpenedModel
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.batches import BatchRunner
 from penstock.worker.running.calls import CallRunner
@@ -19,6 +20,7 @@ log = structlog.get_logger()
 class Resident:
     runner: BlockRunner
     size_bytes: int
+    files: OpenedModel  # which stay for as long
     answered: int = 0  # when last looked at
 
     def has_run(self) -> bool:

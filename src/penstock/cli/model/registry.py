@@ -1,0 +1,193 @@
+"""`penstock model push`, `pull`, `delete` and `alias`: the model registry of a cluster."""
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from penstock.cli.terminal.options import MANAGER_ADDRESS, AsJson, ManagerAddress
+from penstock.cli.terminal.output import make_console, plain, print_json
+from penstock.cli.terminal.progress import show_bytes, show_steps
+from penstock.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.client.registry import ModelVersion
+    from penstock.core.manifest import ModelFacts
+
+T = TypeVar("T")
+Name = Annotated[str, typer.Argument(metavar="NAME[:VERSION|@ALIAS]", help="Without either, the latest version.")]
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(help="A model's folder, with its model.yaml.")],
+    version: Annotated[str, typer.Option(metavar="N", help="Which to send. [default: the newest served]")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="A tag beside those of model.yaml; may be repeated.")] = None,
+    no_check: Annotated[bool, typer.Option("--no-check", help="Do not load the model here first.")] = False,
+    timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that it may take to load and answer here.")] = 300.0,
+    manager: ManagerAddress = MANAGER_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Send a version of a model to the registry. What was sent before is not sent again; what is cut goes on."""
+    from penstock.client.registry import RegistryClient
+    from penstock.core.manifest import ModelFacts
+    from penstock.models.registry.scan import check_facts, scan
+
+    folder = folder.absolute()
+    with show_steps(f"reading {folder.name}") as tell:
+        scanned = scan(folder, version, tell)
+        manifest = scanned.manifest
+        facts = ModelFacts()
+        if not no_check:
+            tell("loading it as a worker would")
+            facts = check_facts(folder, manifest.version, timeout)
+    facts = _tagged(facts, tag or [])
+
+    async def send() -> "ModelVersion":
+        async with RegistryClient(manager) as client:
+            with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
+                return await client.push(manifest, scanned.files, facts, on_progress)
+
+    made = _run(send())
+    if as_json:
+        print_json(_as_json(made))
+    else:
+        print(f"pushed {made.model}:{made.version}, {_size(made.size_bytes)} in {made.files} files, {made.digest}")
+
+
+def pull(
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="The model's folder; it is made, or gets one more version.")],
+    manager: ManagerAddress = MANAGER_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a version of a model from the registry, verified file by file."""
+    from penstock.client.registry import RegistryClient
+    from penstock.models.registry.pull import CountedFiles
+    from penstock.models.registry.pull import pull as fetch
+
+    async def get() -> "ModelVersion":
+        async with RegistryClient(manager) as client:
+            found = await client.find(name)
+            with show_bytes(f"{found.model}:{found.version}", found.size_bytes) as on_progress:
+                await fetch(CountedFiles(client, on_progress), found.digest, found.version, folder.absolute())
+            return found
+
+    found = _run(get())
+    if as_json:
+        print_json({**_as_json(found), "folder": str(folder)})
+    else:
+        print(f"pulled {found.model}:{found.version}, {_size(found.size_bytes)} in {found.files} files, into {folder}")
+
+
+def delete(
+    name: Annotated[str, typer.Argument(metavar="NAME:VERSION")],
+    manager: ManagerAddress = MANAGER_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a version from the registry. One that is deployed, or that an alias names, is not deleted."""
+    from penstock.client.registry import RegistryClient
+
+    model, version = _split(name)
+
+    async def go() -> None:
+        async with RegistryClient(manager) as client:
+            await client.delete(model, version)
+
+    _run(go())
+    print_json({"deleted": name}) if as_json else print(f"deleted {name}")
+
+
+def alias(
+    name: Annotated[str, typer.Argument(metavar="NAME[:VERSION]", help="Without a version the alias goes.")],
+    alias: Annotated[str, typer.Argument(help="As in `stable`; `latest` moves by itself.")],
+    manager: ManagerAddress = MANAGER_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Let a name such as `stable` stand for a version of a model."""
+    from penstock.client.registry import RegistryClient
+
+    model, version = _split(name) if ":" in name else (name, "")
+
+    async def go() -> None:
+        async with RegistryClient(manager) as client:
+            await client.set_alias(model, alias, version)
+
+    _run(go())
+    if as_json:
+        print_json({"model": model, "alias": alias, "version": version or None})
+    else:
+        print(f"{model}@{alias} is {model}:{version}" if version else f"{model} has no alias {alias} any more")
+
+
+def list_registry(manager: str, as_json: bool) -> None:
+    from penstock.client.registry import RegistryClient
+
+    async def go() -> "list[ModelVersion]":
+        async with RegistryClient(manager) as client:
+            return await client.list()
+
+    versions = _run(go())
+    if as_json:
+        print_json([_as_json(each) for each in versions])
+        return
+    if not versions:
+        print("the registry has no models: penstock model push FOLDER sends one")
+        return
+    from rich.table import Table
+
+    table = Table("model", "version", "aliases", "task", "engine", "size", "files", "tags", "blocks", "pushed")
+    for each in versions:
+        facts = each.facts
+        table.add_row(
+            each.model,
+            each.version,
+            ", ".join(each.aliases),
+            str(facts.get("task", "")),
+            str(facts.get("engine", "")),
+            _size(each.size_bytes),
+            str(each.files),
+            plain(", ".join(facts.get("tags", ()))),
+            ", ".join(each.blocks),
+            each.created_at[:16].replace("T", " "),
+        )
+    make_console(160).print(table)
+
+
+def _split(name: str) -> tuple[str, str]:
+    model, _, version = name.partition(":")
+    if not re.fullmatch("[0-9]+", version):
+        raise InvalidRequest(f"'{name}': say which version, NAME:VERSION")
+    return model, version
+
+
+def _tagged(facts: "ModelFacts", tags: list[str]) -> "ModelFacts":
+    return facts.model_copy(update={"tags": (*facts.tags, *tags)})
+
+
+def _run(call: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(call)
+
+
+def _as_json(found: "ModelVersion") -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "version": found.version,
+        "digest": found.digest,
+        "size_bytes": found.size_bytes,
+        "files": found.files,
+        "created_at": found.created_at,
+        "aliases": list(found.aliases),
+        "blocks": list(found.blocks),
+        "metadata": dict(found.facts),
+    }
+
+
+def _size(size_bytes: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes = size_bytes / 1000  # type: ignore[assignment]
+    return f"{size_bytes:.3g} GB"

@@ -1,0 +1,263 @@
+"""The client of a model registry: what is cut goes on by itself where it was."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from penstock.client import faults
+from penstock.core.errors import Corrupted, PenstockError, Unavailable
+from penstock.core.manifest import Manifest, ModelFacts
+from penstock.pb.v1 import registry_pb2 as pb
+from penstock.pb.v1 import registry_pb2_grpc
+from penstock.wire.forms import decode_failure
+
+T = TypeVar("T")
+MANAGER_ADDRESS = "127.0.0.1:7400"
+CALL_S = 60.0  # of a call that moves no files
+COMMIT_S = 600.0  # files may be copied into another store
+STALL_S = 30.0  # without a byte: the connection is given up
+GIVE_UP_S = 120.0  # without a byte over all attempts
+CHUNK_BYTES = 1024 * 1024
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
+# What another attempt puts right: it begins with asking how far the files are.
+AGAIN = ("offset", "incomplete", "unknown_upload")
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 32 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+OnProgress = Callable[[int], None]  # bytes that are there
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    model: str
+    version: str
+    digest: str
+    size_bytes: int
+    files: int
+    created_at: str
+    facts: Mapping[str, Any]
+    aliases: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Patience:
+    """How often, and for how long, something that gets nowhere is tried again."""
+
+    began: float = field(default_factory=time.monotonic)
+    backoff_s: float = FIRST_BACKOFF_S
+    corrupted: int = 0
+
+    def moved(self) -> None:
+        self.began, self.backoff_s = time.monotonic(), FIRST_BACKOFF_S
+
+    async def wait_after(self, error: PenstockError) -> None:
+        """Raises it where another attempt would not help."""
+        if isinstance(error, Corrupted):
+            self.corrupted += 1
+        may_try = error.is_retryable or error.reason in AGAIN or self.corrupted == 1
+        if not may_try or time.monotonic() - self.began > GIVE_UP_S:
+            raise error
+        await asyncio.sleep(self.backoff_s)
+        self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
+
+
+class RegistryClient:
+    """Used from one event loop, as a context. Of several addresses another one is tried where one does not answer."""
+
+    def __init__(self, addresses: str = MANAGER_ADDRESS) -> None:
+        """`addresses`: HOST:PORT, with commas between several."""
+        is_target = addresses.startswith(("unix:", "ipv4:", "ipv6:", "dns:"))  # gRPC's own, which may name several
+        parts = [addresses] if is_target else addresses.split(",")
+        self._addresses = [address.strip() for address in parts if address.strip()]
+        self._open()
+
+    async def __aenter__(self) -> "RegistryClient":
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    # --- versions
+
+    async def push(
+        self,
+        manifest: Manifest,
+        files: Mapping[str, Path],
+        facts: ModelFacts | None = None,
+        on_progress: OnProgress = lambda _: None,
+    ) -> ModelVersion:
+        """Uploads what is missing of it and makes it a version; `files` by SHA-256."""
+        patience = _Patience()
+        begin = pb.BeginUpload(
+            manifest=manifest.encoded, facts=(facts or ModelFacts()).model_dump_json(exclude_none=True).encode()
+        )
+        while True:
+            try:
+                state = await self._call("Begin", begin)
+                if state.is_committed:
+                    return await self.find(f"{manifest.model}:{manifest.version}")
+                if any(file.offset < file.size_bytes for file in state.files):
+                    await self._send(state, files, patience, on_progress)
+                made = await self._call("Commit", pb.CommitUpload(upload_id=state.upload_id), COMMIT_S)
+                return _version(made.version)
+            except PenstockError as error:
+                await patience.wait_after(error)
+                await self._try_next(error)
+
+    async def find(self, reference: str) -> ModelVersion:
+        """NAME, NAME:VERSION or NAME@ALIAS."""
+        found = await self._call("Find", pb.FindVersion(reference=reference))
+        return _version(found.version)
+
+    async def list(self, model: str = "") -> "list[ModelVersion]":
+        return [_version(each) for each in (await self._call("List", pb.ListVersions(model=model))).versions]
+
+    async def delete(self, model: str, version: str) -> None:
+        await self._call("Delete", pb.DeleteVersion(model=model, version=version))
+
+    async def set_alias(self, model: str, alias: str, version: str) -> None:
+        """Without a version the alias goes."""
+        await self._call("SetAlias", pb.SetAliasRequest(model=model, alias=alias, version=version))
+
+    # --- files
+
+    async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
+        """A file's bytes from there on. What was cut goes on; whoever takes it looks at the SHA-256."""
+        patience = _Patience()
+        while True:
+            try:
+                request = pb.DownloadRequest(sha256=sha256, offset=offset, is_manifest=is_manifest)
+                async for piece in self._download(request):
+                    offset += len(piece)
+                    patience.moved()
+                    yield piece
+                return
+            except PenstockError as error:
+                await patience.wait_after(error)
+                await self._try_next(error)
+
+    async def _download(self, request: pb.DownloadRequest) -> AsyncIterator[bytes]:
+        call = self._stub.Download(request)
+        try:
+            while True:
+                message = await self._within(call.read(), STALL_S)
+                if message is grpc.aio.EOF:
+                    return
+                if message.HasField("failure"):
+                    raise decode_failure(message.failure)
+                yield message.data
+        finally:
+            call.cancel()
+
+    async def _send(
+        self, state: pb.UploadState, files: Mapping[str, Path], patience: _Patience, on_progress: OnProgress
+    ) -> None:
+        """All files that are missing, on one stream."""
+        done = sum(file.offset for file in state.files)
+        moved_at = time.monotonic()
+
+        async def chunks() -> AsyncIterator[pb.UploadChunk]:
+            nonlocal done, moved_at
+            for file in state.files:
+                if file.offset >= file.size_bytes:
+                    continue
+                start = pb.UploadStart(upload_id=state.upload_id, sha256=file.sha256, offset=file.offset)
+                yield pb.UploadChunk(start=start)
+                async for piece in _pieces(files[file.sha256], file.offset, file.size_bytes):
+                    yield pb.UploadChunk(data=piece)
+                    done += len(piece)
+                    moved_at = time.monotonic()
+                    patience.moved()
+                    on_progress(done)
+
+        on_progress(done)
+        call = self._stub.Upload(chunks())
+        answer = asyncio.ensure_future(self._within(call, None))
+        try:
+            while not (await asyncio.wait({answer}, timeout=1.0))[0]:
+                if time.monotonic() - moved_at > STALL_S:
+                    raise Unavailable("the upload does not move")
+            response = answer.result()
+        finally:
+            answer.cancel()
+            call.cancel()
+        if response.HasField("failure"):
+            raise decode_failure(response.failure)
+
+    async def _call(self, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
+        response = await self._within(getattr(self._stub, method)(request, timeout=timeout_s), None)
+        if response.HasField("failure"):
+            raise decode_failure(response.failure)
+        return response
+
+    async def _within(self, call: Awaitable[T], timeout_s: float | None) -> T:
+        try:
+            return await asyncio.wait_for(call, timeout_s)
+        except TimeoutError:
+            raise Unavailable(f"nothing came from {self._addresses[0]} for {timeout_s:g} s") from None
+        except grpc.aio.AioRpcError as error:
+            raise _fault(error, self._addresses[0]) from error
+
+    async def _try_next(self, error: PenstockError) -> None:
+        """The managers of a cluster share one registry."""
+        if isinstance(error, Unavailable) and len(self._addresses) > 1:
+            await self._channel.close()
+            self._addresses.append(self._addresses.pop(0))
+            self._open()
+
+    def _open(self) -> None:
+        self._channel = grpc.aio.insecure_channel(self._addresses[0], options=OPTIONS)
+        self._stub = registry_pb2_grpc.ModelRegistryStub(self._channel)
+
+
+async def _pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+    """As many bytes as the manifest says: what has grown since is noticed by its SHA-256."""
+    opened = await asyncio.to_thread(file.open, "rb")
+    with opened:
+        opened.seek(offset)
+        while offset < size_bytes:
+            piece = await asyncio.to_thread(opened.read, min(CHUNK_BYTES, size_bytes - offset))
+            if not piece:
+                return
+            offset += len(piece)
+            yield piece
+
+
+def _fault(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return Unavailable(f"what answers at {address} is no manager of Penstock: say where it is by --manager")
+    if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
+        return Unavailable(f"the connection to {address} was cut: {error.details()}")
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return Unavailable(
+            f"no manager of Penstock answers at {address}: {(error.details() or '').rpartition(': ')[2]}"
+        )
+    return faults.from_call(error, address)
+
+
+def _version(found: pb.ModelVersion) -> ModelVersion:
+    return ModelVersion(
+        found.model,
+        found.version,
+        found.digest,
+        found.size_bytes,
+        found.files,
+        found.created_at,
+        json.loads(found.facts or b"{}"),
+        tuple(found.aliases),
+        tuple(found.blocks),
+    )

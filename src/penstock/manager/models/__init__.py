@@ -1,0 +1,1 @@
+"""The model registry: versions that are uploaded once and never change."""

@@ -1,0 +1,150 @@
+"""The model registry over gRPC."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from penstock.core.errors import Corrupted, InvalidRequest, PenstockError
+from penstock.core.manifest import ModelFacts, read_document, read_manifest
+from penstock.manager.models.records import RegisteredVersion
+from penstock.manager.models.registry import ModelRegistry, UploadProgress
+from penstock.pb.v1 import registry_pb2 as pb
+from penstock.pb.v1 import registry_pb2_grpc
+from penstock.wire.forms import encode_failure
+
+log = structlog.get_logger()
+T = TypeVar("T")
+CHUNK_BYTES = 1024 * 1024
+Messages = AsyncIterator[pb.UploadChunk]
+
+
+class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._registry = registry
+
+    async def Begin(self, request: pb.BeginUpload, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
+        async def begin() -> pb.UploadState:
+            manifest = read_manifest(request.manifest)
+            facts = read_document(ModelFacts, request.facts or b"{}", "metadata")
+            return _state(await self._registry.begin(manifest, facts))
+
+        return await _told(begin(), pb.UploadState)
+
+    async def Upload(self, chunks: Messages, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
+        return await _told(self._take(_Chunks(chunks)), pb.UploadState)
+
+    async def Commit(self, request: pb.CommitUpload, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
+        async def commit() -> pb.VersionResponse:
+            return pb.VersionResponse(version=_version(await self._registry.commit(request.upload_id)))
+
+        return await _told(commit(), pb.VersionResponse)
+
+    async def Abort(self, request: pb.AbortUpload, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
+        return await _done(self._registry.abort(request.upload_id))
+
+    async def Find(self, request: pb.FindVersion, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
+        async def find() -> pb.VersionResponse:
+            return pb.VersionResponse(version=_version(await self._registry.find(request.reference)))
+
+        return await _told(find(), pb.VersionResponse)
+
+    async def List(self, request: pb.ListVersions, context: grpc.aio.ServicerContext) -> pb.ListResponse:  # noqa: N802
+        async def found() -> pb.ListResponse:
+            return pb.ListResponse(versions=map(_version, await self._registry.list(request.model)))
+
+        return await _told(found(), pb.ListResponse)
+
+    async def Delete(self, request: pb.DeleteVersion, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
+        return await _done(self._registry.delete(request.model, request.version))
+
+    async def SetAlias(  # noqa: N802
+        self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext
+    ) -> pb.RegistryResponse:
+        return await _done(self._registry.set_alias(request.model, request.alias, request.version))
+
+    async def Download(  # noqa: N802
+        self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.DownloadChunk]:
+        try:
+            pieces = self._registry.read(request.sha256, request.offset, is_manifest=request.is_manifest)
+            async for piece in pieces:
+                for start in range(0, len(piece), CHUNK_BYTES):
+                    yield pb.DownloadChunk(data=piece[start : start + CHUNK_BYTES])
+        except PenstockError as error:
+            log.warning("not_done", code=error.code, error=error.message)
+            yield pb.DownloadChunk(failure=encode_failure(error))
+
+    async def _take(self, chunks: "_Chunks") -> pb.UploadState:
+        upload_id = ""
+        while (start := await chunks.start()) is not None:
+            upload_id = start.upload_id
+            await self._registry.append(upload_id, start.sha256, start.offset, chunks.data())
+        if not upload_id:
+            raise InvalidRequest("an upload begins with the start of a file")
+        return _state(await self._registry.progress(upload_id))
+
+
+class _Chunks:
+    """The files of a stream, one after the other."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = aiter(messages)
+        self._next: pb.UploadChunk | None = None
+
+    async def start(self) -> pb.UploadStart | None:
+        """None: that was all."""
+        message, self._next = self._next or await anext(self._messages, None), None
+        if message is None:
+            return None
+        if message.WhichOneof("content") != "start":
+            raise InvalidRequest("the start of a file comes before its bytes")
+        return message.start
+
+    async def data(self) -> AsyncIterator[bytes]:
+        async for message in self._messages:
+            if message.WhichOneof("content") == "start":
+                self._next = message
+                return
+            yield message.data
+
+
+async def _done(call: Awaitable[None]) -> pb.RegistryResponse:
+    async def done() -> pb.RegistryResponse:
+        await call
+        return pb.RegistryResponse()
+
+    return await _told(done(), pb.RegistryResponse)
+
+
+async def _told(call: Awaitable[T], kind: Callable[..., T]) -> T:
+    try:
+        return await call
+    except PenstockError as error:
+        level = log.warning if isinstance(error, Corrupted) else log.info
+        level("not_done", code=error.code, error=error.message)
+        return kind(failure=encode_failure(error))
+
+
+def _state(progress: UploadProgress) -> pb.UploadState:
+    files = [
+        pb.FileOffset(sha256=sha256, offset=progress.offsets[sha256], size_bytes=size)
+        for sha256, size in progress.manifest.blobs.items()
+    ]
+    return pb.UploadState(upload_id=progress.upload_id, files=files, is_committed=progress.is_committed)
+
+
+def _version(found: RegisteredVersion) -> pb.ModelVersion:
+    record = found.record
+    return pb.ModelVersion(
+        model=found.model,
+        version=found.version,
+        digest=record.digest,
+        size_bytes=record.size_bytes,
+        files=record.files,
+        created_at=record.created_at,
+        facts=record.facts.model_dump_json(exclude_none=True).encode(),
+        aliases=found.aliases,
+        blocks=found.blocks,
+    )

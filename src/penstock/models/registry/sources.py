@@ -1,0 +1,74 @@
+"""Where a block's files are: in a folder, or in the registry, from which they are fetched first."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+from penstock.client.registry import RegistryClient
+from penstock.core.config import Config
+from penstock.core.errors import ConfigError, UnknownModel
+from penstock.core.manifest import SOURCE
+from penstock.models.registry.cache import ModelCache, RegistryFiles
+from penstock.storage.objects.base import ObjectStore, open_objects
+from penstock.storage.objects.keys import blob_key, manifest_key
+
+
+class OpenedModel(Protocol):
+    """A model's folder that stays until it is closed."""
+
+    folder: Path
+
+    def close(self) -> None: ...
+
+
+class PlainFolder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def close(self) -> None:
+        """It is somebody else's."""
+
+
+class ModelSources:
+    """Opens nothing before a block asks for it."""
+
+    def __init__(self, config: Config, managers: str = "") -> None:
+        """`managers`: their addresses, HOST:PORT with commas between them."""
+        self._config = config
+        self._managers = managers
+        self._cache: ModelCache | None = None
+
+    async def open(self, source: str) -> OpenedModel:
+        """Raises what is wrong with it; what is fetched is verified."""
+        if not source.startswith(SOURCE):
+            return PlainFolder(Path(source))
+        return await self._opened().open(source.removeprefix(SOURCE))
+
+    def _opened(self) -> ModelCache:
+        if self._cache is None:
+            settings, data = self._config.registry, self._config.data_dir
+            folder = Path(settings.cache_dir) if settings.cache_dir else data / "model-cache"
+            self._cache = ModelCache(folder, settings.cache_bytes, self._files())
+        return self._cache
+
+    def _files(self) -> RegistryFiles:
+        settings = self._config.registry
+        if settings.is_direct:
+            return StoredFiles(open_objects(settings.objects, self._config.data_dir / "objects", self._config.s3))
+        if not self._managers:
+            raise ConfigError("no manager is known that a model could be fetched from")
+        return RegistryClient(self._managers)
+
+
+class StoredFiles:
+    """Straight from the object store."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+
+    async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._objects.get((manifest_key if is_manifest else blob_key)(sha256), offset):
+                yield piece
+        except FileNotFoundError:
+            raise UnknownModel(f"the registry has no file with the SHA-256 {sha256[:64]}") from None

@@ -1,0 +1,202 @@
+"""The registry over REST: uploads by tus, ranges, aliases, and what is refused."""
+
+import asyncio
+import hashlib
+import json
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.app.registry import open_registry_door
+from penstock.core.config import load_config
+from tests.registry_bed import RegistryBed, model_of, registry_bed
+
+ROOT = "/v1/registry"
+TUS = {"Tus-Resumable": "1.0.0", "Content-Type": "application/offset+octet-stream"}
+
+
+class Door:
+    def __init__(self, bed: RegistryBed, port: int) -> None:
+        self.bed = bed
+        self.port = port
+
+    async def call(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[HTTPResponse, Any]:
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        named = {key.replace("_", "-"): value for key, value in headers.items()}
+        return await asyncio.to_thread(self._call, method, path, data, named)
+
+    def _call(self, method: str, path: str, data: Any, headers: dict[str, str]) -> tuple[HTTPResponse, Any]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=20)
+        try:
+            connection.request(method, path if path.startswith("/v1") else ROOT + path, data, headers)
+            response = connection.getresponse()
+            content = response.read()
+            is_json = response.headers.get("content-type") == "application/json" and content
+            return response, json.loads(content) if is_json else content
+        finally:
+            connection.close()
+
+    async def push(self, files: dict[str, bytes], version: str = "1", model: str = "m", metadata: Any = None) -> Any:
+        body = {"files": listed(files)} | ({"metadata": metadata} if metadata else {})
+        response, begun = await self.call("POST", f"/models/{model}/versions/{version}", body)
+        assert response.status == 201, begun
+        for data in files.values():
+            path = f"/uploads/{begun['upload']}/files/{sha256(data)}"
+            response, told = await self.call("PATCH", path, data, **TUS, Upload_Offset="0")
+            assert response.status in (204, 409), told  # an empty file is there
+        return await self.call("POST", f"/uploads/{begun['upload']}/commit")
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with registry_bed(tmp_path / "data") as bed, AsyncExitStack() as stack:
+        config = load_config(registry={"http_port": 0})
+        address = await open_registry_door(config, bed.registry, "127.0.0.1", stack)
+        yield Door(bed, address.port or 0)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def listed(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    return [{"path": path, "size_bytes": len(data), "sha256": sha256(data)} for path, data in files.items()]
+
+
+async def test_a_version_is_uploaded_found_read_in_ranges_and_deleted(door: Door) -> None:
+    data = secrets.token_bytes(300_000)
+    files = {**model_of(data), "1/deep/x y.txt": b"x", "1/empty": b""}
+    response, made = await door.push(files, metadata={"batchable": True, "tags": ["mine"]})
+    assert response.status == 201
+    assert (made["model"], made["version"], made["file_count"]) == ("m", "1", 4)
+    assert made["metadata"]["batchable"] is True
+    assert made["metadata"]["tags"] == ["small", "mine"]
+    _, all_models = await door.call("GET", "/models")
+    assert all_models == {"models": [made]}
+    _, found = await door.call("GET", "/models/m/versions/latest")
+    assert {file["path"] for file in found["files"]} == set(files)
+    path = "/models/m/versions/1/files/1/model.onnx"
+    response, content = await door.call("GET", path)
+    assert (response.status, content) == (200, data)
+    assert response.headers["etag"] == f'"{sha256(data)}"'
+    response, content = await door.call("GET", path, Range="bytes=299990-")
+    assert (response.status, content) == (206, data[-10:])
+    assert response.headers["content-range"] == "bytes 299990-299999/300000"
+    _, content = await door.call("GET", path, Range="bytes=10-19")
+    assert content == data[10:20]
+    _, content = await door.call("GET", path, Range="bytes=-5")
+    assert content == data[-5:]
+    response, _ = await door.call("GET", path, Range="bytes=300000-")
+    assert response.status == 416
+    _, content = await door.call("GET", "/models/m/versions/1/files/1/deep/x%20y.txt")
+    assert content == b"x"
+    response, _ = await door.call("DELETE", "/models/m/versions/1")
+    assert response.status == 204
+    assert door.bed.stored() == set()
+
+
+async def test_an_upload_goes_on_where_it_was(door: Door) -> None:
+    data = secrets.token_bytes(100_000)
+    files = model_of(data)
+    _, begun = await door.call("POST", "/models/m/versions/1", {"files": listed(files)})
+    path = f"/uploads/{begun['upload']}/files/{sha256(data)}"
+    response, _ = await door.call("PATCH", path, data[:30_000], **TUS, Upload_Offset="0")
+    assert response.headers["upload-offset"] == "30000"
+    response, _ = await door.call("HEAD", path, **TUS)
+    assert (response.headers["upload-offset"], response.headers["upload-length"]) == ("30000", "100000")
+    response, told = await door.call("PATCH", path, data, **TUS, Upload_Offset="0")
+    assert response.status == 409
+    assert told["error"]["code"] == "conflict"
+    assert response.headers["upload-offset"] == "30000"
+    await asyncio.to_thread(cut, door.port, ROOT + path, data[30_000:], 20_000)
+    response, told = await door.call("POST", f"/uploads/{begun['upload']}/commit")
+    assert response.status == 400
+    while True:  # what was on its way may have come, or not
+        response, _ = await door.call("HEAD", path, **TUS)
+        there = int(response.headers["upload-offset"])
+        assert 30_000 <= there <= 50_000
+        response, _ = await door.call("PATCH", path, data[there:], **TUS, Upload_Offset=str(there))
+        if response.status == 204:
+            break
+        assert response.status == 409
+    settings = files["model.yaml"]
+    await door.call("PATCH", f"/uploads/{begun['upload']}/files/{sha256(settings)}", settings, **TUS, Upload_Offset="0")
+    _, state = await door.call("GET", f"/uploads/{begun['upload']}")
+    assert all(file["offset"] == file["size_bytes"] for file in state["files"])
+    response, _ = await door.call("POST", f"/uploads/{begun['upload']}/commit")
+    assert response.status == 201
+    response, again = await door.call("POST", "/models/m/versions/1", {"files": listed(files)})
+    assert response.status == 200
+    assert again["is_committed"] is True
+
+
+def cut(port: int, path: str, data: bytes, sent: int) -> None:
+    connection = HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.putrequest("PATCH", path)
+    for name, value in {**TUS, "Upload-Offset": "30000", "Content-Length": str(len(data))}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    connection.send(data[:sent])
+    connection.close()
+
+
+async def test_aliases(door: Door) -> None:
+    await door.push(model_of())
+    response, _ = await door.call("PUT", "/models/m/aliases/stable", {"version": "1"})
+    assert response.status == 204
+    _, found = await door.call("GET", "/models/m/versions/stable")
+    assert found["aliases"] == ["latest", "stable"]
+    response, told = await door.call("DELETE", "/models/m/versions/1")
+    assert response.status == 409
+    assert "stable" in told["error"]["message"]
+    response, _ = await door.call("DELETE", "/models/m/aliases/stable")
+    assert response.status == 204
+    response, _ = await door.call("GET", "/models/m/versions/stable")
+    assert response.status == 404
+
+
+async def test_what_is_wrong_is_told(door: Door) -> None:
+    wrong = [
+        ("POST", "/models/m/versions/1", b"{", 400),
+        ("POST", "/models/m/versions/1", [], 400),
+        ("POST", "/models/m/versions/1", {"files": []}, 400),
+        ("POST", "/models/m/versions/1", {"files": [3]}, 400),
+        ("POST", "/models/m/versions/x", {"files": listed(model_of())}, 400),
+        ("POST", "/models/m/versions/1", {"files": listed({**model_of(), "1/../../x": b""})}, 400),
+        ("POST", "/models/m/versions/1", {"files": listed(model_of()), "metadata": {"shards": "many"}}, 400),
+        ("POST", "/models/m/versions/1", {"files": listed(model_of()), "more": 1}, 400),
+        ("GET", "/models/none", None, 404),
+        ("GET", "/models/none/versions/1", None, 404),
+        ("GET", "/uploads/none", None, 400),
+        ("PUT", "/models/m/aliases/stable", {}, 400),
+        ("GET", "/nowhere", None, 404),
+        ("PUT", "/models", None, 405),
+    ]
+    for method, path, body, status in wrong:
+        response, told = await door.call(method, path, body)
+        assert response.status == status, (path, told)
+        assert told["error"]["message"]
+    assert door.bed.staged() == []
+
+
+async def test_a_wrong_digest_is_refused(door: Door) -> None:
+    _, begun = await door.call("POST", "/models/m/versions/1", {"files": listed(model_of(b"right"))})
+    path = f"/uploads/{begun['upload']}/files/{sha256(b'right')}"
+    response, told = await door.call("PATCH", path, b"wrong", **TUS, Upload_Offset="0")
+    assert (response.status, told["error"]["code"]) == (422, "corrupted")
+    response, _ = await door.call("DELETE", f"/uploads/{begun['upload']}")
+    assert response.status == 204
+    assert door.bed.staged() == []
+
+
+async def test_pages_of_other_sites_may_not_upload(door: Door) -> None:
+    body = {"files": listed(model_of())}
+    response, _ = await door.call("POST", "/models/m/versions/1", body, Origin="http://evil.example")
+    assert response.status == 403
+    response, _ = await door.call("GET", "/models", Host="evil.example")
+    assert response.status == 421
