@@ -56,9 +56,9 @@ class ServerPlaces:
         except OSError as error:
             raise ConfigError(f"{self.config}: no server runs there: {error.strerror}") from error
 
-    def command(self, role: str, name: str, *flags: str) -> list[str]:
+    def command(self, role: str, name: str, *flags: str) -> tuple[str, ...]:
         """What starts one more process of this server."""
-        return [sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(self.folder), *flags]
+        return (sys.executable, "-m", "penstock", role, "--id", name, "--run-dir", str(self.folder), *flags)
 
 
 def task_worker_ids(config: Config) -> list[str]:

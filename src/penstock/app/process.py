@@ -14,9 +14,9 @@ import uvloop
 
 from penstock.app.folders import run_folder
 from penstock.app.places import ServerPlaces
-from penstock.app.tether import TetheredProcess
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
+from penstock.manager.fleet.tether import TetheredProcess
 from penstock.telemetry.logs import start_logs
 
 LEAVE_S = 5.0  # beyond what running requests get

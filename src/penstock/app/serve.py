@@ -15,10 +15,11 @@ from penstock.app.manager import open_manager, reserve_manager
 from penstock.app.places import ServerPlaces, check_bind, is_clustered, join_addresses, named, task_worker_ids
 from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
-from penstock.app.supervisor import Supervisor
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
+from penstock.manager.fleet.base import FleetRole
+from penstock.manager.fleet.local import LocalFleet
 from penstock.telemetry.logs import start_logs
 from penstock.telemetry.metrics import SupervisorMetrics, forget_gauges, share_metrics
 
@@ -65,7 +66,7 @@ async def _run_roles(
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         further = [str(reserve_manager(config, stack))] if is_clustered(config) else []
         await open_manager(config, stack, places.manager, *further, is_fresh=not further)
-    supervisor = _start_children(config, places, http_port, grpc_port)
+    supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if config.gateways and not await _until_open(supervisor, stop):
         return
@@ -81,19 +82,19 @@ async def _run_roles(
     await _stop_children(config, supervisor)
 
 
-def _start_children(config: Config, places: ServerPlaces, http_port: int, grpc_port: int) -> Supervisor:
+async def _start_children(config: Config, places: ServerPlaces, http_port: int, grpc_port: int) -> LocalFleet:
     share_metrics(places.metrics, SUPERVISOR)
     metrics = SupervisorMetrics(CollectorRegistry())
-    supervisor = Supervisor(config.data_plane, partial(_child_ended, places, metrics))
+    supervisor = LocalFleet(config.data_plane, partial(_child_ended, places, metrics))
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))
     for index in range(config.gateways):
         name = named(config, f"gateway-{index}")
-        supervisor.keep(name, places.command("gateway", name, *ports), is_door=True)
+        await supervisor.start(FleetRole(name, places.command("gateway", name, *ports), is_door=True))
     for index in range(config.workers):
         name = named(config, f"worker-{index}")
-        supervisor.keep(name, places.command("worker", name))
+        await supervisor.start(FleetRole(name, places.command("worker", name)))
     for name in task_worker_ids(config):
-        supervisor.keep(name, places.command("tasks", name))
+        await supervisor.start(FleetRole(name, places.command("tasks", name)))
     return supervisor
 
 
@@ -103,7 +104,7 @@ def _child_ended(places: ServerPlaces, metrics: SupervisorMetrics, name: str, wh
         metrics.restarts.labels(name, why).inc()
 
 
-async def _until_open(supervisor: Supervisor, stop: asyncio.Event) -> bool:
+async def _until_open(supervisor: LocalFleet, stop: asyncio.Event) -> bool:
     """False where the server is asked to leave before it has come."""
     opening, stopping = asyncio.ensure_future(supervisor.until_open()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -114,7 +115,7 @@ async def _until_open(supervisor: Supervisor, stop: asyncio.Event) -> bool:
     return not stop.is_set()
 
 
-async def _stop_children(config: Config, supervisor: Supervisor) -> None:
+async def _stop_children(config: Config, supervisor: LocalFleet) -> None:
     """Gateways first: what is inside needs its workers."""
     timeout_s = config.data_plane.drain_s + LEAVE_S
     await supervisor.stop(supervisor.doors(), timeout_s)

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli import fleet as of_fleet
 from penstock.cli.bench import bench
 from penstock.cli.classify import classify
 from penstock.cli.embed import embed
@@ -40,7 +41,11 @@ experiment = typer.Typer(no_args_is_help=True, help="Experiments: measure varian
 for name, of_experiments in (("run", run), ("run-all", run_all), ("compare", compare), ("list", list_experiments)):
     experiment.command(name)(of_experiments)
 app.add_typer(model, name="model")
+fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
+for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):
+    fleet.command()(fleet_command)
 app.add_typer(experiment, name="experiment")
+app.add_typer(fleet, name="fleet")
 
 
 def _print_version(is_asked: bool) -> None:

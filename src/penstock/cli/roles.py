@@ -50,6 +50,7 @@ def manager(
         "manager",
         None,
         config,
+        None,
         models=models,
         data_dir=data_dir,
         insecure=insecure,
@@ -79,6 +80,7 @@ def worker(
         "worker-0",
         id_,
         config,
+        tether,
         data_dir=data_dir,
         insecure=insecure,
         cluster=given(join=join, node=node, bind=bind, advertise=advertise),
@@ -114,6 +116,7 @@ def gateway(
         "gateway-0",
         id_,
         config,
+        tether,
         host=host,
         http_port=http_port,
         grpc_port=grpc_port,
@@ -139,7 +142,7 @@ def _supervised(name: str | None, run_dir: Path | None, tether: int | None) -> "
     """None: it runs alone."""
     if run_dir is None:
         return None
-    from penstock.app.tether import TetheredProcess
+    from penstock.manager.fleet.tether import TetheredProcess
 
     tethered = TetheredProcess(tether)  # before what takes long
     from penstock.app.process import RoleStart
@@ -148,11 +151,13 @@ def _supervised(name: str | None, run_dir: Path | None, tether: int | None) -> "
     return RoleStart(name, tethered, run_dir=run_dir)
 
 
-def _start(usual_name: str, name: str | None, file: Path | None, **flags: Any) -> "RoleStart":
+def _start(usual_name: str, name: str | None, file: Path | None, tether: int | None, **flags: Any) -> "RoleStart":
+    from penstock.manager.fleet.tether import TetheredProcess
+
+    tethered = TetheredProcess(tether)  # a fleet may have started it
     from penstock.app.places import node_of
     from penstock.app.process import RoleStart
-    from penstock.app.tether import TetheredProcess
     from penstock.core.config import load_config
 
     config = with_readable_logs(load_config(file, **flags))
-    return RoleStart(f"{node_of(config)}.{name or usual_name}", TetheredProcess(None), config=config)
+    return RoleStart(f"{node_of(config)}.{name or usual_name}", tethered, config=config)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.app.liveness import Hang, Liveness, Look
+from penstock.manager.fleet.liveness import Hang, Liveness, Look
 
 TURN_S = 0.5
 

@@ -10,15 +10,16 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.waiting import until
-from penstock.app.supervisor import Supervisor
 from penstock.core.config import DataPlane
 from penstock.core.errors import ConfigError, InternalError
+from penstock.manager.fleet.base import FleetRole
+from penstock.manager.fleet.local import LocalFleet
 
 SETTINGS = DataPlane(restart_backoff_s=0.01, restart_backoff_max_s=0.1, hang_s=1.0)
-SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(60)")
 CHILD = """
 import asyncio, sys
-from penstock.app.tether import TetheredProcess
+from penstock.manager.fleet.tether import TetheredProcess
 from penstock.core.errors import ConfigError
 tether = TetheredProcess(int(sys.argv[-1]))
 async def main():
@@ -29,8 +30,8 @@ asyncio.run(main())
 """
 
 
-def child(does: str) -> list[str]:
-    return [sys.executable, "-c", CHILD, does]
+def child(does: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", CHILD, does)
 
 
 @pytest.fixture
@@ -39,16 +40,16 @@ async def exits() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-async def supervisor(exits: list[tuple[str, str]]) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(SETTINGS, lambda name, why: exits.append((name, why)))
+async def supervisor(exits: list[tuple[str, str]]) -> AsyncIterator[LocalFleet]:
+    supervisor = LocalFleet(SETTINGS, lambda name, why: exits.append((name, why)))
     yield supervisor
     await supervisor.close()
 
 
 async def test_a_killed_process_comes_back_and_stop_ends_it(
-    supervisor: Supervisor, exits: list[tuple[str, str]]
+    supervisor: LocalFleet, exits: list[tuple[str, str]]
 ) -> None:
-    supervisor.keep("sleeper", SLEEPER)
+    await supervisor.start(FleetRole("sleeper", SLEEPER))
     first = await _pid(supervisor, 0)
     os.kill(first, signal.SIGKILL)
     assert await _pid(supervisor, first) != first
@@ -58,8 +59,8 @@ async def test_a_killed_process_comes_back_and_stop_ends_it(
     assert exits == [("sleeper", "died"), ("sleeper", "stopped")]
 
 
-async def test_a_stopped_process_is_exchanged(supervisor: Supervisor, exits: list[tuple[str, str]]) -> None:
-    supervisor.keep("sleeper", child("tether.say_open()"), is_door=True)
+async def test_a_stopped_process_is_exchanged(supervisor: LocalFleet, exits: list[tuple[str, str]]) -> None:
+    await supervisor.start(FleetRole("sleeper", child("tether.say_open()"), is_door=True))
     await supervisor.until_open()
     first = await _pid(supervisor, 0)
     await asyncio.sleep(1.0)  # it has told that its loop turns
@@ -68,39 +69,39 @@ async def test_a_stopped_process_is_exchanged(supervisor: Supervisor, exits: lis
     assert exits == [("sleeper", "hung")]
 
 
-async def test_only_those_that_are_named_are_stopped(supervisor: Supervisor) -> None:
-    supervisor.keep("sleeper", SLEEPER)
-    supervisor.keep("other", SLEEPER)
+async def test_only_those_that_are_named_are_stopped(supervisor: LocalFleet) -> None:
+    await supervisor.start(FleetRole("sleeper", SLEEPER))
+    await supervisor.start(FleetRole("other", SLEEPER))
     await until(lambda: len(supervisor.pids()) == 2)
     await supervisor.stop(["other"], 5.0)
     assert supervisor.pids().keys() == {"sleeper"}
 
 
-async def test_one_that_does_not_leave_is_killed(supervisor: Supervisor) -> None:
+async def test_one_that_does_not_leave_is_killed(supervisor: LocalFleet) -> None:
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); tether.say_open()"
-    supervisor.keep("sleeper", child(ignores), is_door=True)
+    await supervisor.start(FleetRole("sleeper", child(ignores), is_door=True))
     await supervisor.until_open()
     await supervisor.stop(["sleeper"], 0.1)
     assert supervisor.pids() == {}
 
 
-async def test_a_door_that_cannot_open_says_why(supervisor: Supervisor) -> None:
+async def test_a_door_that_cannot_open_says_why(supervisor: LocalFleet) -> None:
     fails = child("tether.say_failed(ConfigError('the port is taken')); sys.exit(2)")
-    supervisor.keep("door", fails, is_door=True)
+    await supervisor.start(FleetRole("door", fails, is_door=True))
     with pytest.raises(ConfigError, match="the port is taken"):
         await supervisor.until_open()
 
 
-async def test_a_door_that_ends_before_it_is_open_fails_the_start(supervisor: Supervisor) -> None:
-    supervisor.keep("door", child("sys.exit(7)"), is_door=True)
+async def test_a_door_that_ends_before_it_is_open_fails_the_start(supervisor: LocalFleet) -> None:
+    await supervisor.start(FleetRole("door", child("sys.exit(7)"), is_door=True))
     with pytest.raises(InternalError, match=r"door ended \(7\) before it was open"):
         await supervisor.until_open()
 
 
 async def test_a_command_that_cannot_be_started_is_tried_again(
-    supervisor: Supervisor, exits: list[tuple[str, str]]
+    supervisor: LocalFleet, exits: list[tuple[str, str]]
 ) -> None:
-    supervisor.keep("nothing", ["/no/such/program"])
+    await supervisor.start(FleetRole("nothing", ["/no/such/program"]))
     await until(lambda: len(exits) > 1, "it is tried again")
 
 
@@ -109,14 +110,14 @@ async def test_whoever_is_told_of_an_end_cannot_keep_the_process_away(exits: lis
         exits.append((name, why))
         raise RuntimeError("told badly")
 
-    supervisor = Supervisor(SETTINGS, tell)
+    supervisor = LocalFleet(SETTINGS, tell)
     with capture_logs():
-        supervisor.keep("brief", [sys.executable, "-c", "pass"])
+        await supervisor.start(FleetRole("brief", [sys.executable, "-c", "pass"]))
         await until(lambda: len(exits) > 1, "it is started again")
         await supervisor.close()
 
 
-async def _pid(supervisor: Supervisor, other_than: int) -> int:
+async def _pid(supervisor: LocalFleet, other_than: int) -> int:
     async with asyncio.timeout(20):
         while supervisor.pids().get("sleeper", other_than) == other_than:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

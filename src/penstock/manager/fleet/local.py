@@ -1,8 +1,10 @@
-"""Keeps child processes alive: starts them, restarts what ends and what hangs, with backoff, and ends them gently."""
+"""The fleet of one machine, its supervisor: child processes, restarted with backoff where they end or hang."""
 
 import asyncio
 import os
 import signal
+import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import psutil
 import structlog
 
-from penstock.app.liveness import Hang, Liveness, Look
-from penstock.app.tether import Tether
 from penstock.core.backoff import Backoff
 from penstock.core.config import DataPlane
 from penstock.core.errors import InternalError, PenstockError, from_code
+from penstock.manager.fleet.base import FleetRole, RoleStanding
+from penstock.manager.fleet.liveness import Hang, Liveness, Look
+from penstock.manager.fleet.tether import Tether
 
 log = structlog.get_logger()
 TURN_S = 0.5
@@ -22,7 +25,7 @@ KILLED_S = 5.0  # what the kernel gets to end what was killed
 OnExit = Callable[[str, str], None]
 
 
-class Supervisor:
+class LocalFleet:
     """`on_exit` gets a process's name and why it ended: `died`, `hung`, or `stopped` where that was asked for."""
 
     def __init__(self, settings: DataPlane, on_exit: OnExit) -> None:
@@ -32,17 +35,29 @@ class Supervisor:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._doors: set[str] = set()
         self._starting = 0
+        self._starts: Counter[str] = Counter()
         self._stopping: set[str] = set()
         self._hung: set[str] = set()
         self._liveness = Liveness(settings.hang_s, settings.loop_hang_s)
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._watch(), name="watch-children")
 
-    def keep(self, name: str, command: Sequence[str], is_door: bool = False) -> None:
-        """Runs the command for as long as the supervisor does; one that `is_door` says when it is open."""
-        if is_door:
-            self._doors.add(name)
-        self._keepers[name] = asyncio.create_task(self._keep(name, command), name=f"keep-{name}")
+    async def start(self, role: FleetRole) -> None:
+        """Runs its command for as long as the fleet does."""
+        if role.name in self._keepers:
+            return
+        if role.is_door:
+            self._doors.add(role.name)
+        self._keepers[role.name] = asyncio.create_task(self._keep(role.name, role.command), name=f"keep-{role.name}")
+
+    async def watch(self) -> list[RoleStanding]:
+        pids, machine = self.pids(), socket.gethostname()
+        return [
+            RoleStanding(
+                name, "running" if name in pids else "starting", machine, pids.get(name, 0), self._starts[name]
+            )
+            for name in sorted(self._keepers)
+        ]
 
     def names(self) -> set[str]:
         return set(self._keepers)
@@ -114,6 +129,7 @@ class Supervisor:
             return 0, str(error)
         try:
             process = self._processes[name] = await self._start(command, tether)
+            self._starts[name] += 1
             log.info("started", process=name, pid=process.pid)
             self._liveness.started(name)
             if name in self._stopping:  # that was asked for meanwhile

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.waiting import until
-from penstock.app.tether import Tether, TetheredProcess
 from penstock.core.errors import ConfigError
+from penstock.manager.fleet.tether import Tether, TetheredProcess
 
 CHILD = """
 import asyncio, sys, time
-from penstock.app.tether import TetheredProcess
+from penstock.manager.fleet.tether import TetheredProcess
 from penstock.core.errors import ConfigError
 tether = TetheredProcess(int(sys.argv[1]))
 async def main():

@@ -1,0 +1,75 @@
+"""A Ray cluster of some nodes on this machine, and a manager beside it that a fleet's roles join."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.hosts import HostProcess
+from benchmarks.waiting import eventually
+
+START_S = 120.0
+# A lost node is noticed in seconds: by Ray's own settings it takes half a minute.
+QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+OBJECTS_BYTES = 80 * 1024 * 1024  # of a node's object store, which nobody uses
+
+
+class RayCluster:
+    """Use it as a context. `nodes` has the custom resources of each; the head has none, and no CPUs."""
+
+    def __init__(self, nodes: Sequence[Mapping[str, float]], models: Path, folder: Path) -> None:
+        self._nodes = nodes
+        self._models = models
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        from ray.cluster_utils import Cluster
+
+        common = {"object_store_memory": OBJECTS_BYTES, "include_dashboard": False}
+        self._cluster = Cluster(True, head_node_args={"num_cpus": 0, "_system_config": QUICK, **common})
+        for resources in self._nodes:
+            self._cluster.add_node(num_cpus=4, resources=dict(resources), **common)
+        self._cluster.wait_for_nodes()
+        command = [sys.executable, "-m", "penstock", "manager", "--models", str(self._models), "--bind", "127.0.0.1:0"]
+        command += ["--data-dir", str(self._folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
+        self._manager = HostProcess(command, self._folder / "manager.log")
+        eventually(lambda: bool(self._manager.lines("managing")), "the manager manages", START_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._manager.stop()
+        self._cluster.shutdown()
+
+    @property
+    def manager(self) -> str:
+        return str(self._manager.lines("managing")[0]["address"])
+
+    def fleet(self, command: str, *flags: str) -> dict[str, dict[str, Any]]:
+        """Runs `penstock fleet`; returns its roles by name."""
+        line = [sys.executable, "-m", "penstock", "fleet", command, "--address", self._cluster.address, "--json"]
+        done = subprocess.run([*line, *flags], capture_output=True, text=True, timeout=START_S)
+        if done.returncode:
+            raise RuntimeError(f"fleet {command} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return {role["name"]: role for role in json.loads(done.stdout)["roles"]}
+
+    def running(self) -> dict[str, dict[str, Any]]:
+        """The roles, once all run."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def is_so() -> bool:
+            found.clear()
+            found.update(self.fleet("status"))
+            return all(role["state"] == "running" for role in found.values())
+
+        eventually(is_so, "all roles of the fleet run", START_S)
+        return found
+
+    def kill_node(self, node_id: str) -> None:
+        """Ends a node and all that runs there, without a word."""
+        node = next(each for each in self._cluster.worker_nodes if each.node_id == node_id)
+        self._cluster.remove_node(node, allow_graceful=False)

@@ -1,0 +1,1 @@
+"""What starts, stops and watches the roles of a cluster on machines."""

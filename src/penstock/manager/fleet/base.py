@@ -1,0 +1,50 @@
+"""A fleet: starts, stops and watches roles with the resources that they need, somewhere."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+State = Literal["waiting", "starting", "running"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoleResources:
+    """What a role takes of its machine; who places it on none that has less left."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRole:
+    """A role that is to run for as long as its fleet does, under the same name wherever that is."""
+
+    name: str
+    command: tuple[str, ...]  # what starts its process
+    is_door: bool = False  # it says when it is open
+    resources: RoleResources = RoleResources()
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStanding:
+    name: str
+    state: State  # `waiting`: no machine has it
+    machine: str = ""
+    pid: int = 0
+    starts: int = 0  # of its process, where it is now
+    places: Mapping[str, str] = field(default_factory=dict)  # its node, and the ports that were free there
+
+
+class Fleet(Protocol):
+    """What ends or hangs is started again, where it was or on another machine, until it is stopped."""
+
+    async def start(self, role: FleetRole) -> None:
+        """Returns once that is decided: the role may still be on its way. One that is there by that name stays."""
+
+    async def stop(self, names: Collection[str], timeout_s: float) -> None:
+        """Asks these to leave, and ends those that do not."""
+
+    async def watch(self) -> list[RoleStanding]: ...
+
+    async def close(self) -> None: ...
