@@ -28,7 +28,7 @@ class RayCluster:
     def __enter__(self) -> Self:
         from ray.cluster_utils import Cluster
 
-        common = {"object_store_memory": OBJECTS_BYTES, "include_dashboard": False}
+        common: dict[str, Any] = {"object_store_memory": OBJECTS_BYTES, "include_dashboard": False}
         self._cluster = Cluster(True, head_node_args={"num_cpus": 0, "_system_config": QUICK, **common})
         for resources in self._nodes:
             self._cluster.add_node(num_cpus=4, resources=dict(resources), **common)

@@ -101,7 +101,7 @@ async def test_a_door_that_ends_before_it_is_open_fails_the_start(supervisor: Lo
 async def test_a_command_that_cannot_be_started_is_tried_again(
     supervisor: LocalFleet, exits: list[tuple[str, str]]
 ) -> None:
-    await supervisor.start(FleetRole("nothing", ["/no/such/program"]))
+    await supervisor.start(FleetRole("nothing", ("/no/such/program",)))
     await until(lambda: len(exits) > 1, "it is tried again")
 
 
@@ -112,7 +112,7 @@ async def test_whoever_is_told_of_an_end_cannot_keep_the_process_away(exits: lis
 
     supervisor = LocalFleet(SETTINGS, tell)
     with capture_logs():
-        await supervisor.start(FleetRole("brief", [sys.executable, "-c", "pass"]))
+        await supervisor.start(FleetRole("brief", (sys.executable, "-c", "pass")))
         await until(lambda: len(exits) > 1, "it is started again")
         await supervisor.close()
 
