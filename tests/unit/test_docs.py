@@ -20,6 +20,7 @@ from penstock.core.errors import BY_CODE
 from penstock.core.settings import Section
 from penstock.gateway import statuses
 from penstock.models.settings import ModelSettings
+from penstock.telemetry.cluster import ClusterCollector, ClusterFigures
 from penstock.telemetry.metrics import (
     CacheMetrics,
     RouterMetrics,
@@ -121,7 +122,9 @@ def test_a_key_is_documented_as_it_is(name: str) -> None:
 def test_the_flags_of_the_roles_are_documented() -> None:
     roles = (serve.serve, roles_of_hosts.manager, roles_of_hosts.gateway, roles_of_hosts.worker)
     names = {name for role in roles for name in role.__annotations__}
-    flags = {f"--{name.replace('_', '-')}" for name in names - {"return", "config", "id_", "run_dir", "tether"}}
+    flags = {
+        f"--{name.replace('_', '-')}" for name in names - {"return", "config", "context", "id_", "run_dir", "tether"}
+    }
     documented = {cells[0].strip("`") for name, cells in rows("configuration.md").items() if name in SETTINGS}
     assert flags == documented - {""}
     assert "--config" in (DOCS / "configuration.md").read_text(encoding="utf-8")
@@ -146,6 +149,7 @@ def test_the_metrics_page_knows_exactly_what_there_is() -> None:
     registry = CollectorRegistry()
     for kind in (SupervisorMetrics, ServingMetrics, RouterMetrics, CacheMetrics, SessionMetrics, WorkerMetrics):
         kind(registry)
+    registry.register(ClusterCollector(ClusterFigures()))
     found = {metric.name: metric for metric in registry.collect()}
     documented = rows("metrics.md")
     assert documented.keys() == found.keys()

@@ -6,8 +6,8 @@ from random import Random
 from statistics import median
 
 from benchmarks.chaos.report import ChaosPlan, Result
-from penstock.manager.placement import Placement, place
-from penstock.manager.sites import GIB, BlockDemand, WorkerCapacity
+from penstock.manager.placing.placement import Placement, place
+from penstock.manager.placing.sites import GIB, BlockDemand, WorkerCapacity
 
 BLOCKS, WORKERS, HOSTS, ZONES = 1_000, 100, 50, 5
 ROUNDS = 20

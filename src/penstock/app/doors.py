@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from penstock.app.places import ServerPlaces
 from penstock.core.cluster.addresses import Address
@@ -28,12 +30,24 @@ MACHINE_DOOR = UsualPorts(7430, 7431)
 
 
 async def open_health_door(
-    config: Config, places: ServerPlaces, usual: UsualPorts, problem: Problem, stack: AsyncExitStack
+    config: Config,
+    places: ServerPlaces,
+    usual: UsualPorts,
+    problem: Problem,
+    stack: AsyncExitStack,
+    look: Callable[[], Collector] | None = None,
 ) -> None:
     """A usual port that is taken, by another role of the machine, gives way to a free one; one that was asked for
-    does not."""
+    does not. `look` gives what is shown beside the metrics of the machine's processes."""
+
+    def registry() -> CollectorRegistry:
+        found = shared_registry(places.metrics)
+        if look is not None:
+            found.register(look())
+        return found
+
     doorman = Doorman(config.model_copy(update={"host": config.health.host}), machine_names())
-    door = HealthDoor(problem, lambda: shared_registry(places.metrics), doorman.refusal)
+    door = HealthDoor(problem, registry, doorman.refusal)
     stack.push_async_callback(door.close)
     wanted = config.health
     config.check_reach(wanted.host)

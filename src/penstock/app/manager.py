@@ -1,7 +1,8 @@
 """The manager role: the control plane of a cluster, as a process of its own or inside `penstock serve`."""
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
@@ -14,9 +15,16 @@ from penstock.core.config import Config
 from penstock.telemetry.metrics import share_metrics
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
     from penstock.telemetry.door import Problem
 
 log = structlog.get_logger()
+
+
+class OpenManager(NamedTuple):
+    problem: "Problem"  # why it is not ready
+    look: "Callable[[], Collector]"  # the cluster's metrics, of the moment
 
 
 def run_manager(start: RoleStart) -> None:
@@ -33,8 +41,8 @@ async def _manage(run: RoleRun) -> None:
     share_metrics(run.places.metrics, run.name)
     async with AsyncExitStack() as stack:
         address = reserve_manager(config, stack)
-        problem = await open_manager(config, stack, str(address))
-        await open_health_door(config, run.places, MANAGER_DOOR, problem, stack)
+        opened = await open_manager(config, stack, str(address))
+        await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look)
         log.info("managing", address=advertised_manager(config, address.port or 0), models=str(config.models))
         spare_collector()
         await run.stop.wait()
@@ -48,10 +56,11 @@ def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
     return Address(wanted.host, port)
 
 
-async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, is_fresh: bool = False) -> "Problem":
-    """Returns what tells why it is not ready. `is_fresh`: its workers and gateways are all yet to be started."""
+async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, is_fresh: bool = False) -> "OpenManager":
+    """`is_fresh`: its workers and gateways are all yet to be started."""
     # Imported only now: the children of `serve` do the same meanwhile.
     from penstock.manager.manager import Manager
+    from penstock.manager.overview import Overview
     from penstock.manager.service import serve_manager
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
@@ -67,4 +76,4 @@ async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, i
         await store.get("leader")
         return "" if manager.epoch else "it does not lead"
 
-    return problem
+    return OpenManager(problem, Overview(manager).collector)

@@ -86,6 +86,7 @@ class CacheSettings(Section):
 class WorkerSettings(Section):
     zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
     zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
+    labels: dict[str, str] = {}  # noqa: RUF012 - what blocks may ask for of the workers that hold them
     weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}  # noqa: RUF012 - by worker id; else 1
     memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
     task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool

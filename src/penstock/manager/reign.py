@@ -24,9 +24,9 @@ from penstock.manager.lives import (
     WorkerRemoved,
     WorkerStreamEnded,
 )
-from penstock.manager.placement import Placement, place
+from penstock.manager.placing.placement import Placement, place
+from penstock.manager.placing.sites import BlockDemand, WorkerCapacity
 from penstock.manager.registry import DeployedBlock, Registry, WorkerState
-from penstock.manager.sites import BlockDemand, WorkerCapacity
 
 PRESENT = (LifeState.ALIVE, LifeState.SUSPECT)
 
@@ -62,6 +62,9 @@ class Load:
     gpu: float | None = None  # share of the time
     gpu_memory_bytes: int | None = None
     jobs: int = 0
+    waiting: int = 0
+    busy: int = 0  # instances
+    instances: int = 0
     counts: dict[str, BlockCount] = field(default_factory=dict)  # by block
 
 

@@ -198,6 +198,9 @@ def _load(load: pb.WorkerLoad) -> Load:
         load.gpu if load.HasField("gpu") else None,
         load.gpu_memory_bytes if load.HasField("gpu_memory_bytes") else None,
         load.jobs,
+        load.waiting,
+        load.busy,
+        load.instances,
         {each.block_id: BlockCount(each.requests, each.errors, each.latency_s) for each in load.counts},
     )
 

@@ -148,8 +148,8 @@ class HealthDoor:
                     return _json(503, {"status": "not ready", "reason": problem})
                 return _json(200, {"status": "ready"})
             case "/metrics":
-                # Reads a file for each process and metric: off the event loop.
-                text = await asyncio.to_thread(lambda: as_text(self._registry()))
+                registry = self._registry()
+                text = await asyncio.to_thread(as_text, registry)  # reads a file for each process and metric
                 return Answer(200, text, CONTENT_TYPE_LATEST)
             case _:
                 return _refused(404, "there are /healthz, /readyz and /metrics")

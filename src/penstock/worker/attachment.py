@@ -17,6 +17,7 @@ from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.control import MANAGER_CHANNEL
 from penstock.wire.heard import Heard, Verdict
 from penstock.worker.machine import Machine
+from penstock.worker.residency.blocks import WorkInHand
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.steps import Assigned
 
@@ -34,7 +35,7 @@ class AttachmentOwner:
     assign: Callable[[Sequence[Assigned]], None]  # all that is wanted
     meet: Callable[[Iterable[str]], None]  # all gateways
     statistics: Callable[[], Sequence[BlockStatistics]]
-    jobs: Callable[[], int]
+    work: Callable[[], WorkInHand]
 
 
 class Attachment:
@@ -109,7 +110,8 @@ class Attachment:
             return
         self._next_load = time.monotonic() + LOAD_S
         load = self._machine.load()
-        load.jobs = self._owner.jobs()
+        work = self._owner.work()
+        load.jobs, load.waiting, load.busy, load.instances = work
         counts = {each.block_id: _counts(each) for each in self._owner.statistics()}
         known = {} if is_first else self._counts
         load.counts.extend(each for block_id, each in counts.items() if known.get(block_id) != each)

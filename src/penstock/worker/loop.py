@@ -59,11 +59,9 @@ class Worker:
         self._has_settled = False  # ever
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
         self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, manager)
-        talk = AttachmentOwner(
-            blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.__len__
-        )
+        talk = AttachmentOwner(blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.work)
         node = config.cluster.node or socket.gethostname()
-        machine = Machine(node, self._zone, {}, config.worker.memory_budget_bytes)
+        machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
         self._attachment = Attachment(worker_id, manager, machine, config.data_plane.beat_s, talk)
 
     async def run(self, stop: asyncio.Event) -> None:

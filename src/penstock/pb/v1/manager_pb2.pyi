@@ -63,20 +63,26 @@ class WorkerFacts(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "counts")
+    __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "waiting", "busy", "instances", "counts")
     CPU_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    INSTANCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     cpu: float
     memory_bytes: int
     gpu: float
     gpu_memory_bytes: int
     jobs: int
+    waiting: int
+    busy: int
+    instances: int
     counts: _containers.RepeatedCompositeFieldContainer[BlockCounts]
-    def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ...) -> None: ...
+    def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., waiting: _Optional[int] = ..., busy: _Optional[int] = ..., instances: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("block_id", "requests", "errors", "latency_s")

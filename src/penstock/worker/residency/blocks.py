@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 
@@ -34,6 +35,13 @@ log = structlog.get_logger()
 now = time.monotonic
 CLOSE_S = 6.0  # what the models of a worker that leaves get to end
 END_S = 0.1  # and what still runs, which `drain` has waited for
+
+
+class WorkInHand(NamedTuple):
+    jobs: int  # waiting and running
+    waiting: int
+    busy: int  # instances
+    instances: int
 
 
 @dataclass(slots=True)
@@ -94,6 +102,12 @@ class Blocks:
 
     def held(self) -> Iterable[tuple[str, HeldBlock]]:
         return self._residency.held.items()
+
+    def work(self) -> WorkInHand:
+        runners = [each.runner for each in self._resident.values()]
+        instances = sum(runner.description.instances for runner in runners)
+        waiting = sum(runner.waiting for runner in runners) + sum(map(len, self._dormant.values()))
+        return WorkInHand(len(self), waiting, instances - sum(runner.idle for runner in runners), instances)
 
     def statistics(self) -> list[BlockStatistics]:
         total: dict[str, BlockStatistics] = {}

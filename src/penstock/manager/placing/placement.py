@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.manager.sites import BlockDemand, Site, WorkerCapacity
+from penstock.manager.placing.sites import BlockDemand, Site, WorkerCapacity
 
 HIGH = 1.2  # of the mean: who has more gives
 LOW = 0.9  # of the mean: who has less is given

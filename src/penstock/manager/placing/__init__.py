@@ -1,0 +1,1 @@
+"""Which workers hold which blocks."""

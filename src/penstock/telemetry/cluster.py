@@ -1,0 +1,199 @@
+"""The whole cluster as Prometheus metrics: rate, errors and duration of blocks; what workers use."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from penstock.core.answer_counts import BUCKETS, PER_DOUBLING, AnswerCounts, upper_bound_s
+
+K = TypeVar("K")
+BLOCK = ("block", "model", "version")
+OK = "ok"
+
+
+@dataclass(slots=True)
+class BlockFigures:
+    block_id: str
+    model: str
+    version: str
+    state: str
+    wanted: int = 0  # replicas
+    placed: int = 0
+    serving: int = 0
+    codes: Mapping[str, int] = field(default_factory=dict)  # answers by code, as gateways counted them
+    latencies: Mapping[int, int] = field(default_factory=dict)  # by bucket: core.answer_counts
+
+
+@dataclass(slots=True)
+class BlockOnWorker:
+    block_id: str
+    requests: int
+    errors: int
+    latency_s: float  # the sum
+
+
+@dataclass(slots=True)
+class WorkerFigures:
+    worker_id: str
+    state: str
+    silent_s: float = 0.0
+    cpu: float = 0.0
+    cpus: float = 0.0  # 0: not known, as below
+    memory_bytes: int = 0
+    max_memory_bytes: int = 0
+    gpu: float | None = None  # share of the time; None: nobody can tell
+    gpu_memory_bytes: int | None = None
+    max_gpu_memory_bytes: int = 0
+    jobs: int = 0
+    waiting: int = 0
+    busy: int = 0
+    instances: int = 0
+    blocks: list[BlockOnWorker] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ClusterFigures:
+    is_leader: bool = False
+    epoch: int = 0
+    revision: int = 0
+    gateways: int = 0
+    managers: int = 0
+    blocks: list[BlockFigures] = field(default_factory=list)
+    workers: list[WorkerFigures] = field(default_factory=list)
+
+
+class AnswerTotals:
+    """What gateways counted, block by block, since this manager leads."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, dict[str, int]] = {}  # by block
+        self.latencies: dict[str, dict[int, int]] = {}
+
+    def add(self, counts: Iterable[AnswerCounts]) -> None:
+        for each in counts:
+            codes = self.codes.setdefault(each.block_id, {})
+            _add(codes, {OK: each.answers - sum(each.errors.values()), **each.errors})
+            _add(self.latencies.setdefault(each.block_id, {}), each.latencies)
+
+    def keep(self, blocks: Iterable[str]) -> None:
+        """Others are gone for good."""
+        wanted = set(blocks)
+        for block_id in [known for known in self.codes if known not in wanted]:
+            del self.codes[block_id]
+            self.latencies.pop(block_id, None)
+
+
+class ClusterCollector(Collector):
+    """Of one look at the cluster: it is read in another thread than the one that looked."""
+
+    def __init__(self, figures: ClusterFigures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._control()
+        yield from self._rates()
+        yield from self._uses()
+        yield from self._shares()
+
+    def _control(self) -> Iterator[Metric]:
+        found = self._figures
+        yield GaugeMetricFamily("penstock_cluster_leader", "Whether this manager leads", value=int(found.is_leader))
+        yield GaugeMetricFamily("penstock_cluster_epoch", "The reign that is known here", value=found.epoch)
+        yield GaugeMetricFamily("penstock_cluster_revision", "Of the desired state", value=found.revision)
+        yield GaugeMetricFamily("penstock_cluster_managers", "Managers that are there", value=found.managers)
+        yield GaugeMetricFamily("penstock_cluster_gateways", "Gateways that are there", value=found.gateways)
+        yield _counted("penstock_cluster_workers", "Workers", (worker.state for worker in found.workers))
+        yield _counted("penstock_cluster_blocks", "Blocks", (block.state for block in found.blocks))
+
+    def _rates(self) -> Iterator[Metric]:
+        replicas = GaugeMetricFamily("penstock_cluster_replicas", "Of a block", labels=(*BLOCK, "kind"))
+        requests = CounterMetricFamily("penstock_cluster_requests", "Answers of a block", labels=(*BLOCK, "code"))
+        seconds = HistogramMetricFamily("penstock_cluster_request_seconds", "From arrival to answer", labels=BLOCK)
+        for block in self._figures.blocks:
+            labels = (block.block_id, block.model, block.version)
+            missing = max(0, block.wanted - block.placed)
+            kinds = (
+                ("wanted", block.wanted),
+                ("placed", block.placed),
+                ("serving", block.serving),
+                ("missing", missing),
+            )
+            for kind, count in kinds:
+                replicas.add_metric((*labels, kind), count)
+            for code, count in sorted(block.codes.items()):
+                requests.add_metric((*labels, code), count)
+            if block.latencies:
+                seconds.add_metric(labels, *_histogram(block.latencies))
+        yield from (replicas, requests, seconds)
+
+    def _uses(self) -> Iterator[Metric]:
+        used = ("worker", "kind")
+        cpu = GaugeMetricFamily("penstock_cluster_worker_cpu_cores", "In use, and there", labels=used)
+        memory = GaugeMetricFamily("penstock_cluster_worker_memory_bytes", "In use, and there", labels=used)
+        gpu = GaugeMetricFamily("penstock_cluster_worker_gpu_busy", "Share of the time", labels=("worker",))
+        gpu_memory = GaugeMetricFamily("penstock_cluster_worker_gpu_memory_bytes", "In use, and there", labels=used)
+        jobs = GaugeMetricFamily("penstock_cluster_worker_jobs", "Waiting and running", labels=("worker", "state"))
+        instances = GaugeMetricFamily("penstock_cluster_worker_instances", "Busy, and there", labels=used)
+        silent = GaugeMetricFamily("penstock_cluster_worker_silent_seconds", "Since it was heard", labels=("worker",))
+        for worker in self._figures.workers:
+            name = worker.worker_id
+            _put(cpu, name, ("used", worker.cpu), ("all", worker.cpus))
+            _put(memory, name, ("used", worker.memory_bytes), ("all", worker.max_memory_bytes))
+            _put(instances, name, ("busy", worker.busy), ("all", worker.instances))
+            _put(jobs, name, ("waiting", worker.waiting), ("running", max(0, worker.jobs - worker.waiting)))
+            if worker.gpu is not None:
+                gpu.add_metric((name,), worker.gpu)
+            if worker.max_gpu_memory_bytes:
+                _put(gpu_memory, name, ("used", worker.gpu_memory_bytes or 0), ("all", worker.max_gpu_memory_bytes))
+            silent.add_metric((name,), worker.silent_s)
+        yield from (cpu, memory, gpu, gpu_memory, jobs, instances, silent)
+
+    def _shares(self) -> Iterator[Metric]:
+        """What each worker does of each block."""
+        both = ("worker", "block")
+        requests = CounterMetricFamily("penstock_cluster_worker_requests", "Run, by outcome", labels=(*both, "outcome"))
+        seconds = CounterMetricFamily("penstock_cluster_worker_seconds", "Spent on requests", labels=both)
+        for worker in self._figures.workers:
+            for block in worker.blocks:
+                labels = (worker.worker_id, block.block_id)
+                requests.add_metric((*labels, OK), block.requests - block.errors)
+                requests.add_metric((*labels, "error"), block.errors)
+                seconds.add_metric(labels, block.latency_s)
+        yield from (requests, seconds)
+
+
+def _add(totals: dict[K, int], more: Mapping[K, int]) -> None:
+    for key, count in more.items():
+        if count:
+            totals[key] = totals.get(key, 0) + count
+
+
+def _counted(name: str, what: str, states: Iterable[str]) -> Metric:
+    family = GaugeMetricFamily(name, f"{what}, by state", labels=("state",))
+    counts: dict[str, int] = {}
+    for state in states:
+        counts[state] = counts.get(state, 0) + 1
+    for state, count in sorted(counts.items()):
+        family.add_metric((state,), count)
+    return family
+
+
+def _put(family: GaugeMetricFamily, worker: str, *values: tuple[str, float]) -> None:
+    for kind, value in values:
+        family.add_metric((worker, kind), value)
+
+
+def _histogram(latencies: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
+    """Its buckets, one for each doubling, and its sum, as if each latency lay in the middle of its bucket."""
+    buckets: list[tuple[str, float]] = []
+    seen = 0
+    for bucket in range(BUCKETS - 1):
+        seen += latencies.get(bucket, 0)
+        if bucket % PER_DOUBLING == 0:
+            buckets.append((f"{upper_bound_s(bucket):g}", seen))
+    buckets.append(("+Inf", sum(latencies.values())))
+    middles = ((upper_bound_s(bucket) + (upper_bound_s(bucket - 1) if bucket else 0.0)) / 2 for bucket in latencies)
+    return buckets, sum(count * middle for count, middle in zip(latencies.values(), middles, strict=True))

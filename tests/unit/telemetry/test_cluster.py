@@ -1,0 +1,79 @@
+"""The cluster's metrics: what is counted adds up, and the text is what Prometheus reads."""
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.core.answer_counts import AnswerCounts, bucket_of
+from penstock.telemetry.cluster import (
+    AnswerTotals,
+    BlockFigures,
+    BlockOnWorker,
+    ClusterCollector,
+    ClusterFigures,
+    WorkerFigures,
+)
+
+
+def read(figures: ClusterFigures) -> "Read":
+    registry = CollectorRegistry()
+    registry.register(ClusterCollector(figures))
+    text = generate_latest(registry).decode()
+    families = text_string_to_metric_families(text)
+    return Read({(s.name, frozenset(s.labels.values())): s.value for family in families for s in family.samples})
+
+
+class Read:
+    """By name and the values of labels, in any order."""
+
+    def __init__(self, samples: dict[tuple[str, frozenset[str]], float]) -> None:
+        self._samples = samples
+
+    def __getitem__(self, key: tuple[str, tuple[str, ...]]) -> float:
+        return self._samples[key[0], frozenset(key[1])]
+
+    def __contains__(self, key: tuple[str, tuple[str, ...]]) -> bool:
+        return (key[0], frozenset(key[1])) in self._samples
+
+
+def test_gateways_counts_add_up_to_rates_errors_and_durations() -> None:
+    totals = AnswerTotals()
+    half, second = bucket_of(0.5), bucket_of(1.0)
+    totals.add([AnswerCounts("b", 10, {"engine_failed": 2}, {half: 8}), AnswerCounts("gone", 1)])
+    totals.add([AnswerCounts("b", 5, {"engine_failed": 1, "queue_full": 1}, {second: 2})])
+    totals.keep(["b"])
+    assert totals.codes == {"b": {"ok": 11, "engine_failed": 3, "queue_full": 1}}
+    block = BlockFigures("b", "m", "1", "ready", 3, 2, 1, totals.codes["b"], totals.latencies["b"])
+    found = read(ClusterFigures(blocks=[block]))
+    assert found["penstock_cluster_requests_total", ("b", "m", "1", "ok")] == 11
+    assert found["penstock_cluster_requests_total", ("b", "m", "1", "engine_failed")] == 3
+    assert found["penstock_cluster_request_seconds_count", ("b", "m", "1")] == 10
+    assert 4 < found["penstock_cluster_request_seconds_sum", ("b", "m", "1")] < 8
+    assert found["penstock_cluster_request_seconds_bucket", ("b", "m", "1", "0.8192")] == 8
+    kinds = {
+        kind: found["penstock_cluster_replicas", ("b", "m", "1", kind)] for kind in ("wanted", "serving", "missing")
+    }
+    assert kinds == {"wanted": 3, "serving": 1, "missing": 1}
+
+
+def test_workers_use_and_saturation() -> None:
+    with_gpu = WorkerFigures(
+        "w", "alive", 0.1, 1.5, 8, 10, 100, 0.7, 5, 50, jobs=7, waiting=4, busy=2, instances=3,
+        blocks=[BlockOnWorker("b", 20, 5, 1.25)],
+    )  # fmt: skip
+    found = read(ClusterFigures(workers=[with_gpu, WorkerFigures("v", "offline")]))
+    assert found["penstock_cluster_workers", ("alive",)] == found["penstock_cluster_workers", ("offline",)] == 1
+    assert found["penstock_cluster_worker_cpu_cores", ("w", "all")] == 8
+    assert found["penstock_cluster_worker_gpu_busy", ("w",)] == 0.7
+    assert ("penstock_cluster_worker_gpu_busy", ("v",)) not in found
+    assert found["penstock_cluster_worker_jobs", ("w", "waiting")] == 4
+    assert found["penstock_cluster_worker_jobs", ("w", "running")] == 3
+    assert found["penstock_cluster_worker_instances", ("w", "busy")] == 2
+    assert found["penstock_cluster_worker_requests_total", ("w", "b", "ok")] == 15
+    assert found["penstock_cluster_worker_seconds_total", ("w", "b")] == 1.25
+
+
+def test_the_control_plane() -> None:
+    found = read(ClusterFigures(True, 7, 99, 2, 3, [BlockFigures("b", "m", "1", "ready")]))
+    names = ("leader", "epoch", "revision", "gateways", "managers")
+    assert [found[f"penstock_cluster_{name}", ()] for name in names] == [1, 7, 99, 2, 3]
+    assert found["penstock_cluster_blocks", ("ready",)] == 1
