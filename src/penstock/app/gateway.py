@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -33,13 +34,19 @@ from penstock.gateway.http.server import http_server
 from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.peer_door import PeerDoor
+from penstock.router.lanes.peers import PeerLinks
 from penstock.router.lanes.zmq import ZmqLane
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
+from penstock.serving.forwarded import ForwardedRequests
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
+from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
+from penstock.serving.sessions.stored import StoredSessions
 from penstock.storage.cache.store import open_store
+from penstock.storage.sessions.opening import open_session_store
 from penstock.telemetry.metrics import (
     CacheMetrics,
     RouterMetrics,
@@ -81,17 +88,22 @@ class Gateway:
             CacheMetrics(registry),
             self._resolver.is_current,
         )
-        self._sessions = SessionRuns(config.limits)
+        store = open_session_store(config.sessions)
+        self._stored = None if store is None else StoredSessions(store, gateway_id)
+        self._sessions = SessionRuns(config.limits, self._stored)
+        self._peers = PeerLinks(gateway_id, config.data_plane)
+        self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored)
         self._session_metrics = SessionMetrics(registry)
         self._serving = Serving(
             self._admission,
             self._resolver,
             self._cache,
-            self._sessions,
+            self._ordered,
             self._dispatcher,
             self._serving_metrics,
             traces,
         )
+        self._forwarded = ForwardedRequests(self._serving)
         self._grpc: GrpcServer | None = None
         self._http: uvicorn.Server | None = None
         self._live: LiveStreams | None = None
@@ -101,13 +113,17 @@ class Gateway:
     def listen(self, endpoint: Endpoint) -> str:
         """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
         config = self._config
-        lane = ZmqLane(self.gateway_id, config.data_plane, self._router_metrics, self._dispatcher, config.worker.zone)
+        peers = PeerDoor(self.gateway_id, config.data_plane, config.limits.max_inflight_requests, self._forwarded)
+        lane = ZmqLane(
+            self.gateway_id, config.data_plane, self._router_metrics, self._dispatcher, config.worker.zone, peers
+        )
         self._dispatcher.add(lane)
         self._dispatcher.start()
         return lane.listen(endpoint)
 
     def cluster_changed(self, picture: ClusterPicture) -> None:
         views = picture.blocks
+        self._ordered.gateways_changed(picture.gateways, picture.membership)
         self._dispatcher.set_routings(
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )
@@ -130,6 +146,8 @@ class Gateway:
         """Opens the clients' doors. Returns the gRPC port."""
         limits = self._config.limits
         await self._cache.start()
+        if self._stored is not None:
+            await self._stored.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
         memory = SharedMemory(
             self._metrics_folder.parent / "shared-memory",
@@ -156,6 +174,7 @@ class Gateway:
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self._watch(catalogue), name="gateway-watch"),
         ]
+        self._forwarded.is_open = True
         return port
 
     async def drain(self) -> None:
@@ -181,6 +200,9 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._sessions.close()
+        self._peers.close()
+        if self._stored is not None:
+            await self._stored.close()
         await self._cache.close()
         await self._dispatcher.stop()
         self._large.close()
@@ -195,6 +217,7 @@ class Gateway:
         was_ready = None
         while True:
             catalogue.look(asyncio.get_running_loop().time())
+            self._peers.tick(time.monotonic())
             problem = catalogue.unreadiness()
             if was_ready is not (not problem) and self._grpc is not None:
                 was_ready = not problem
@@ -211,10 +234,11 @@ class Gateway:
         self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
         self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
         self._sessions.tick()
-        sessions = self._sessions.statistics()
+        sessions = self._ordered.statistics()
         self._session_metrics.open.set(sessions["open"])
         self._session_metrics.waiting.set(sessions["waiting"])
         self._session_metrics.repeats.set(sessions["repeats"])
+        self._session_metrics.forwarded.set(sessions["forwarded"])
         self._router_metrics.workers.set(len(self._dispatcher.workers()))
         for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
             self._router_metrics.queue.labels(block_id, "waiting").set(waiting)

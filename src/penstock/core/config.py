@@ -83,6 +83,13 @@ class CacheSettings(Section):
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.05  # what a shared cache gets to answer
 
 
+class SessionSettings(Section):
+    """Where gateways keep what the next owner of a session must know."""
+
+    url: str = "memory://"  # each its own; or redis://host:port/0, for all
+    timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0  # what Redis gets to answer
+
+
 class WorkerSettings(Section):
     zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
     zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
@@ -156,6 +163,7 @@ class Config(Section):
     limits: Limits = Limits()
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()
+    sessions: SessionSettings = SessionSettings()
     worker: WorkerSettings = WorkerSettings()
     registry: RegistrySettings = RegistrySettings()
     s3: S3Settings = S3Settings()

@@ -20,6 +20,8 @@ PenstockError
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
 │   ├── Draining            this process is leaving
+│   ├── SessionMoved        its session has another gateway now: nothing ran
+│   ├── GatewayLost         the gateway that had its session is gone, and whether it ran is not known
 │   ├── WorkerLost          the workers that ran it died, and it may not be tried again
 │   ├── NotLeader           another manager leads the cluster, or none just now
 │   ├── StoreUnavailable    the metadata store does not answer; whether it wrote is not known
@@ -134,6 +136,15 @@ class ModelNotReady(Unavailable):
 
 class Draining(Unavailable):
     code = "draining"
+
+
+class SessionMoved(Unavailable):
+    code = "session_moved"
+
+
+class GatewayLost(Unavailable):
+    code = "gateway_lost"
+    is_definite = False
 
 
 class WorkerLost(Unavailable):

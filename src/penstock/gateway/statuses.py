@@ -26,6 +26,8 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
     "model_not_ready": (grpc.StatusCode.UNAVAILABLE, 503),
     "draining": (grpc.StatusCode.UNAVAILABLE, 503),
+    "session_moved": (grpc.StatusCode.UNAVAILABLE, 503),
+    "gateway_lost": (grpc.StatusCode.UNAVAILABLE, 503),
     "worker_lost": (grpc.StatusCode.UNAVAILABLE, 503),
     "not_leader": (grpc.StatusCode.UNAVAILABLE, 503),
     "store_unavailable": (grpc.StatusCode.UNAVAILABLE, 503),

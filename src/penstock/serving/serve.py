@@ -16,7 +16,7 @@ from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import WITHDRAWN, Resolver
-from penstock.serving.sessions.runs import SessionRuns
+from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import OpenSpan, Traces
 
@@ -30,7 +30,7 @@ class Serving:
         admission: Admission,
         resolver: Resolver,
         cache: ResponseCache,
-        sessions: SessionRuns,
+        sessions: OrderedSessions,
         dispatcher: Dispatcher,
         metrics: ServingMetrics,
         traces: Traces,

@@ -145,6 +145,7 @@ class SessionMetrics(_Metrics):
         self.open = self._gauge("sessions", "Sessions at the gateways")
         self.waiting = self._gauge("session_waiting", "Requests that wait for an earlier one of their session")
         self.repeats = self._gauge("session_repeats", "Requests answered with what was recorded")
+        self.forwarded = self._gauge("session_forwarded", "Requests sent to the gateway that owns their session")
 
 
 class WorkerMetrics(_Metrics):

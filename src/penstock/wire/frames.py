@@ -7,7 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from penstock.core.errors import PenstockError, WireError
-from penstock.core.requests import PLAIN, Controls, InferRequest, Parameter, SessionStep, Timing
+from penstock.core.requests import PLAIN, Controls, InferRequest, InferResponse, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import forms
@@ -35,23 +35,47 @@ def encode_job(
 ) -> Frames:
     frame = pb.Frame()
     job = frame.job
-    job.job_id = job_id
     job.attempt = attempt
     job.block_id = block_id
-    job.timeout_us = max(1, int(timeout_s * 1e6))
-    if request.outputs:
-        job.outputs.extend(request.outputs)
-    if request.request_id:
-        job.request_id = request.request_id
-    if request.traceparent:
-        job.traceparent = request.traceparent
-    if request.parameters:
-        _put_parameters(job.parameters, request.parameters)
+    _put_job(job, job_id, timeout_s, request)
     if request.controls is not PLAIN:
         _put_controls(job, request.controls, queue_timeout_s)
     if response_credits:
         job.response_credits = response_credits
     return _with_tensors(frame, job.inputs, request.inputs)
+
+
+def encode_forward(
+    job_id: int, timeout_s: float, request: InferRequest, membership: int, response_credits: int = 0
+) -> Frames:
+    """The whole request, for another gateway, which reads its parameters anew."""
+    frame = pb.Frame()
+    forward = frame.forward
+    forward.model = request.model
+    forward.version = request.version
+    forward.protocol = request.protocol
+    forward.size_bytes = request.size_bytes
+    forward.membership = membership
+    forward.hops = 1
+    _put_job(forward.job, job_id, timeout_s, request)
+    forward.job.response_credits = response_credits
+    return _with_tensors(frame, forward.job.inputs, request.inputs)
+
+
+def forwarded(forward: pb.Forward, message: Sequence[Buffer]) -> InferRequest:
+    job = forward.job
+    return InferRequest(
+        forward.model,
+        tensors(job.inputs, message),
+        forward.version,
+        job.request_id,
+        list(job.outputs),
+        parameters(job.parameters),
+        job.timeout_us / 1e6,
+        job.traceparent,
+        forward.protocol,
+        size_bytes=forward.size_bytes,
+    )
 
 
 def encode_result(
@@ -102,6 +126,8 @@ def decode(frames: Sequence[Buffer]) -> tuple[str, pb.Frame]:
         expected = len(frame.job.inputs)
     elif kind == "result":
         expected = len(frame.result.outputs)
+    elif kind == "forward":
+        expected = len(frame.forward.job.inputs)
     else:
         expected = 0
     if len(frames) != expected + 1:
@@ -134,6 +160,32 @@ def session(job: pb.Job) -> SessionStep | None:
 
 def timing(result: pb.Result) -> Timing:
     return Timing(result.queue_ns, result.batch_ns, result.compute_ns, result.finish_ns, result.batch_rows)
+
+
+def response(result: pb.Result, message: Sequence[Buffer]) -> InferResponse:
+    """Model, version and request id are left to the caller."""
+    return InferResponse(
+        "",
+        "",
+        "",
+        tensors(result.outputs, message),
+        timing(result),
+        parameters(result.parameters) if result.parameters else {},
+        not result.is_partial,
+    )
+
+
+def _put_job(job: Any, job_id: int, timeout_s: float, request: InferRequest) -> None:
+    job.job_id = job_id
+    job.timeout_us = max(1, int(timeout_s * 1e6))
+    if request.outputs:
+        job.outputs.extend(request.outputs)
+    if request.request_id:
+        job.request_id = request.request_id
+    if request.traceparent:
+        job.traceparent = request.traceparent
+    if request.parameters:
+        _put_parameters(job.parameters, request.parameters)
 
 
 def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:

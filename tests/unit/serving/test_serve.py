@@ -39,6 +39,7 @@ from penstock.serving.cache.key import KeyMaker
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.serve import Serving
+from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics, ServingMetrics
@@ -126,7 +127,8 @@ class Bed:
 
     def build(self, traces: Traces) -> Serving:
         dispatcher = cast(Dispatcher, self.dispatcher)
-        return Serving(self.admission, self.resolver, self.cache, self.sessions, dispatcher, self.metrics, traces)
+        sessions = OrderedSessions("g-0", self.sessions)
+        return Serving(self.admission, self.resolver, self.cache, sessions, dispatcher, self.metrics, traces)
 
     async def stream(self, request: InferRequest) -> list[InferResponse]:
         return [answer async for answer in self.serving.stream(request)]

@@ -7,12 +7,12 @@ import structlog
 
 from penstock.core.config import DataPlane
 from penstock.core.errors import WireError
-from penstock.core.requests import InferResponse
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.lane import LaneOwner
 from penstock.router.lanes.members import Members, ZmqMember
+from penstock.router.lanes.peer_door import PeerDoor
 from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
@@ -30,12 +30,20 @@ class ZmqLane:
     """A Lane whose workers are known by the identity of their socket."""
 
     def __init__(
-        self, gateway_id: str, settings: DataPlane, metrics: RouterMetrics, owner: LaneOwner, zone: str = ""
+        self,
+        gateway_id: str,
+        settings: DataPlane,
+        metrics: RouterMetrics,
+        owner: LaneOwner,
+        zone: str = "",
+        peers: PeerDoor | None = None,
     ) -> None:
+        """Other gateways come to the same socket, where somebody hears them."""
         self._gateway_id = gateway_id
         self._settings = settings
         self._metrics = metrics
         self._owner = owner
+        self._peers = peers
         self._members = Members(zone, self._remove)
         self._queries: dict[int, dict[bytes, asyncio.Event]] = {}  # by id, who is asked
         self._last_query = 0
@@ -47,6 +55,8 @@ class ZmqLane:
         """Returns what workers connect to."""
         self._socket = RouterSocket(self._on_message)
         reached = self._socket.bind(endpoint)
+        if self._peers is not None:
+            self._peers.open(self._send)
         self._heart = GatewayHeart(endpoint.beside(), self._settings.beat_s)
         return reached
 
@@ -102,6 +112,8 @@ class ZmqLane:
         if now < self._next_beat:
             return
         self._next_beat = now + self._settings.beat_s
+        if self._peers is not None:
+            self._peers.tick(now)
         beat = frames.encode(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=self._owner.jobs())))
         for member in list(self._members.by_key.values()):
             if self._silent_s(member, now) > self._settings.silence_s:
@@ -112,6 +124,8 @@ class ZmqLane:
     def close(self) -> None:
         for member in list(self._members.by_key.values()):
             self._say(member.key, pb.Frame(bye=pb.Bye(reason="the gateway stops")))
+        if self._peers is not None:
+            self._peers.close()
         self._members.close()
         if self._socket is not None:
             self._socket.close(linger_ms=200)
@@ -134,6 +148,8 @@ class ZmqLane:
                 self._on_frame(member, kind, frame, message)
             elif kind == "hello":
                 self._on_hello(identity, frame.hello)
+            elif self._peers is not None and self._peers.hears(identity, kind):
+                self._peers.hear(identity, kind, frame, message)
             else:
                 if kind == "result":
                     self._metrics.late_replies.inc()  # of a worker that was taken for dead
@@ -167,16 +183,7 @@ class ZmqLane:
         if result.HasField("failure"):
             self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
-        response = InferResponse(
-            "",
-            "",
-            "",
-            frames.tensors(result.outputs, message),
-            frames.timing(result),
-            frames.parameters(result.parameters) if result.parameters else {},
-            not result.is_partial,
-        )
-        self._owner.answered(identity, result.job_id, result.attempt, response)
+        self._owner.answered(identity, result.job_id, result.attempt, frames.response(result, message))
 
     def _on_hello(self, identity: bytes, hello: pb.Hello) -> None:
         if hello.protocol != frames.PROTOCOL:

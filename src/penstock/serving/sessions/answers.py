@@ -54,6 +54,10 @@ class KeptAnswers:
             _, oldest = self._kept.popitem(last=False)
             self.size_bytes -= oldest.size_bytes
 
+    def of(self, life: int, first: int, end: int) -> dict[int, KeptAnswer]:
+        found = {seq_no: self._kept.get((life, seq_no)) for seq_no in range(first, end)}
+        return {seq_no: answer for seq_no, answer in found.items() if answer is not None}
+
     def forget(self, life: int, first: int, end: int) -> None:
         for seq_no in range(first, end):
             self._drop(life, seq_no)

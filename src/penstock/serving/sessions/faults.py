@@ -1,6 +1,6 @@
 """What the session table says to those whom it refuses."""
 
-from penstock.core.errors import DeadlineExceeded, Draining, Overloaded, SessionError
+from penstock.core.errors import DeadlineExceeded, Draining, Overloaded, SessionError, SessionMoved, WorkerLost
 from penstock.serving.sessions.parts import Session, Step
 
 ENDED = "has ended: start it anew with sequence_start"
@@ -63,3 +63,15 @@ def late(step: Step) -> DeadlineExceeded:
 
 def draining() -> Draining:
     return Draining("this server is shutting down; send the request to another")
+
+
+def moved(session: Session | str) -> SessionMoved:
+    named = session if isinstance(session, Session) else f"session '{session}'"
+    return SessionMoved(f"{named} has another gateway now, and nothing was run; send the request again")
+
+
+def doubtful(session: Session) -> WorkerLost:
+    return WorkerLost(
+        f"the gateway that ran seq_no {session.next} of {session} is gone, and this model must not run a request "
+        "twice: whether it ran is not known; send it again to run it now"
+    )

@@ -4,7 +4,7 @@ from penstock.core.errors import Overloaded, SessionError
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.answers import KeptAnswers
 from penstock.serving.sessions.faults import LOST
-from penstock.serving.sessions.parts import Action, BlockSessions, Session, Ticket, WaitingRoom
+from penstock.serving.sessions.parts import Action, BlockSessions, Session, SessionRecord, Ticket, WaitingRoom
 
 SENT_AGAIN = 64  # requests of a session that may wait beside the window, as repeats of those in it
 
@@ -21,6 +21,10 @@ class SessionLives:
         asked, window = ticket.asked, ticket.settings.window
         if asked.seq_no is not None and not asked.is_start and asked.seq_no > 1 + window:
             raise faults.too_far(f"session '{asked.session_id}'", asked.seq_no, 1, window)
+        self.make_room(block)
+        return self._new(block, ticket)
+
+    def make_room(self, block: BlockSessions) -> None:
         if len(block.sessions) >= block.settings.max_sessions:
             oldest = block.oldest_idle()
             if oldest is None:
@@ -29,7 +33,6 @@ class SessionLives:
                     "(sessions.max_sessions); try again later"
                 )
             self.forget(oldest)
-        return self._new(block, ticket)
 
     def begin(self, session: Session, ticket: Ticket) -> list[Action]:
         """Takes a start for a session that is there: its first step at last, the same start again, or a new life.
@@ -54,7 +57,7 @@ class SessionLives:
         """Keeps a session of which nothing runs or waits for a while, unless nothing ever came of it."""
         if session.running is not None or session.waiting or not session.is_known:
             return
-        if not session.position and session.first == 1:
+        if not session.position and session.first == 1 and not session.doubtful:
             self.forget(session)
         else:
             session.block.rest(session, now)
@@ -64,6 +67,35 @@ class SessionLives:
         session.is_known = False
         self.forget_answers(session)
 
+    def record(self, session: Session) -> SessionRecord:
+        oldest = max(session.first, session.next - session.settings.answers)
+        return SessionRecord(
+            session.life,
+            session.is_numbered,
+            session.first,
+            session.next,
+            session.arrived,
+            session.position,
+            session.has_first,
+            session.has_state,
+            session.home,
+            session.digest,
+            session.over,
+            self._answers.of(session.life, oldest, session.next),
+        )
+
+    def adopt(self, block: BlockSessions, session_id: str, record: SessionRecord, epoch: int) -> Session:
+        settings = block.settings
+        session = Session(session_id, block, settings, record.life, record.is_numbered, self._room(settings.window))
+        session.first, session.next, session.arrived = record.first, record.next, record.arrived
+        session.position, session.has_first, session.has_state = record.position, record.has_first, record.has_state
+        session.home, session.digest, session.over = record.home, record.digest, record.over
+        session.epoch, session.doubtful = epoch, record.begun
+        for seq_no, kept in record.answers.items():
+            self._answers.keep(record.life, seq_no, kept.outcome, kept.position, settings.answers)
+        block.sessions[session_id] = session
+        return session
+
     def forget_answers(self, session: Session) -> None:
         oldest = max(session.first, session.next - session.settings.answers)
         self._answers.forget(session.life, oldest, session.next)
@@ -71,13 +103,17 @@ class SessionLives:
     def _new(self, block: BlockSessions, ticket: Ticket) -> Session:
         asked = ticket.asked
         self._number += 1
-        room = WaitingRoom(ticket.settings.window + SENT_AGAIN, self._max_waiting_bytes)
+        room = self._room(ticket.settings.window)
         session = Session(asked.session_id, block, ticket.settings, self._number, asked.seq_no is not None, room)
+        session.epoch = ticket.epoch
         if asked.is_start:
             session.first = session.next = asked.seq_no or 1
             session.has_first, session.digest = True, ticket.digest
         block.sessions[asked.session_id] = session
         return session
+
+    def _room(self, window: int) -> WaitingRoom:
+        return WaitingRoom(window + SENT_AGAIN, self._max_waiting_bytes)
 
     def _set_first(self, session: Session, ticket: Ticket, seq_no: int) -> list[Action]:
         """Later steps came before the one that starts the session."""

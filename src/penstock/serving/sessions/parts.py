@@ -8,7 +8,7 @@ from itertools import chain
 from penstock.core.errors import PenstockError
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Sessions
-from penstock.serving.sessions.answers import Outcome
+from penstock.serving.sessions.answers import KeptAnswer, Outcome
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +21,7 @@ class Ticket:
     deadline: float
     size_bytes: int = 0
     digest: bytes = b""  # of a numbered start's inputs: whether it is the same one again
+    epoch: int = 0  # by which this gateway owns the session in the store; 0: there is none
     step: "Step | None" = None  # whose outcome it waits for
     leave_room: Callable[[], None] = lambda: None  # where it waits: its step does not run, or with another's request
 
@@ -90,6 +91,9 @@ class Session:
     waiting: dict[int, Step] = field(default_factory=dict)
     rested: float = 0.0  # when it was last heard of
     is_known: bool = True  # False: the table has let go of it
+    is_leaving: bool = False  # another gateway owns it: it takes no more here
+    epoch: int = 0  # as a ticket's
+    doubtful: int = 0  # the step that an earlier owner began, and of whose end nobody knows
 
     def find(self, number: int) -> Step | None:
         running = self.running
@@ -119,6 +123,25 @@ class Session:
 
     def __str__(self) -> str:
         return f"session '{self.session_id}'"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """What goes from one owner of a session to the next; nothing of it runs or waits."""
+
+    life: int
+    is_numbered: bool
+    first: int
+    next: int
+    arrived: int
+    position: int
+    has_first: bool
+    has_state: bool
+    home: bytes
+    digest: bytes
+    over: str
+    answers: dict[int, KeptAnswer] = field(default_factory=dict)
+    begun: int = 0  # the step that was begun and of which no end is known; 0: none
 
 
 @dataclass(slots=True, eq=False)

@@ -1,6 +1,7 @@
 """The shell around the session table: runs its steps, each in a task of its own, and hands callers their outcomes."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextlib import aclosing
@@ -14,12 +15,22 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
-from penstock.core.errors import InternalError, Overloaded, PenstockError, SessionError
+from penstock.core.errors import InternalError, Overloaded, PenstockError, SessionError, SessionMoved
 from penstock.core.requests import InferRequest, InferResponse, Parameter, Timing
 from penstock.serving.sessions.answers import Answered, ManyAnswers, Outcome, answer_bytes, answers_of
-from penstock.serving.sessions.faults import draining
-from penstock.serving.sessions.parts import Action, GiveOutcome, StartStep, Step, StopStep, Ticket
-from penstock.serving.sessions.table import SessionTable
+from penstock.serving.sessions.faults import draining, moved
+from penstock.serving.sessions.parts import (
+    Action,
+    GiveOutcome,
+    Session,
+    SessionRecord,
+    StartStep,
+    Step,
+    StopStep,
+    Ticket,
+)
+from penstock.serving.sessions.stored import StoredSessions
+from penstock.serving.sessions.table import SessionTable, is_conclusive
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -72,26 +83,32 @@ class _Telling:
 class SessionRuns:
     """Owns the session table. Used from one event loop."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, stored: StoredSessions | None = None) -> None:
+        """`stored`: each step is written down before it runs and when it has."""
+        self._stored = stored
         share = limits.session_share
         self._table = SessionTable(
             max_waiting=limits.max_inflight_requests * share,
             max_waiting_bytes=limits.max_inflight_bytes * share,
-            lives=time.time_ns(),
+            lives=secrets.randbits(62),
         )
         self._callers: dict[Ticket, _Caller] = {}
         self._tasks: dict[Step, asyncio.Task[Answered]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._is_closed = False
+        self._at_rest: dict[Session, asyncio.Event] = {}  # of sessions that are to be given up when nothing runs
 
-    async def run(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
+    async def run(
+        self, block: BlockDescription, request: InferRequest, deadline: float, run: Run, epoch: int = 0
+    ) -> InferResponse:
         """Raises SessionError or Overloaded at once, or what became of the step.
 
-        Callers of one step share one run of it, which goes on when they are cancelled.
+        Callers of one step share one run of it, which goes on when they are cancelled. `epoch` is that of the session's
+        owner, where there is a store.
         """
         future: asyncio.Future[GiveOutcome] = asyncio.get_running_loop().create_future()
-        ticket = _ticket(block, request, deadline)
+        ticket = _ticket(block, request, deadline, epoch)
         self._callers[ticket] = _Caller(block, request, run, future)
         try:
             self._perform(self._table.arrive(ticket, now()))
@@ -103,7 +120,7 @@ class SessionRuns:
         return _answers(given, request)[-1]
 
     async def stream(
-        self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream
+        self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream, epoch: int = 0
     ) -> AsyncGenerator[InferResponse, None]:
         """The answers to one request of a decoupled model, which are one step together.
 
@@ -113,7 +130,7 @@ class SessionRuns:
         future: asyncio.Future[GiveOutcome] = asyncio.get_running_loop().create_future()
         telling = _Telling(stream)
         future.add_done_callback(lambda done: None if done.cancelled() else telling.said.put_nowait(done.result()))
-        ticket = _ticket(block, request, deadline)
+        ticket = _ticket(block, request, deadline, epoch)
         caller = self._callers[ticket] = _Caller(block, request, telling.run, future)
         try:
             self._perform(self._table.arrive(ticket, now()))
@@ -139,6 +156,40 @@ class SessionRuns:
         """The block takes no more: its sessions go on with its heir, or what waits in them fails."""
         inherits = None if heir is None else (heir.block_id, heir.settings.sessions)
         self._perform(self._table.retire(block_id, error, inherits, now()))
+
+    def knows(self, block_id: str, session_id: str) -> Session | None:
+        return self._table.find(block_id, session_id)
+
+    def disown(self, is_ours: Callable[[str], bool]) -> None:
+        """Sessions may belong to other gateways now."""
+        self._perform(self._table.disown(is_ours))
+
+    async def give_up(self, block_id: str, session_id: str) -> SessionRecord | None:
+        """Another gateway has the session from now on: waits for what runs. None: nothing is known of it."""
+        session = self._table.find(block_id, session_id)
+        if session is None:
+            return None
+        if session in self._at_rest:
+            raise moved(session)  # who asked first may get it
+        at_rest = self._at_rest[session] = asyncio.Event()
+        try:
+            while True:
+                self._perform(self._table.give_up(session))
+                if session.running is None:
+                    break
+                at_rest.clear()
+                await at_rest.wait()
+        finally:
+            del self._at_rest[session]
+        if not session.is_known:
+            return None
+        record = self._table.take(session)
+        if self._stored is not None:
+            await self._stored.release(block_id, session)
+        return record
+
+    def adopt(self, block: BlockDescription, session_id: str, record: SessionRecord, epoch: int = 0) -> None:
+        self._table.adopt(block.block_id, block.settings.sessions, session_id, record, epoch, now())
 
     def tick(self) -> None:
         """Forgets idle sessions: call it now and then. Deadlines have a timer of their own."""
@@ -181,14 +232,38 @@ class SessionRuns:
     def _start(self, step: Step, ticket: Ticket) -> None:
         caller = self._callers[ticket]
         caller.position = step.position
-        task = asyncio.get_running_loop().create_task(caller.run(caller.block, caller.request, step.deadline))
+        if self._stored is None:
+            run = caller.run(caller.block, caller.request, step.deadline)
+        else:
+            run = self._run_stored(self._stored, step, caller)
+        task = asyncio.get_running_loop().create_task(run)
         self._tasks[step] = task
         # Not in the task itself: a task that is cancelled before its first step runs nothing of it.
         task.add_done_callback(partial(self._finished, step))
 
+    async def _run_stored(self, stored: StoredSessions, step: Step, caller: _Caller) -> Answered:
+        block_id = caller.block.block_id
+        await stored.begin(block_id, step)
+        try:
+            answered = await caller.run(caller.block, caller.request, step.deadline)
+        except PenstockError as error:
+            if is_conclusive(error):
+                await stored.end(block_id, step, error)
+            raise
+        await stored.end(block_id, step, answered)
+        return answered
+
     def _finished(self, step: Step, task: asyncio.Task[Answered]) -> None:
         del self._tasks[step]
-        self._perform(self._table.done(step, self._outcome(task), now()))
+        outcome = self._outcome(task)
+        session = step.session
+        self._perform(self._table.done(step, outcome, now()))
+        if isinstance(outcome, SessionMoved) and session.is_known and session.running is None:
+            # The store says so: what is known here is of no use, and who comes next takes the session anew.
+            self._perform(self._table.give_up(session))
+            self._table.take(session)
+        if session.running is None and (at_rest := self._at_rest.get(session)) is not None:
+            at_rest.set()
 
     def _outcome(self, task: asyncio.Task[Answered]) -> Outcome:
         if task.cancelled():
@@ -217,10 +292,10 @@ class SessionRuns:
         self.tick()
 
 
-def _ticket(block: BlockDescription, request: InferRequest, deadline: float) -> Ticket:
+def _ticket(block: BlockDescription, request: InferRequest, deadline: float, epoch: int) -> Ticket:
     asked = request.controls.session
     assert asked is not None, "the request has no session"
-    ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes)
+    ticket = Ticket(block.block_id, block.settings.sessions, asked, deadline, request.size_bytes, epoch=epoch)
     if asked.is_start and asked.seq_no is not None:
         ticket.digest = _digest(request)
     return ticket

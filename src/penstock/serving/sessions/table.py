@@ -4,7 +4,7 @@ A session is a row of steps, of which one runs at a time. A step is one request,
 Each caller of a step has a ticket for its outcome; who sends the same step again gets another ticket for it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
 from penstock.core.errors import (
@@ -27,6 +27,7 @@ from penstock.serving.sessions.parts import (
     BlockSessions,
     GiveOutcome,
     Session,
+    SessionRecord,
     StartStep,
     Step,
     StopStep,
@@ -85,6 +86,8 @@ class SessionTable:
             block = self._blocks[ticket.block_id] = BlockSessions(ticket.settings)
         block.settings = ticket.settings
         session = block.sessions.get(asked.session_id)
+        if session is not None and session.is_leaving:
+            raise faults.moved(session)
         if _would_wait(session, asked):
             self._check_room(session, ticket.size_bytes)
         actions: list[Action] = []
@@ -96,6 +99,9 @@ class SessionTable:
         if session.is_numbered != (asked.seq_no is not None):
             raise faults.mixed(session)
         number = session.arrived + 1 if asked.seq_no is None else asked.seq_no
+        if number == session.doubtful:
+            session.doubtful = 0  # who sends it again means it
+            raise faults.doubtful(session)
         if number < session.next:
             return [*actions, self._repeat(session, ticket, number, now)]
         if session.over:
@@ -112,6 +118,43 @@ class SessionTable:
         if step.life == session.life:
             actions += self._conclude(session, step, outcome)
         return actions + self._advance(session, now)
+
+    def find(self, block_id: str, session_id: str) -> Session | None:
+        block = self._blocks.get(block_id)
+        return None if block is None else block.sessions.get(session_id)
+
+    def disown(self, is_ours: Callable[[str], bool]) -> list[Action]:
+        """The list of gateways has changed: who waits in a session of another is sent there; what runs is answered."""
+        actions: list[Action] = []
+        for session in self._sessions():
+            session.is_leaving = not is_ours(session.session_id)
+            if session.is_leaving:
+                actions += session.refuse(session.waiting, faults.moved(session))
+        return actions
+
+    def give_up(self, session: Session) -> list[Action]:
+        """Another gateway wants the session: `take` may follow when nothing of it runs."""
+        session.is_leaving = True
+        return [*session.refuse(session.waiting, faults.moved(session))]
+
+    def take(self, session: Session) -> SessionRecord:
+        """The session is here no more."""
+        assert session.running is None, f"{session} runs"
+        assert not session.waiting, f"somebody waits in {session}"
+        record = self._lives.record(session)
+        if session.is_known:
+            self._lives.forget(session)
+        return record
+
+    def adopt(
+        self, block_id: str, settings: Sessions, session_id: str, record: SessionRecord, epoch: int, now: float
+    ) -> None:
+        """A session that another gateway had. Raises Overloaded where there are too many here."""
+        block = self._blocks.setdefault(block_id, BlockSessions(settings))
+        assert session_id not in block.sessions, f"session '{session_id}' is here"
+        block.settings = settings
+        self._lives.make_room(block)
+        self._lives.rest(self._lives.adopt(block, session_id, record, epoch), now)
 
     def left(self, ticket: Ticket, now: float) -> list[Action]:
         """The caller left, or has its outcome. What runs goes on, so that sending it again finds its answer."""
@@ -248,11 +291,12 @@ class SessionTable:
         session.running = step
         session.next = step.number
         session.has_first = True
+        session.doubtful = 0
         return StartStep(step, ticket)
 
     def _conclude(self, session: Session, step: Step, outcome: Outcome) -> list[Action]:
         has_failed = isinstance(outcome, PenstockError)
-        if has_failed and not isinstance(outcome, CONCLUSIVE):
+        if not is_conclusive(outcome):
             if isinstance(outcome, WorkerLost) and session.settings.is_stateful and session.has_state:
                 return self._end(session, LOST)
             return []
@@ -302,6 +346,10 @@ class SessionTable:
     def _sessions(self) -> Iterator[Session]:
         for block in self._blocks.values():
             yield from block.sessions.values()
+
+
+def is_conclusive(outcome: Outcome) -> bool:
+    return not isinstance(outcome, PenstockError) or isinstance(outcome, CONCLUSIVE)
 
 
 def _would_wait(session: Session | None, asked: SessionStep) -> bool:

@@ -1,0 +1,81 @@
+"""Requests that other gateways send here, for this one owns their sessions: admitted and counted there, run here."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import ModelNotReady, SessionMoved
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.serving.plans import Plan
+from penstock.serving.resolve import WITHDRAWN
+from penstock.serving.serve import Serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.pb.v1 import job_pb2 as pb
+
+now = time.monotonic
+
+
+class ForwardedRequests:
+    """A PeerOwner of the router's."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self.is_open = False  # it knows what the cluster serves
+
+    async def forwarded(self, request: InferRequest, membership: int) -> InferResponse:
+        serving = self._serving
+        with self._inside(request):
+            plan, deadline = self._plan(request)
+            while True:
+                try:
+                    return await serving.sessions.run_forwarded(
+                        plan.block, request, deadline, serving.dispatcher.run, membership
+                    )
+                except ModelNotReady as error:
+                    plan = self._plan_anew(request, plan, error)
+
+    async def forwarded_stream(self, request: InferRequest, membership: int) -> AsyncGenerator[InferResponse, None]:
+        serving = self._serving
+        with self._inside(request):
+            plan, deadline = self._plan(request)
+            answers = serving.sessions.stream_forwarded(
+                plan.block, request, deadline, serving.dispatcher.stream, membership
+            )
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
+
+    async def give_up(self, block_id: str, session_id: str, membership: int) -> "pb.SessionState | None":
+        return await self._serving.sessions.give_up(block_id, session_id, membership)
+
+    @contextmanager
+    def _inside(self, request: InferRequest) -> "Iterator[None]":
+        if not self.is_open:
+            raise SessionMoved("this gateway is not open yet, and nothing was run; send the request again")
+        self._serving.admission.admit(request)
+        try:
+            yield
+        finally:
+            self._serving.admission.release(request)
+
+    def _plan(self, request: InferRequest) -> tuple[Plan, float]:
+        """What is done with the request, and its deadline."""
+        plan = self._serving.plans.of(self._serving.resolver.choose(request))
+        deadline = now() + plan.read(request)
+        session = request.controls.session
+        if session is None or not session.is_ordered:
+            raise SessionMoved("the model's sessions have no order here, and nothing was run; send the request again")
+        return plan, deadline
+
+    def _plan_anew(self, request: InferRequest, plan: Plan, error: ModelNotReady) -> Plan:
+        """For the version that answers now; raises the error unless another was withdrawn before the request ran."""
+        if error.reason != WITHDRAWN or request.version:
+            raise error
+        another, _ = self._plan(request)
+        if another.block.block_id == plan.block.block_id:
+            raise error
+        return another

@@ -1,0 +1,150 @@
+"""Records of sessions in Redis: a hash each, of which every script changes one at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from penstock.core.errors import ConfigError, Unavailable
+from penstock.storage.sessions.base import StepRow, TakenSession
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+log = structlog.get_logger()
+NAMESPACE = "penstock:session:"
+CONNECTIONS = 64
+CLOSE_S = 2.0
+# The fields of a hash: epoch, owner, life, next, begun, state, and an answer under its number.
+_TAKE = """
+local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
+local owner = redis.call('HGET', KEYS[1], 'owner') or ''
+if owner ~= '' and owner ~= ARGV[1] and epoch ~= tonumber(ARGV[2]) then return {epoch, owner} end
+redis.call('HSET', KEYS[1], 'epoch', epoch + 1, 'owner', ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return {epoch + 1, '', redis.call('HGETALL', KEYS[1])}
+"""
+_BEGIN = """
+local row = redis.call('HMGET', KEYS[1], 'epoch', 'life', 'next')
+if row[1] ~= ARGV[1] then return 0 end
+if row[2] == ARGV[2] then
+  if tonumber(row[3]) > tonumber(ARGV[3]) then return 0 end
+else
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if tonumber(name) then redis.call('HDEL', KEYS[1], name) end
+  end
+end
+redis.call('HSET', KEYS[1], 'life', ARGV[2], 'next', ARGV[3], 'begun', ARGV[3], 'state', ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[5])
+return 1
+"""
+_END = """
+local row = redis.call('HMGET', KEYS[1], 'epoch', 'begun')
+if row[1] ~= ARGV[1] or row[2] ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], 'next', ARGV[3], 'begun', 0, 'state', ARGV[4])
+if ARGV[5] ~= '' then redis.call('HSET', KEYS[1], ARGV[2], ARGV[5]) end
+redis.call('HDEL', KEYS[1], ARGV[6])
+redis.call('PEXPIRE', KEYS[1], ARGV[7])
+return 1
+"""
+_RELEASE = """
+if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HSET', KEYS[1], 'owner', '') end
+return 1
+"""
+
+
+class RedisSessionStore:
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self._url = url
+        self._place = _place(url)
+        self._timeout_s = timeout_s
+        self._client: Redis | None = None
+        self._faults: tuple[type[Exception], ...] = (OSError, TimeoutError)
+        self._scripts: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self._is_away = False
+
+    async def start(self) -> None:
+        """Connects with the first call."""
+        try:
+            # Here and not above: it takes 0.4 s to import, and few servers need it.
+            from redis.asyncio import BlockingConnectionPool, Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+            from redis.exceptions import RedisError
+        except ImportError as error:
+            raise ConfigError("sessions.url: Redis needs the 'redis' package: pip install 'redis[hiredis]'") from error
+        try:
+            pool = BlockingConnectionPool.from_url(
+                self._url,
+                max_connections=CONNECTIONS,
+                timeout=self._timeout_s,
+                socket_timeout=self._timeout_s,
+                socket_connect_timeout=self._timeout_s,
+                retry=Retry(NoBackoff(), 0),  # a script that ran must not run again unseen
+                protocol=2,
+            )
+        except ValueError as error:
+            raise ConfigError(f"sessions.url at {self._place}: {error}") from error
+        self._client = Redis.from_pool(pool)
+        self._faults = (RedisError, OSError, TimeoutError)
+        self._scripts = {script: self._client.register_script(script) for script in (_TAKE, _BEGIN, _END, _RELEASE)}
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await client.aclose()
+        except self._faults as error:
+            log.debug("session_store_close_failed", error=str(error))
+
+    async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:
+        epoch, holder, *rows = await self._run(_TAKE, key, owner, instead_of, _ms(ttl_s))
+        if holder:
+            return TakenSession(int(epoch), holder.decode())
+        (row,) = rows
+        found = dict(zip(row[::2], row[1::2], strict=True))
+        answers = {int(name): value for name, value in found.items() if name.isdigit()}
+        return TakenSession(int(epoch), "", found.get(b"state", b""), int(found.get(b"begun", 0)), answers)
+
+    async def begin(self, key: str, step: StepRow, ttl_s: float) -> bool:
+        return bool(await self._run(_BEGIN, key, step.epoch, step.life, step.number, step.state, _ms(ttl_s)))
+
+    async def end(self, key: str, step: StepRow, ttl_s: float) -> bool:
+        old = step.number - step.answers
+        arguments = (step.epoch, step.number, step.number + 1, step.state, step.answer, old, _ms(ttl_s))
+        return bool(await self._run(_END, key, *arguments))
+
+    async def release(self, key: str, epoch: int) -> None:
+        await self._run(_RELEASE, key, epoch)
+
+    async def _run(self, script: str, key: str, *arguments: str | bytes | int) -> Any:
+        assert self._client is not None, "start the store first"
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answer = await self._scripts[script](keys=[NAMESPACE + key], args=arguments)
+        except self._faults as error:
+            if not self._is_away:
+                log.warning("session_store_away", place=self._place, error=str(error) or type(error).__name__)
+            self._is_away = True
+            raise Unavailable(f"the record of sessions at {self._place} does not answer; try again") from error
+        if self._is_away:
+            log.info("session_store_back", place=self._place)
+            self._is_away = False
+        return answer
+
+
+def _ms(ttl_s: float) -> int:
+    return max(1, int(ttl_s * 1000))
+
+
+def _place(url: str) -> str:
+    """The URL without its password."""
+    try:
+        parts = urlsplit(url)
+        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
+    except ValueError as error:
+        raise ConfigError(f"sessions.url: {error}") from error

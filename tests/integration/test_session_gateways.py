@@ -1,0 +1,104 @@
+"""Ordered sessions over two gateways of one server, with their records in Redis, while gateways are killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.server import ServerProcess
+from benchmarks.waiting import until_seen
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.servers import answered, floats, write_identity
+from tests.valkey import Valkey
+
+WAIT_S = 60.0
+CONNECTIONS = 8  # the system gives each to one of the gateways
+SESSIONS = 40
+AGAIN = ("session_moved", "gateway_lost", "unavailable", "draining", "deadline_exceeded", "model_not_ready")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("gateways")
+    write_identity(folder / "models", "echo", "FP32")
+    with Valkey(folder / "valkey") as valkey:
+        settings = {"sessions": {"url": valkey.url}}
+        with ServerProcess(folder / "models", folder, "--gateways", "2", settings=settings) as running:
+            yield running
+
+
+@pytest.fixture
+async def stubs(server: ServerProcess) -> AsyncIterator[list[Any]]:
+    """Each with a connection of its own."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    channels = [grpc.aio.insecure_channel(server.grpc, options=options) for _ in range(CONNECTIONS)]
+    yield [GRPCInferenceServiceStub(channel) for channel in channels]
+    for channel in channels:
+        await channel.close()
+
+
+def step(session: str, seq_no: int) -> pb.ModelInferRequest:
+    message = floats("echo", float(seq_no), request_id=f"{session}-{seq_no}")
+    message.parameters["session_id"].string_param = session
+    message.parameters["seq_no"].int64_param = seq_no
+    return message
+
+
+def place(answer: pb.ModelInferResponse) -> int:
+    return int(answer.parameters["session_step"].int64_param)
+
+
+def is_repeat(answer: pb.ModelInferResponse) -> bool:
+    return bool(answer.parameters["session_repeat"].bool_param)
+
+
+async def insist(stubs: list[Any], session: str, seq_no: int) -> pb.ModelInferResponse:
+    """As a client does that wants its answer: sends the request again, over other connections."""
+    for attempt in range(200):
+        stub = stubs[(seq_no + attempt) % len(stubs)]
+        try:
+            answer: pb.ModelInferResponse = await stub.ModelInfer(step(session, seq_no), timeout=WAIT_S)
+        except grpc.aio.AioRpcError as error:
+            code = dict(error.trailing_metadata() or ()).get("penstock-code", "")
+            if code not in AGAIN and error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+            await asyncio.sleep(0.05)
+            continue
+        return answer
+    raise AssertionError(f"{session} {seq_no} was never answered")
+
+
+async def test_the_steps_of_a_session_may_come_to_any_gateway(server: ServerProcess, stubs: list[Any]) -> None:
+    sent = [(f"any-{n}", seq_no) for n in range(SESSIONS) for seq_no in (3, 1, 2, 4, 2)]
+    answers = await asyncio.gather(
+        *(stubs[i % CONNECTIONS].ModelInfer(step(*each), timeout=WAIT_S) for i, each in enumerate(sent))
+    )
+    for (_, seq_no), answer in zip(sent, answers, strict=True):
+        assert (place(answer), answered(answer)) == (seq_no, [float(seq_no)])
+    again = await asyncio.gather(*(stub.ModelInfer(step("any-0", 2), timeout=WAIT_S) for stub in stubs))
+    assert all(is_repeat(answer) for answer in again)
+    await until_seen(lambda: server.metric("penstock_session_forwarded") > 0, "some went from gateway to gateway")
+
+
+async def test_a_gateway_that_is_killed_loses_no_session(server: ServerProcess, stubs: list[Any]) -> None:
+    names = [f"mortal-{n}" for n in range(SESSIONS)]
+    for seq_no in (1, 2):
+        await asyncio.gather(*(insist(stubs, name, seq_no) for name in names))
+    fourth = [asyncio.create_task(insist(stubs, name, 4)) for name in names]
+    await until_seen(lambda: server.metric("penstock_session_waiting") == SESSIONS, "they wait for the third")
+    gateways = server.children("gateway")
+    os.kill(gateways["gateway-0"], signal.SIGKILL)
+    third = await asyncio.gather(*(insist(stubs, name, 3) for name in names))
+    assert [place(answer) for answer in third] == [3] * SESSIONS
+    assert [place(answer) for answer in await asyncio.gather(*fourth)] == [4] * SESSIONS
+    again = await asyncio.gather(*(insist(stubs, name, 2) for name in names))
+    assert all(is_repeat(answer) and place(answer) == 2 for answer in again)
+    await until_seen(lambda: len(server.children("gateway")) == 2, "it is back", WAIT_S)
+    fifth = await asyncio.gather(*(insist(stubs, name, 5) for name in names))
+    assert [place(answer) for answer in fifth] == [5] * SESSIONS
+    assert not server.tracebacks()

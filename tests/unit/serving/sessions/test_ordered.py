@@ -1,0 +1,239 @@
+"""Ordered sessions over several gateways: one owns each, the others send it there, and owners may change."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from benchmarks.waiting import until
+from penstock.core.errors import DeadlineExceeded, GatewayLost, WorkerLost
+from penstock.storage.sessions.memory import MemorySessionStore
+from tests.unit.serving.sessions.gateways import Cluster, block, is_repeat, place
+
+
+@pytest.fixture(params=["from the last owner", "from the store"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path, MemorySessionStore() if "store" in request.param else None)
+    yield made
+    made.engine.may_run.set()
+    await made.close()
+
+
+@pytest.fixture
+async def stored(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path, MemorySessionStore())
+    yield made
+    made.engine.may_run.set()
+    await made.close()
+
+
+async def test_whichever_gateway_gets_them_they_run_once_and_in_order(cluster: Cluster) -> None:
+    cluster.add("a", "b", "c")
+    gateways = list(cluster.gateways.values())
+    sent = [(f"s-{n}", seq_no) for n in range(12) for seq_no in (2, 3, 1, 2)]
+    answers = await asyncio.gather(*(gateways[i % 3].send(*each) for i, each in enumerate(sent)))
+    assert [place(answer) for answer in answers] == [seq_no for _, seq_no in sent]
+    for n in range(12):
+        assert [each for each in cluster.engine.ran if each[0] == f"s-{n}"] == [(f"s-{n}", k) for k in (1, 2, 3)]
+    assert sum(gateway.forwarded_requests for gateway in gateways) > 0
+    again = await asyncio.gather(*(gateway.send("s-0", 2) for gateway in gateways))
+    assert all(is_repeat(answer) for answer in again)
+
+
+async def test_one_gateway_alone_sends_nothing_anywhere(cluster: Cluster) -> None:
+    cluster.add("a")
+    assert place(await cluster.gateways["a"].send("s", 1)) == 1
+
+
+@pytest.mark.parametrize("session_at", ["a", "b"])
+async def test_a_session_without_numbers_goes_as_it_comes(cluster: Cluster, session_at: str) -> None:
+    cluster.add("a", "b")
+    session = cluster.session_of(session_at)
+    for number in range(1, 4):
+        assert place(await cluster.gateways["ab"[number % 2]].send(session, None)) == number
+
+
+async def test_a_gateway_that_is_added_takes_its_sessions_with_their_records(cluster: Cluster) -> None:
+    cluster.add("a", "b")
+    names = [f"s-{n}" for n in range(30)]
+    for seq_no in (1, 2):
+        await asyncio.gather(*(cluster.gateways["a"].send(name, seq_no) for name in names))
+    before = {name: cluster.owner(name) for name in names}
+    cluster.add("c")
+    moved = [name for name in names if cluster.owner(name) != before[name]]
+    assert moved
+    assert {cluster.owner(name) for name in moved} == {"c"}
+    answers = await asyncio.gather(*(cluster.gateways["b"].send(name, 3) for name in names))
+    assert [place(answer) for answer in answers] == [3] * len(names)
+    again = await asyncio.gather(*(cluster.gateways["a"].send(name, 1) for name in names))
+    assert all(is_repeat(answer) and place(answer) == 1 for answer in again)
+    assert len(cluster.engine.ran) == 3 * len(names)
+
+
+async def test_what_runs_ends_before_the_next_owner_goes_on(cluster: Cluster) -> None:
+    cluster.add("a", "b")
+    names = [f"s-{n}" for n in range(30)]
+    cluster.engine.may_run.clear()
+    first = [asyncio.create_task(cluster.gateways["a"].send(name, 1)) for name in names]
+    await until(lambda: len(cluster.engine.begun) == len(names))
+    third = [asyncio.create_task(cluster.gateways["b"].send(name, 3)) for name in names]
+    cluster.add("c")
+    second = [asyncio.create_task(cluster.gateways["c"].send(name, 2)) for name in names]
+    await asyncio.sleep(0.1)
+    assert len(cluster.engine.begun) == len(names)  # nobody went on while the first ran
+    cluster.engine.may_run.set()
+    for tasks, expected in ((first, 1), (second, 2), (third, 3)):
+        assert {place(answer) for answer in await asyncio.gather(*tasks)} == {expected}
+    for name in names:
+        assert [seq_no for session, seq_no in cluster.engine.ran if session == name] == [1, 2, 3]
+
+
+async def test_who_hears_late_of_a_change_waits_for_it(cluster: Cluster) -> None:
+    cluster.add("a", "b")
+    session = cluster.session_of("a")
+    await cluster.gateways["a"].send(session, 1)
+    behind = cluster.gateways["a"]
+    members = [gateway.member for gateway in cluster.gateways.values()]
+    cluster.gateways["b"].sessions.gateways_changed(members, cluster.revision + 1)
+    sending = asyncio.create_task(cluster.gateways["b"].send(session, 2))
+    await asyncio.sleep(0.1)
+    assert not sending.done()
+    behind.sessions.gateways_changed(members, cluster.revision + 1)
+    assert place(await sending) == 2
+
+
+async def test_streams_and_their_records_go_from_gateway_to_gateway(cluster: Cluster) -> None:
+    cluster.add("a", "b")
+    session = cluster.session_of("a")
+    answers = await cluster.gateways["b"].stream(session, 1)
+    assert [bytes(answer.outputs[0].data)[0] for answer in answers] == list(range(20))
+    assert {place(answer) for answer in answers} == {1}
+    again = await cluster.gateways["a"].stream(session, 1)
+    assert len(again) == 20
+    assert all(is_repeat(answer) for answer in again)
+    assert cluster.engine.ran == [(session, 1)]
+
+
+async def test_deadlines_and_callers_that_leave_reach_the_owner(cluster: Cluster) -> None:
+    cluster.add("a", "b")
+    session = cluster.session_of("a")
+    with pytest.raises(DeadlineExceeded, match="waited for seq_no 1"):
+        await cluster.gateways["b"].send(session, 2, timeout_s=0.2)
+    leaving = asyncio.create_task(cluster.gateways["b"].send(session, 2))
+    owner = cluster.gateways["a"]
+    await until(lambda: owner.runs.statistics()["waiting"] == 1)
+    leaving.cancel()
+    await until(lambda: owner.runs.statistics()["waiting"] == 0)
+
+
+async def test_after_an_owners_death_the_next_goes_on_from_the_store(stored: Cluster) -> None:
+    stored.add("a", "b", "c")
+    session = stored.session_of("a")
+    for seq_no in (1, 2):
+        await stored.gateways["b"].send(session, seq_no)
+    waiting = asyncio.create_task(stored.gateways["b"].send(session, 4))
+    await until(lambda: stored.gateways["a"].runs.statistics()["waiting"] == 1)
+    stored.kill("a")
+    stored.tell()
+    assert is_repeat(await stored.gateways["c"].send(session, 2))
+    assert place(await stored.gateways["c"].send(session, 3)) == 3
+    assert place(await waiting) == 4
+    assert stored.engine.ran == [(session, seq_no) for seq_no in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("is_idempotent", [True, False])
+async def test_a_step_that_ran_as_its_owner_died(stored: Cluster, is_idempotent: bool) -> None:
+    stored.add("a", "b", "c")
+    for gateway in stored.gateways.values():
+        gateway.block = block(is_idempotent)
+    session = stored.session_of("a")
+    stored.engine.may_run.clear()
+    sending = asyncio.create_task(stored.gateways["b"].send(session, 1))
+    await until(lambda: stored.engine.begun == [(session, 1)])
+    stored.kill("a")
+    stored.engine.may_run.set()
+    stored.tell()
+    if is_idempotent:
+        assert place(await sending) == 1
+    else:
+        with pytest.raises(WorkerLost, match="whether it ran is not known"):
+            await sending
+        assert place(await stored.gateways["b"].send(session, 1)) == 1
+    assert place(await stored.gateways["c"].send(session, 2)) == 2
+
+
+async def test_without_a_number_a_request_is_not_sent_twice(stored: Cluster) -> None:
+    stored.add("a", "b")
+    session = stored.session_of("a")
+    stored.engine.may_run.clear()
+    sending = asyncio.create_task(stored.gateways["b"].send(session, None))
+    await until(lambda: len(stored.engine.begun) == 1)
+    stored.kill("a")
+    stored.tell()
+    with pytest.raises(GatewayLost, match="whether the request ran is not known"):
+        await sending
+
+
+async def test_an_owner_that_was_deposed_runs_nothing(stored: Cluster) -> None:
+    """It has not heard that it is no longer listed: the store tells it."""
+    stored.add("a", "b")
+    session = stored.session_of("a")
+    await stored.gateways["a"].send(session, 1)
+    cut_off = stored.gateways.pop("a")
+    stored.tell()
+    assert place(await stored.gateways["b"].send(session, 2)) == 2
+    ran = len(stored.engine.ran)
+    late = asyncio.create_task(cut_off.send(session, 3, timeout_s=0.3))
+    answer = await stored.gateways["b"].send(session, 3)
+    assert place(answer) == 3
+    await asyncio.gather(late, return_exceptions=True)
+    assert stored.engine.ran[ran:] == [(session, 3)]
+    await cut_off.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_while_gateways_come_and_go_nothing_runs_twice_or_out_of_order(stored: Cluster, seed: int) -> None:
+    rng = Random(seed)
+    stored.add("a", "b", "c")
+    names, steps = [f"s-{n}" for n in range(20)], 8
+    numbers = iter(range(100))
+
+    async def play(name: str) -> list[object]:
+        async def insist(seq_no: int) -> object:
+            while True:
+                gateway = rng.choice(list(stored.gateways.values()))
+                sending = asyncio.create_task(gateway.send(name, seq_no))
+                gone = asyncio.create_task(gateway.is_gone.wait())
+                await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not gone.cancel():
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+                    continue
+                return place(await sending)
+
+        order = sorted(range(1, steps + 1), key=lambda n: n + rng.uniform(0, 3))
+        return await asyncio.gather(*(insist(seq_no) for seq_no in order))
+
+    async def churn() -> None:
+        for _ in range(4):
+            await asyncio.sleep(0.05)
+            if len(stored.gateways) > 2 and rng.random() < 0.5:
+                gone = stored.gateways.pop(rng.choice(sorted(stored.gateways)))
+                stored.tell()
+                await asyncio.sleep(0.05)
+                await gone.close()
+            else:
+                stored.add(f"n-{next(numbers)}")
+
+    churning = asyncio.create_task(churn())
+    places = await asyncio.wait_for(asyncio.gather(*(play(name) for name in names)), 60)
+    await churning
+    assert [sorted(each, key=str) for each in places] == [list(range(1, steps + 1))] * len(names)
+    for name in names:
+        # What ran as its gateway was taken off the list may run again, as when its worker dies; nothing else may.
+        ran = [seq_no for session, seq_no in stored.engine.ran if session == name]
+        assert [seq_no for seq_no, before in zip(ran, [0, *ran], strict=False) if seq_no != before] == list(
+            range(1, steps + 1)
+        )

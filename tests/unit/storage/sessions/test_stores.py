@@ -1,0 +1,132 @@
+"""Every store of sessions gives a session to one owner at a time, and lets nobody else write."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.core.config import SessionSettings
+from penstock.core.errors import ConfigError, Unavailable
+from penstock.storage.sessions.base import SessionStore, StepRow
+from penstock.storage.sessions.memory import MemorySessionStore
+from penstock.storage.sessions.opening import open_session_store
+from penstock.storage.sessions.redis import RedisSessionStore
+from tests.valkey import Valkey
+
+TTL_S = 60.0
+KEY = "blk-1:s"
+LIFE = 2**61 + 1
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey")) as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[SessionStore]:
+    made: SessionStore
+    if request.param == "memory":
+        made = MemorySessionStore()
+    else:
+        valkey: Valkey = request.getfixturevalue("valkey")
+        made = RedisSessionStore(valkey.url, 5.0)
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return f"{KEY}:{request.node.name}"
+
+
+def row(epoch: int, number: int, answer: bytes = b"", life: int = LIFE) -> StepRow:
+    return StepRow(epoch, life, number, f"state {number}".encode(), answer, 2)
+
+
+async def play(store: SessionStore, key: str, epoch: int, *numbers: int, life: int = LIFE) -> None:
+    for number in numbers:
+        assert await store.begin(key, row(epoch, number, life=life), TTL_S)
+        assert await store.end(key, row(epoch, number, f"a{number}".encode(), life), TTL_S)
+
+
+async def test_what_one_owner_wrote_the_next_one_finds(store: SessionStore, key: str) -> None:
+    new = await store.take(key, "g-0", TTL_S)
+    assert (new.epoch, new.holder, new.state, new.begun, new.answers) == (1, "", b"", 0, {})
+    await play(store, key, 1, 1, 2, 3)
+    assert await store.begin(key, row(1, 4), TTL_S)
+    await store.release(key, 1)
+    taken = await store.take(key, "g-1", TTL_S)
+    assert (taken.epoch, taken.holder, taken.state, taken.begun) == (2, "", b"state 4", 4)
+    assert taken.answers == {2: b"a2", 3: b"a3"}
+
+
+async def test_nobody_takes_what_another_has_but_instead_of_it(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", TTL_S)
+    held = await store.take(key, "g-1", TTL_S)
+    assert (held.epoch, held.holder) == (1, "g-0")
+    assert (await store.take(key, "g-0", TTL_S)).epoch == 2  # the same, come back
+    late = await store.take(key, "g-1", TTL_S, instead_of=1)
+    assert (late.epoch, late.holder) == (2, "g-0")
+    assert (await store.take(key, "g-1", TTL_S, instead_of=2)).epoch == 3
+
+
+async def test_who_is_no_longer_the_owner_writes_nothing(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", TTL_S)
+    assert await store.begin(key, row(1, 1), TTL_S)
+    await store.take(key, "g-1", TTL_S, instead_of=1)
+    assert not await store.end(key, row(1, 1, b"late"), TTL_S)
+    assert not await store.begin(key, row(1, 2), TTL_S)
+    await store.release(key, 1)
+    assert (await store.take(key, "g-2", TTL_S)).holder == "g-1"
+    await play(store, key, 2, 1)
+    assert (await store.take(key, "g-1", TTL_S)).answers == {1: b"a1"}
+
+
+async def test_no_number_begins_after_it_has_ended(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", TTL_S)
+    await play(store, key, 1, 1, 2)
+    assert not await store.begin(key, row(1, 1), TTL_S)
+    assert not await store.begin(key, row(1, 2), TTL_S)
+    assert await store.begin(key, row(1, 3), TTL_S)
+    assert await store.begin(key, row(1, 3), TTL_S)  # it failed, and is sent again
+    assert not await store.end(key, row(1, 4, b"never begun"), TTL_S)
+
+
+async def test_a_session_that_begins_anew_has_no_answers_of_the_one_before(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", TTL_S)
+    await play(store, key, 1, 1, 2)
+    await play(store, key, 1, 1, life=LIFE + 1)
+    taken = await store.take(key, "g-0", TTL_S)
+    assert (taken.state, taken.answers) == (b"state 1", {1: b"a1"})
+
+
+async def test_what_is_idle_goes(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", 0.02)
+    await asyncio.sleep(0.1)
+    assert (await store.take(key, "g-1", TTL_S)).epoch == 1
+    assert not await store.begin(f"{key}-unknown", row(1, 1), TTL_S)
+
+
+async def test_a_store_that_is_away_says_so(tmp_path: Path) -> None:
+    with Valkey(tmp_path) as valkey:
+        store = RedisSessionStore(valkey.url, 0.5)
+        await store.start()
+        await store.take(KEY, "g-0", TTL_S)
+        valkey.kill()
+        with pytest.raises(Unavailable, match="does not answer"):
+            await store.take(KEY, "g-0", TTL_S)
+        valkey.start()
+        assert (await store.take(KEY, "g-0", TTL_S)).epoch == 1  # it had no disk
+        await store.close()
+
+
+def test_a_url_means_a_store_or_is_refused() -> None:
+    assert open_session_store(SessionSettings()) is None
+    assert isinstance(open_session_store(SessionSettings(url="redis://h:1/0")), RedisSessionStore)
+    for url in ("mongodb://x", "memory://x", "redis"):
+        with pytest.raises(ConfigError, match=r"sessions\.url"):
+            open_session_store(SessionSettings(url=url))
