@@ -69,7 +69,10 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--only", action="append", choices=SCENARIOS, help="this scenario; may be repeated")
     parser.add_argument(
-        "--attack", default="", metavar="TEXT", help="of the attacks, those whose names have this in them"
+        "--attack",
+        default="",
+        metavar="TEXT",
+        help="of the attacks, or of the cluster's faults, those whose names have this in them",
     )
     parser.add_argument("--malformed", type=int, default=0, metavar="N", help="so many malformed messages")
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")

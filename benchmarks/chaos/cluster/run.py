@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import placement
+from benchmarks.chaos.cluster import fleet, placement
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
-PARTS: Mapping[str, Scenario] = {"placement": placement.run}
+PARTS: Mapping[str, Scenario] = {
+    "placement": placement.run,
+    "fleet": fleet.run,
+}
 
 
 async def run(plan: ChaosPlan) -> Result:
     result = Result()
     for name, part in PARTS.items():
+        if plan.chosen not in name:
+            continue
         plan.say(name)
         result.add(name, await part(plan))
     return result

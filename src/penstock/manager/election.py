@@ -134,10 +134,10 @@ class Election:
             case RevokeLease(lease):
                 self._revoked = self._spawn(self._revoke(lease))
             case BeginReign(epoch):
-                log.info("reign_began", manager=self.manager_id, epoch=epoch)
+                log.info("reign_began", manager=self.manager_id, epoch=epoch, at_s=self._clock())
                 self._on_change()
             case EndReign(epoch, why):
-                log.warning("reign_ended", manager=self.manager_id, epoch=epoch, why=why)
+                log.warning("reign_ended", manager=self.manager_id, epoch=epoch, why=why, at_s=self._clock())
                 self._on_change()
 
     async def _grant(self) -> None:
