@@ -19,7 +19,7 @@ from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState
 from penstock.core.config import Config, Telemetry
 from penstock.manager.manager import Manager
-from penstock.manager.service import serve_manager
+from penstock.manager.server import serve_manager
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.storage.metadata.sqlite import SqliteMetadataStore

@@ -61,7 +61,7 @@ async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, i
     # Imported only now: the children of `serve` do the same meanwhile.
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
-    from penstock.manager.service import serve_manager
+    from penstock.manager.server import serve_manager
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
     store = await open_metadata(DEFAULT_URL, config.data_dir)

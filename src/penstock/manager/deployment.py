@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from penstock.core.blocks import BlockRecord, BlockRole
 from penstock.manager.desired import BLOCKS, FOLDERS, DesiredBlock, DesiredState, FolderRecord, encode
 from penstock.manager.registry import Registry
-from penstock.storage.metadata.base import Write
+from penstock.storage.metadata.base import Compare, Write
 
-REGISTRY = "registry"  # the source of what was uploaded
 # What a version inherits from the one that it replaces.
 SPEC = ("replicas", "resources", "labels", "anti_affinity", "metadata", "weight")
 
@@ -22,6 +21,7 @@ class Choice(NamedTuple):
     spares: Sequence[str] = ()  # that are tried where these do not load
     spec: dict[str, Any] | None = None  # of BlockRecord, what is asked for; None: as it was
     is_beside: bool = False  # the model's others stay as they are
+    compares: tuple[Compare, ...] = ()  # what must still be so when it is written
 
 
 class Deployment:

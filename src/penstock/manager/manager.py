@@ -7,7 +7,7 @@ it comes back from the store like everybody else's, and done when the workers sa
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from penstock.manager.events import Events
 from penstock.manager.lives import LifeRules
 from penstock.manager.membership import Membership
 from penstock.manager.reign import Reign
-from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder
+from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder, read_version
 from penstock.storage.metadata.base import MAX_WRITES, Compare, MetadataStore, Snapshot, Write
 from penstock.storage.metadata.following import follow
 
@@ -46,6 +46,7 @@ MAX_SPARES = 3  # older versions that are tried where the latest does not load, 
 TURN_S = 0.25
 APPLY_S = 10.0  # what the store gets to tell of what it took
 LOAD_S = 300.0  # what a model gets to load that has no folder here to say it
+FindVersion = Callable[[str], Awaitable[Choice]]
 OnFolded = Callable[[Folded], None]
 OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
 
@@ -78,6 +79,7 @@ class Manager:
         self.election = Election(store, me or ManagerRecord(manager_id="manager", address=""), lease_s, self._led)
         self.events = Events(self.desired, self.commit)
         self.membership = Membership(self.desired, self.commit)
+        self.find_version: FindVersion | None = None  # of what was uploaded: NAME, NAME:VERSION or NAME@ALIAS
         self.on_folded: list[OnFolded] = []  # told after what was written is folded
         self.on_counts: list[OnCounts] = []  # told what gateways count: the gateway's id and its counts
 
@@ -105,12 +107,15 @@ class Manager:
 
         What served before serves until then, and on where it fails.
         """
-        load_s = await self._deploy(model)
+        await self.wait_loaded(model, await self._deploy(model))
+
+    async def wait_loaded(self, model: str, timeout_s: float) -> None:
+        """Returns when those workers have it that should, and raises where one cannot load it."""
         registry = self.reign.registry
-        if not await self._becomes(lambda: registry.has_answered(model), load_s):
+        if not await self._becomes(lambda: registry.has_answered(model), timeout_s):
             self._check_reign(registry)
             versions = ", ".join(block.version for block in registry.of_model(model) if block.is_wanted)
-            raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {load_s} s")
+            raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {timeout_s} s")
         if failure := registry.failure(model):
             raise ModelNotReady(f"model '{model}' {failure}")
         await self._becomes(lambda: registry.is_settled(model), GO_S)
@@ -141,10 +146,23 @@ class Manager:
         await self.commit([Write(ROUTING + model, routing_json.encode() or None)])
         log.info("routing", model=model, routing=routing_json or "as model.yaml says")
 
+    async def choose(self, model: str, version: str = "", source: str = "") -> Choice:
+        """What is meant by a model's name: its folder, where the repository has one, or else what was uploaded."""
+        folder = None if source else await self._find_folder(model)
+        if folder is not None:
+            path = str(await asyncio.to_thread(folder.path.resolve))
+            if not version:
+                return Choice(model, path, folder.versions, folder.older[:MAX_SPARES])
+            await asyncio.to_thread(read_version, folder.path, version)
+            return Choice(model, path, [version])
+        if self.find_version is None:
+            raise UnknownModel(f"the repository has no model '{model}'")
+        return await self.find_version(f"{model}:{version}" if version else model)
+
     async def deploy(self, choice: Choice) -> list[str]:
         """Writes down that these versions are wanted; returns their blocks."""
         async with self._deploying:
-            await self.commit(self._deployment().deploy(choice))
+            await self.commit(self._deployment().deploy(choice), choice.compares)
         found = [self.desired.block(choice.model, version) for version in choice.versions]
         return [block.block_id for block in found if block is not None]
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
 from penstock.core.routes import NameRoute
-from penstock.manager.boards import Boards
 from penstock.manager.desired import DesiredState, Folded
 from penstock.manager.lives import (
     LifeAction,
@@ -27,6 +26,7 @@ from penstock.manager.lives import (
 from penstock.manager.placing.placement import Placement, place
 from penstock.manager.placing.sites import BlockDemand, WorkerCapacity
 from penstock.manager.registry import DeployedBlock, Registry, WorkerState
+from penstock.manager.telling.boards import Boards
 
 PRESENT = (LifeState.ALIVE, LifeState.SUSPECT)
 

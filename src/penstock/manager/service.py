@@ -13,17 +13,16 @@ from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.errors import NotLeader, PenstockError
 from penstock.core.routes import NameRoute
-from penstock.manager.boards import BLOCK, ROUTE, AssignedBlock, Endpoints, Given, Shown, ToldGateways
 from penstock.manager.desired import GatewayRecord
-from penstock.manager.ledger import Delta, Ledger
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.manager import Manager, now
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
+from penstock.manager.telling.boards import BLOCK, ROUTE, AssignedBlock, Endpoints, Given, Shown, ToldGateways
+from penstock.manager.telling.ledger import Delta, Ledger
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
-from penstock.wire.control import MANAGER_SERVER
 from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
@@ -258,12 +257,3 @@ def _route(route: NameRoute) -> pb.Route:
 
 def _ids(delta: Delta[T]) -> list[str]:
     return [key.removeprefix(BLOCK) for key in delta.removed if key.startswith(BLOCK)]
-
-
-async def serve_manager(manager: Manager, *addresses: str) -> grpc.aio.Server:
-    server = grpc.aio.server(options=MANAGER_SERVER)
-    manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
-    for address in addresses:
-        server.add_insecure_port(address)
-    await server.start()
-    return server

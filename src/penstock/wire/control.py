@@ -63,6 +63,7 @@ class RemoteControl:
         self._incarnation = secrets.token_hex(8)
         self._listener = listener
         self._heard = Heard()
+        self._is_lost = False  # something was missed: everything is wanted
         self._counted = counted
         self._blocks: dict[str, BlockView] = {}
         self._routes: dict[str, NameRoute] = {}
@@ -111,14 +112,17 @@ class RemoteControl:
         while True:
             self._is_asked.clear()
             counts = self._counted()
-            yield pb.WatchRequest(
+            request = pb.WatchRequest(
                 gateway_id=self._gateway_id,
                 endpoint=self._endpoint,
                 incarnation=self._incarnation,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
+                is_lost=self._is_lost,
                 counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
             )
+            self._is_lost = False
+            yield request
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_asked.wait(), COUNT_S if counts else BEAT_S)
 
@@ -126,6 +130,7 @@ class RemoteControl:
         """False: whoever said it leads the cluster no more."""
         verdict = self._heard.hear(view)
         if verdict is Verdict.MISSED:
+            self._is_lost = True
             self._is_asked.set()
         elif verdict is Verdict.DEPOSED:
             log.warning("deposed_manager", epoch=view.epoch, newest=self._heard.epoch)

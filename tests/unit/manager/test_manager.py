@@ -13,11 +13,11 @@ from penstock.core.blocks import BlockState, BlockView
 from penstock.core.errors import ConfigError, InvalidRequest, NotLeader, UnknownModel
 from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
-from penstock.manager.boards import AssignedBlock
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Report
+from penstock.manager.telling.boards import AssignedBlock
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 

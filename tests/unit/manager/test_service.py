@@ -3,14 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from penstock.core.blocks import BlockView, ClusterPicture
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
-from penstock.manager.service import serve_manager
+from penstock.manager.server import serve_manager
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1 import manager_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.control import RemoteControl
 
@@ -22,36 +26,52 @@ class Gateway:
 
     def __init__(self, address: str) -> None:
         self.views: Sequence[BlockView] = ()
+        self.picture = ClusterPicture(())
         self._changed = asyncio.Event()
         self.control = RemoteControl(address, "gateway-1", "ipc://nowhere", self._listen)
 
     async def until_routing(self, routing: str) -> None:
         async with asyncio.timeout(20):
-            while [view.routing for view in self.views] != [routing]:
+            while [view.routing for view in self.views if view.model == "m"] != [routing]:
                 self._changed.clear()
                 await self._changed.wait()
 
     def _listen(self, picture: ClusterPicture) -> None:
-        self.views = picture.blocks
+        self.views, self.picture = picture.blocks, picture
         self._changed.set()
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path) -> AsyncIterator[Gateway]:
-    (tmp_path / "models" / "m" / "1").mkdir(parents=True)
-    (tmp_path / "models" / "m" / "1" / "model.onnx").write_bytes(b"never read here")
-    (tmp_path / "models" / "m" / "model.yaml").write_text("task: tensor\n")
-    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
-    manager = Manager(store, tmp_path / "models", is_fresh=True)
-    await manager.start()
-    address = f"unix:{tmp_path / 'manager.sock'}"
-    server = await serve_manager(manager, address)
+async def gateway(address: str) -> AsyncIterator[Gateway]:
     watching = Gateway(address)
     yield watching
     await watching.control.close()
-    await server.stop(None)
-    await manager.close()
+
+
+@pytest.fixture
+async def manager(tmp_path: Path) -> AsyncIterator[Manager]:
+    for name in ("m", *(f"other-{number}" for number in range(20))):
+        write_model(tmp_path / "models" / name)
+    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
+    managing = Manager(store, tmp_path / "models", is_fresh=True)
+    await managing.start()
+    yield managing
+    await managing.close()
     await store.close()
+
+
+@pytest.fixture
+async def address(tmp_path: Path, manager: Manager) -> AsyncIterator[str]:
+    opened = f"unix:{tmp_path / 'manager.sock'}"
+    server = await serve_manager(manager, opened)
+    yield opened
+    await server.stop(None)
+
+
+def write_model(folder: Path) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(b"never read here")
+    (folder / "model.yaml").write_text("task: tensor\n")
 
 
 async def test_routing_goes_there_and_back(gateway: Gateway) -> None:
@@ -74,3 +94,101 @@ async def test_refusals_keep_their_type_message_and_fields(gateway: Gateway, tmp
     assert raised.value.fields["file"] == str(file)
     with pytest.raises(InvalidRequest, match="policy"):
         await gateway.control.set_routing("m", '{"policy": "nonsense"}')
+
+
+# --- what travels
+
+
+class FakeWorker:
+    """Says what it is told to say, and keeps what it hears."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.call = manager_pb2_grpc.ManagerStub(self.channel).Attach()
+
+    async def say(self, **fields: Any) -> None:
+        await self.call.write(pb.WorkerReport(worker_id="w", incarnation="1-life", **fields))
+
+    async def hear(self) -> pb.Assignment:
+        async with asyncio.timeout(20):
+            found = await self.call.read()
+        assert isinstance(found, pb.Assignment)
+        return found
+
+    async def close(self) -> None:
+        self.call.cancel()
+        await self.channel.close()
+
+
+@pytest.fixture
+async def worker(address: str) -> AsyncIterator[FakeWorker]:
+    found = FakeWorker(address)
+    yield found
+    await found.close()
+
+
+async def test_a_worker_hears_everything_once_and_then_what_changes(manager: Manager, worker: FakeWorker) -> None:
+    await worker.say(is_snapshot=True)
+    first = await worker.hear()
+    assert (first.is_snapshot, len(first.blocks), first.has_gateways) == (True, 21, True)
+    assert first.epoch == manager.epoch > 0
+    loading = asyncio.create_task(manager.load("m"))
+    then = await worker.hear()
+    assert (then.is_snapshot, then.since, [block.model for block in then.blocks]) == (False, first.revision, ["m"])
+    assert not then.has_gateways
+    (block,) = then.blocks
+    state = pb.BlockState(block_id=block.block_id, state="ready", revision=block.revision, is_serving=True)
+    await worker.say(blocks=[state])
+    await loading
+
+
+async def test_whoever_is_lost_hears_everything_again(worker: FakeWorker) -> None:
+    await worker.say(is_snapshot=True)
+    await worker.hear()
+    await worker.say(is_lost=True)
+    assert len((await worker.hear()).blocks) == 21
+
+
+async def test_whoever_comes_back_hears_what_it_missed(manager: Manager, address: str) -> None:
+    before, after = FakeWorker(address), FakeWorker(address)
+    await before.say(is_snapshot=True)
+    heard = await before.hear()
+    held = [
+        pb.BlockState(block_id=block.block_id, state="ready", revision=block.revision, is_serving=True)
+        for block in heard.blocks
+    ]
+    await before.say(blocks=held)
+    await before.close()
+    await manager.wait_until(lambda: not manager.reign.registry.workers())
+    await after.say(is_snapshot=True, blocks=held, epoch=heard.epoch, revision=heard.revision)
+    missed = await after.hear()
+    assert not missed.is_snapshot
+    assert {block.revision for block in missed.blocks} <= {block.revision for block in heard.blocks}
+    await after.close()
+
+
+async def test_a_second_of_one_name_is_refused_and_told_why(worker: FakeWorker, address: str) -> None:
+    await worker.say(is_snapshot=True)
+    await worker.hear()
+    second = FakeWorker(address)
+    await second.call.write(pb.WorkerReport(worker_id="w", incarnation="2-life", is_snapshot=True))
+    with pytest.raises(grpc.aio.AioRpcError, match="--node"):
+        await second.hear()
+    await second.close()
+
+
+async def test_a_gateway_joins_the_list_and_leaves_it(manager: Manager, gateway: Gateway) -> None:
+    await gateway.until_routing("")
+    assert [each.gateway_id for each in manager.desired.gateways.members()] == ["gateway-1"]
+    assert (gateway.picture.membership, len(gateway.picture.gateways)) == (manager.desired.membership, 1)
+    await gateway.control.close()
+    async with asyncio.timeout(20):
+        await manager.wait_until(lambda: not manager.desired.gateways.members())
+
+
+async def test_a_deposed_manager_ends_its_streams(manager: Manager, worker: FakeWorker) -> None:
+    await worker.say(is_snapshot=True)
+    await worker.hear()
+    await manager.election.close()
+    async with asyncio.timeout(20):
+        assert await worker.call.read() is grpc.aio.EOF

@@ -13,7 +13,7 @@ from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.manager import Manager
-from penstock.manager.service import serve_manager
+from penstock.manager.server import serve_manager
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
@@ -58,8 +58,32 @@ class Gateway:
 
 
 class Cluster:
-    def __init__(self, manager: Manager, gateway: Gateway, stop: asyncio.Event, running: "asyncio.Task[None]") -> None:
-        self.manager, self.gateway, self.stop, self.running = manager, gateway, stop, running
+    def __init__(self, folder: Path, gateway: Gateway) -> None:
+        self.folder, self.gateway, self.stop = folder, gateway, asyncio.Event()
+        self.address = f"unix:{folder / 'manager.sock'}"
+        self.running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self.store = await SqliteMetadataStore.open(self.folder / "metadata.db")
+        self.manager = Manager(self.store, self.folder / "models")
+        await self.manager.start()
+        self.server = await serve_manager(self.manager, self.address)
+        gateway = GatewayRecord(gateway_id="gateway-0", endpoint=self.gateway.endpoint)
+        await self.manager.membership.joined(1, gateway)
+
+    async def close(self) -> None:
+        await self.server.stop(None)
+        await self.manager.close()
+        await self.store.close()
+
+    async def restart(self) -> None:
+        await self.close()
+        await self.start()
+
+    async def leave(self) -> None:
+        self.stop.set()
+        assert self.running is not None
+        await self.running
 
     def states(self) -> dict[str, BlockState]:
         return {view.model: view.state for view in self.manager.view()}
@@ -69,25 +93,17 @@ class Cluster:
 async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     write_identity(tmp_path / "models", "eager", "FP32", "instances: {count: 2}\nbatching: {max_rows: 4}\n")
     write_identity(tmp_path / "models", "lazy", "FP32", "instances: {count: 1}\nresidence: {load: lazy}\n")
-    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
-    manager = Manager(store, tmp_path / "models", is_fresh=True)
-    await manager.start()
-    address = f"unix:{tmp_path / 'manager.sock'}"
-    server = await serve_manager(manager, address)
     gateway = Gateway(tmp_path)
-    await manager.membership.joined(1, GatewayRecord(gateway_id="gateway-0", endpoint=gateway.endpoint))
-    stop = asyncio.Event()
+    found = Cluster(tmp_path, gateway)
+    await found.start()
     metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
-    worker = Worker("worker-7", address, Config(worker=SETTINGS), metrics, traces)
-    running = asyncio.create_task(worker.run(stop))
+    worker = Worker("worker-7", found.address, Config(worker=SETTINGS), metrics, traces)
+    found.running = asyncio.create_task(worker.run(found.stop))
     await until(lambda: gateway.offers().keys() == {"eager", "lazy"})
-    yield Cluster(manager, gateway, stop, running)
-    stop.set()
-    await running
+    yield found
+    await found.leave()
     gateway.socket.close(linger_ms=0)
-    await server.stop(None)
-    await manager.close()
-    await store.close()
+    await found.close()
 
 
 async def test_it_offers_what_it_has_and_what_it_would_load(cluster: Cluster) -> None:
@@ -119,4 +135,22 @@ async def test_it_leaves_with_an_empty_hello_and_what_waits(cluster: Cluster) ->
     cluster.stop.set()
     await until(lambda: not gateway.hellos[-1].blocks)
     await until(lambda: gateway.handed_back == [3])
-    await cluster.running
+    await cluster.leave()
+
+
+async def test_a_manager_that_comes_back_takes_the_worker_back_as_it_is(cluster: Cluster) -> None:
+    """Nothing is loaded anew, no gateway is left, and what the new manager is asked it does."""
+    gateway = cluster.gateway
+    await cluster.manager.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
+    before = {view.model: view.block_id for view in cluster.manager.view()}
+    hellos = len(gateway.hellos)
+    await cluster.restart()
+    manager = cluster.manager
+    async with asyncio.timeout(30):
+        settled = {"eager": BlockState.READY, "lazy": BlockState.DORMANT}
+        await manager.wait_until(lambda: cluster.states() == settled)
+    assert {view.model: view.block_id for view in manager.view()} == before
+    assert len(gateway.hellos) == hellos, "nothing has changed for it"
+    await manager.load("eager")
+    await manager.unload("lazy")
+    await until(lambda: gateway.offers().keys() == {"eager"})

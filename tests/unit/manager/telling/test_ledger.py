@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.manager.ledger import Delta, Ledger
+from penstock.manager.telling.ledger import Delta, Ledger
 
 
 class Follower:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from penstock.core.blocks import BlockView, GatewayMember
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import DesiredState
-from penstock.manager.ledger import Ledger
 from penstock.manager.registry import DeployedBlock, Registry
+from penstock.manager.telling.ledger import Ledger
 
 GATEWAYS = "gateways"
 BLOCK, ROUTE = "block/", "route/"

@@ -1,0 +1,26 @@
+"""Opens a manager's gRPC door: for workers and gateways, and for operators."""
+
+from collections.abc import Callable
+
+import grpc
+
+from penstock.manager.admin import ClusterService
+from penstock.manager.manager import Manager
+from penstock.manager.service import ManagerService
+from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2_grpc
+from penstock.wire.control import MANAGER_SERVER
+
+AddService = Callable[[grpc.aio.Server], None]
+
+
+async def serve_manager(manager: Manager, *addresses: str, further: tuple[AddService, ...] = ()) -> grpc.aio.Server:
+    """`further` are services of others that it has beside its own."""
+    server = grpc.aio.server(options=MANAGER_SERVER)
+    manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), server)
+    for add in further:
+        add(server)
+    for address in addresses:
+        server.add_insecure_port(address)
+    await server.start()
+    return server

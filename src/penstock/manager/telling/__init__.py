@@ -1,0 +1,1 @@
+"""What workers and gateways are told, by revision."""

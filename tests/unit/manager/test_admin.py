@@ -1,0 +1,195 @@
+"""What operators ask of a cluster, over a real socket."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from benchmarks.waiting import until
+from penstock.core.blocks import BlockState
+from penstock.core.leaders import ManagerRecord
+from penstock.manager.lives import WorkerArrived, WorkerHeard
+from penstock.manager.manager import Manager, now
+from penstock.manager.registry import WorkerState
+from penstock.manager.reign import BlockCount, Facts, Load, Report
+from penstock.manager.server import serve_manager
+from penstock.manager.telling.boards import AssignedBlock
+from penstock.pb.v1 import cluster_pb2 as pb
+from penstock.pb.v1 import cluster_pb2_grpc
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
+
+
+class Cluster:
+    def __init__(self, manager: Manager, follower: Manager, stub: Any, follower_stub: Any) -> None:
+        self.manager, self.follower, self.stub, self.follower_stub = manager, follower, stub, follower_stub
+
+    async def join(self, worker: str, **facts: Any) -> None:
+        arrived = WorkerArrived(worker, "1-life", int(worker[1:]))
+        self.manager.reign.arrive(arrived, Facts(node=f"host-{worker}", **facts), Report([]), now())
+        await self.work(worker)
+
+    async def work(self, worker: str, load: Load | None = None) -> None:
+        """It has loaded what it should, and let go of the rest."""
+        given = self.manager.reign.boards.assignment(worker).items().values()
+        states = [
+            (each.block_id, WorkerState(BlockState.READY, "", each.revision, is_serving=True))
+            for each in given
+            if isinstance(each, AssignedBlock)
+        ]
+        self.manager.reign.hear(WorkerHeard(worker, int(worker[1:])), Report(states), load, now())
+        await self.manager.notify()
+
+    async def blocks(self, model: str = "") -> dict[str, pb.BlockStatus]:
+        return {each.block_id: each for each in (await self.stub.ListBlocks(pb.ListBlocksRequest(model=model))).blocks}
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    for version in ("1", "2"):
+        (tmp_path / "models" / "m" / version).mkdir(parents=True)
+        (tmp_path / "models" / "m" / version / "model.onnx").write_bytes(b"never read here")
+    (tmp_path / "models" / "m" / "model.yaml").write_text("task: tensor\n")
+    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
+    addresses = [f"unix:{tmp_path / name}" for name in ("first.sock", "second.sock")]
+    first, second = [
+        Manager(store, tmp_path / "models", ManagerRecord(manager_id=name, address=address), is_fresh=True)
+        for name, address in zip(("first", "second"), addresses, strict=True)
+    ]
+    await first.start()
+    await second.start(is_sole=False)
+    await until(lambda: second.election.leader is not None and len(first.election.managers) == 2)
+    servers = [await serve_manager(first, addresses[0]), await serve_manager(second, addresses[1])]
+    async with grpc.aio.insecure_channel(addresses[0]) as one, grpc.aio.insecure_channel(addresses[1]) as other:
+        yield Cluster(first, second, cluster_pb2_grpc.ClusterStub(one), cluster_pb2_grpc.ClusterStub(other))
+    for server in servers:
+        await server.stop(None)
+    await second.close()
+    await first.close()
+    await store.close()
+
+
+async def test_status_and_lists(cluster: Cluster) -> None:
+    await cluster.join("w1", cpus=4.0, labels={"disk": "ssd"})
+    await cluster.work("w1", Load(cpu=0.5, memory_bytes=7, jobs=1))
+    status = await cluster.stub.Status(pb.StatusRequest())
+    assert (status.manager_id, status.is_leader, status.epoch) == ("first", True, cluster.manager.epoch)
+    assert {each.manager_id: each.is_leader for each in status.managers} == {"first": True, "second": False}
+    assert dict(status.workers) == {"alive": 1}
+    assert dict(status.blocks) == {"ready": 1}
+    (worker,) = (await cluster.stub.ListWorkers(pb.ListWorkersRequest())).workers
+    assert (worker.state, worker.facts.cpus, dict(worker.facts.labels)) == ("alive", 4.0, {"disk": "ssd"})
+    assert (worker.load.cpu, worker.load.HasField("gpu"), len(worker.blocks)) == (0.5, False, 1)
+    (block,) = (await cluster.blocks()).values()
+    assert (block.spec.model, block.spec.version, block.role, block.state) == ("m", "2", "chosen", "ready")
+    assert [holder.worker_id for holder in block.holders] == list(block.placed) == ["w1"]
+
+
+async def test_counts_are_a_workers_own_and_summed(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    await cluster.join("w2")
+    (block_id,) = await cluster.blocks()
+    await cluster.work("w1", Load(counts={block_id: BlockCount(3, 1, 0.5)}))
+    await cluster.work("w1", Load())
+    await cluster.work("w2", Load(counts={block_id: BlockCount(4, 0, 1.5)}))
+    (block,) = (await cluster.blocks()).values()
+    assert (block.requests, block.errors, block.latency_s) == (7, 1, 2.0)
+
+
+async def test_a_block_is_deployed_beside_scaled_explained_and_removed(cluster: Cluster) -> None:
+    for worker in ("w1", "w2", "w3"):
+        await cluster.join(worker)
+    (old,) = await cluster.blocks()
+    spec = pb.BlockSpec(model="m", version="1", replicas=1, labels={}, metadata=json.dumps({"team": "a"}), weight=2.0)
+    deployed = await cluster.stub.DeployBlock(pb.DeployBlockRequest(spec=spec, is_beside=True))
+    assert not deployed.HasField("failure"), deployed
+    (new,) = deployed.block_ids
+    block = (await cluster.blocks())[new]
+    assert (len(block.placed), json.loads(block.spec.metadata), block.spec.weight) == (1, {"team": "a"}, 2.0)
+    assert len((await cluster.blocks())[old].placed) == 3, "what was there is as it was"
+    for worker in ("w1", "w2", "w3"):
+        await cluster.work(worker)
+    revision = block.revision
+    await cluster.stub.ScaleBlock(pb.ScaleBlockRequest(block_id=new, replicas=2))
+    block = (await cluster.blocks())[new]
+    assert (len(block.placed), block.revision) == (2, revision), "nobody loads it anew"
+    explained = await cluster.stub.ExplainBlock(pb.ExplainBlockRequest(block_id=new))
+    assert "2 replicas" in explained.sentences[0]
+    await cluster.stub.RemoveBlock(pb.RemoveBlockRequest(block_id=new))
+    for worker in ("w1", "w2", "w3"):
+        await cluster.work(worker)
+    assert new not in await cluster.blocks()
+    await until(lambda: bool(cluster.manager.events.read(kind="block_removed")))
+    events = (await cluster.stub.Events(pb.EventsRequest(subject=new))).events
+    assert [event.kind for event in events] == ["block_deployed", "block_scaled", "block_removed"]
+
+
+async def test_a_block_that_replaces_the_others(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    (old,) = await cluster.blocks()
+    deployed = await cluster.stub.DeployBlock(pb.DeployBlockRequest(spec=pb.BlockSpec(model="m", version="1")))
+    (new,) = deployed.block_ids
+    for _ in range(2):
+        await cluster.work("w1")
+    blocks = await cluster.blocks()
+    assert {name: blocks[name].state for name in (old, new)} == {old: "unloaded", new: "ready"}
+
+
+async def test_a_drained_worker_gives_its_blocks_to_others(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    await cluster.join("w2")
+    spec = pb.BlockSpec(model="m", version="1", replicas=1, labels={"worker": "w1"})
+    deployed = await cluster.stub.DeployBlock(pb.DeployBlockRequest(spec=spec, is_beside=True))
+    (pinned,) = deployed.block_ids
+    await cluster.work("w1")
+    await cluster.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="w1", is_draining=True))
+    blocks = await cluster.blocks()
+    assert [list(block.placed) for name, block in blocks.items() if name != pinned] == [["w2"]]
+    assert list(blocks[pinned].placed) == []
+    assert [holder.worker_id for holder in blocks[pinned].holders] == ["w1"], "nobody else may have it"
+    await cluster.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="w1"))
+    assert list((await cluster.blocks())[pinned].placed) == ["w1"]
+
+
+async def test_a_removed_worker_is_gone_and_its_process_refused(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    await cluster.join("w2")
+    await cluster.stub.RemoveWorker(pb.RemoveWorkerRequest(worker_id="w1"))
+    workers = (await cluster.stub.ListWorkers(pb.ListWorkersRequest())).workers
+    assert {each.worker_id: each.is_removed for each in workers} == {"w1": True, "w2": False}
+    reign = cluster.manager.reign
+    reign.arrive(WorkerArrived("w1", "1-life", 8), Facts(), Report([]), now())
+    assert "removed" in reign.refused[8]
+    reign.arrive(WorkerArrived("w1", "2-life", 9), Facts(), Report([]), now())
+    assert 9 not in reign.refused
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "code"),
+    [
+        ("RemoveWorker", pb.RemoveWorkerRequest(worker_id="nobody"), "invalid_request"),
+        ("DrainWorker", pb.DrainWorkerRequest(worker_id="nobody", is_draining=True), "invalid_request"),
+        ("RemoveBlock", pb.RemoveBlockRequest(block_id="blk-none"), "unknown_model"),
+        ("ScaleBlock", pb.ScaleBlockRequest(block_id="blk-none", replicas=1), "unknown_model"),
+        ("ExplainBlock", pb.ExplainBlockRequest(block_id="blk-none"), "unknown_model"),
+        ("DeployBlock", pb.DeployBlockRequest(spec=pb.BlockSpec(model="nobody")), "unknown_model"),
+        ("DeployBlock", pb.DeployBlockRequest(spec=pb.BlockSpec(model="m", metadata="no JSON")), "invalid_request"),
+        ("DeployBlock", pb.DeployBlockRequest(spec=pb.BlockSpec(model="m", cpu=-1)), "invalid_request"),
+    ],
+)
+async def test_what_is_wrong_is_told(cluster: Cluster, method: str, request_: Any, code: str) -> None:
+    answer = await getattr(cluster.stub, method)(request_)
+    assert answer.failure.code == code, answer
+
+
+async def test_a_follower_reads_and_names_the_leader(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    status = await cluster.follower_stub.Status(pb.StatusRequest())
+    assert (status.manager_id, status.is_leader, status.leader.endswith("first.sock")) == ("second", False, True)
+    (block,) = (await cluster.follower_stub.ListBlocks(pb.ListBlocksRequest())).blocks
+    assert (block.spec.model, block.state) == ("m", "unknown")
+    answer = await cluster.follower_stub.ScaleBlock(pb.ScaleBlockRequest(block_id=block.block_id, replicas=1))
+    assert answer.failure.code == "not_leader"
+    assert answer.failure.fields["leader"].endswith("first.sock")
