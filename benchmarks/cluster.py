@@ -2,10 +2,10 @@
 
 import json
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from benchmarks.hosts import HostProcess, Hosts
 from benchmarks.waiting import eventually
@@ -45,12 +45,21 @@ class ClusterHosts(Hosts):
     def http(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> tuple[int, bytes]:
         """Status and body of a GET, from this machine; 0 where nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.address(host)}:{port}{path}", timeout=timeout_s) as answer:
+            with urlopen(f"http://{self.address(host)}:{port}{path}", timeout=timeout_s) as answer:
                 return int(answer.status), answer.read()
-        except urllib.request.HTTPError as error:
+        except HTTPError as error:
             return error.code, error.read()
-        except (URLError, OSError):
+        except OSError:
             return 0, b""
+
+    def post(self, host: int, path: str, port: int = 8080, timeout_s: float = 10.0) -> str:
+        """Posts nothing; the answer where it is an error, else nothing."""
+        request = Request(f"http://{self.address(host)}:{port}{path}", method="POST")
+        try:
+            urlopen(request, timeout=timeout_s).close()
+        except HTTPError as error:
+            return error.read().decode()
+        return ""
 
     def status(self, host: int) -> dict[str, Any]:
         """Of a gateway."""

@@ -1,9 +1,16 @@
 """Roles on hosts of their own: network namespaces that reach each other over a bridge."""
 
+import json
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.cluster import ClusterHosts
 from benchmarks.waiting import eventually
@@ -12,22 +19,32 @@ from tests.servers import answered, floats, write_factor
 
 WAIT_S = 60.0
 MANAGER, DOOR, FURTHER = 0, 1, 2
+BOTH = {"h1.worker-0", "h2.worker-0"}
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    repository = tmp_path_factory.mktemp("models")
+    write_factor(repository, "factor", 2.0)
+    return repository
+
+
+@pytest.fixture(scope="module")
+def cluster(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHosts]:
     """A manager, a gateway with a worker, and a second worker, on three hosts."""
-    folder = tmp_path_factory.mktemp("hosts")
-    write_factor(folder / "models", "factor", 2.0)
-    with ClusterHosts(3, folder) as hosts:
-        hosts.manager(MANAGER, folder / "models", "--health-host", hosts.address(MANAGER))
+    with ClusterHosts(3, tmp_path_factory.mktemp("hosts")) as hosts:
+        hosts.manager(MANAGER, models, "--health-host", hosts.address(MANAGER))
         join = hosts.address(MANAGER)
         hosts.gateway(DOOR, join)
         hosts.worker(DOOR, join)
         hosts.worker(FURTHER, join, "--health-host", hosts.address(FURTHER), "--insecure")
         hosts.wait_ready(DOOR)
-        eventually(lambda: hosts.workers(DOOR) == {"h1.worker-0", "h2.worker-0"}, "both workers are there", WAIT_S)
+        until_workers(hosts, BOTH)
         yield hosts
+
+
+def until_workers(cluster: ClusterHosts, workers: set[str]) -> None:
+    eventually(lambda: cluster.workers(DOOR) == workers, f"the gateway has {workers}", WAIT_S)
 
 
 def infer(cluster: ClusterHosts, number: float = 3.0, timeout_s: float = WAIT_S) -> float:
@@ -36,5 +53,111 @@ def infer(cluster: ClusterHosts, number: float = 3.0, timeout_s: float = WAIT_S)
         return found
 
 
+@contextmanager
+def asking(cluster: ClusterHosts) -> Iterator[None]:
+    """Callers that ask all the while, and are answered all the while."""
+    is_over = Event()
+
+    def ask() -> None:
+        with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
+            stub = GRPCInferenceServiceStub(channel)
+            while not is_over.wait(0.01):
+                assert answered(stub.ModelInfer(floats("factor", 3.0), timeout=WAIT_S)) == [6.0]
+
+    with ThreadPoolExecutor(4) as pool:
+        callers = [pool.submit(ask) for _ in range(4)]
+        try:
+            yield
+        finally:
+            is_over.set()
+        for caller in callers:
+            caller.result(WAIT_S)
+
+
+def load(cluster: ClusterHosts) -> str:
+    """Loads the model anew; what went wrong, or nothing."""
+    return cluster.post(DOOR, "/v2/repository/models/factor/load", timeout_s=WAIT_S)
+
+
 def test_a_request_is_answered_by_workers_of_both_hosts(cluster: ClusterHosts) -> None:
     assert [infer(cluster, float(number)) for number in range(8)] == [2.0 * number for number in range(8)]
+    assert load(cluster) == ""
+
+
+def test_every_role_says_how_it_is(cluster: ClusterHosts) -> None:
+    for host, port in ((MANAGER, 7410), (DOOR, 8080), (FURTHER, 7420)):
+        assert cluster.http(host, "/healthz", port) == (200, b'{"status":"alive"}')
+        eventually(lambda h=host, p=port: cluster.http(h, "/readyz", p) == (200, b'{"status":"ready"}'), f"host {host}")  # type: ignore[misc]
+        status, text = cluster.http(host, "/metrics", port)
+        assert status == 200
+        assert b"penstock_" in text or host == MANAGER
+    for host, port in ((MANAGER, 7411), (DOOR, 50051), (FURTHER, 7421)):
+        with grpc.insecure_channel(f"{cluster.address(host)}:{port}") as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            eventually(lambda c=check: c(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == 1, f"host {host}")  # type: ignore[misc]
+
+
+def test_a_second_host_of_one_name_is_refused(cluster: ClusterHosts) -> None:
+    worker = cluster.role(MANAGER, "worker", "--join", cluster.address(MANAGER), name="second", node="h2")
+    gateway = cluster.role(
+        FURTHER,
+        "gateway",
+        *("--join", cluster.address(MANAGER), "--host", cluster.address(FURTHER), "--insecure"),
+        name="second-gateway",
+        node="h1",
+    )
+    for second, name in ((worker, "h2.worker-0"), (gateway, "h1.gateway-0")):
+        assert second.end() == 2
+        said = second.log.read_text()
+        assert f"penstock: '{name}' is the name of another that is there" in said
+        assert "--node" in said
+        assert "Traceback" not in said
+    assert cluster.workers(DOOR) == BOTH
+    assert infer(cluster) == 6.0
+
+
+@pytest.mark.parametrize("role", ["manager", "gateway", "serve"])
+def test_beyond_loopback_is_asked_for(cluster: ClusterHosts, models: Path, role: str) -> None:
+    flags = ("--models", str(models)) if role == "manager" else ("--join", cluster.address(MANAGER))
+    refused = cluster.role(FURTHER, role, *flags, "--bind", "0.0.0.0:0", name=f"open-{role}")
+    assert refused.end() == 2
+    assert "is open to other machines" in refused.log.read_text()
+    assert "--insecure" in refused.log.read_text()
+
+
+def test_a_machine_joins_and_leaves_while_requests_flow(cluster: ClusterHosts) -> None:
+    join = ("--join", cluster.address(MANAGER), "--host", cluster.address(MANAGER), "--insecure")
+    with asking(cluster):
+        machine = cluster.role(MANAGER, "serve", *join, "--workers", "2", name="machine")
+        until_workers(cluster, BOTH | {"h0.worker-0", "h0.worker-1"})
+        cluster.wait_ready(MANAGER)  # its own gateway knows all workers
+        assert cluster.workers(MANAGER) == cluster.workers(DOOR)
+        assert machine.stop() == 0
+        until_workers(cluster, BOTH)
+
+
+def test_a_worker_that_is_killed_or_cut_off_is_left_out_and_comes_back(cluster: ClusterHosts) -> None:
+    with asking(cluster):
+        cluster.cut_off(FURTHER)
+        until_workers(cluster, {"h1.worker-0"})
+        cluster.heal(FURTHER)
+        until_workers(cluster, BOTH)
+        cluster.roles["h2.worker"].kill()
+        until_workers(cluster, {"h1.worker-0"})
+        cluster.worker(FURTHER, cluster.address(MANAGER))
+        until_workers(cluster, BOTH)
+
+
+def test_while_the_manager_is_away_requests_flow_and_the_dead_are_left_out(cluster: ClusterHosts, models: Path) -> None:
+    pids = {worker["id"]: worker["pid"] for worker in cluster.status(DOOR)["workers"]}
+    with asking(cluster):
+        cluster.roles["h0.manager"].kill()
+        cluster.roles["h2.worker"].signal(signal.SIGKILL)
+        until_workers(cluster, {"h1.worker-0"})
+        assert "manager" in json.loads(load(cluster))["error"]
+        cluster.worker(FURTHER, cluster.address(MANAGER))
+        cluster.manager(MANAGER, models)
+        until_workers(cluster, BOTH)
+    found = {worker["id"]: worker["pid"] for worker in cluster.status(DOOR)["workers"]}
+    assert found["h1.worker-0"] == pids["h1.worker-0"], "it went on"
+    eventually(lambda: load(cluster) == "", "the gateway has found its manager", WAIT_S)

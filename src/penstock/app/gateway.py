@@ -268,6 +268,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         control = RemoteControl(places.managers(config), run.name, endpoint, gateway.cluster_changed, gateway.counted)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
+        if control.refusal is not None:
+            raise control.refusal
         await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
         run.tether.say_open()
         if not run.is_supervised:

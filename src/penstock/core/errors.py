@@ -17,6 +17,7 @@ PenstockError
 │   └── Overloaded          the gateway holds too many bytes
 ├── Corrupted               a file's SHA-256 is not what it should be
 ├── Conflict                somebody else changed it in the meantime
+│   └── NameTaken           another role of the cluster has this name
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
 │   ├── Draining            this process is leaving
@@ -122,6 +123,17 @@ class Corrupted(PenstockError):
 
 class Conflict(PenstockError):
     code = "conflict"
+
+
+class NameTaken(Conflict):
+    code = "name_taken"
+
+    @classmethod
+    def of(cls, role_id: str) -> "NameTaken":
+        return cls(
+            f"'{role_id}' is the name of another that is there: give each host a name of its own with --node, and each "
+            "of several on one host with --id"
+        )
 
 
 class Unavailable(PenstockError):

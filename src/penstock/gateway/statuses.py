@@ -35,6 +35,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "compacted": (grpc.StatusCode.UNAVAILABLE, 503),
     "corrupted": (grpc.StatusCode.DATA_LOSS, 422),
     "conflict": (grpc.StatusCode.ABORTED, 409),
+    "name_taken": (grpc.StatusCode.ALREADY_EXISTS, 409),
     "deadline_exceeded": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     "cancelled": (grpc.StatusCode.CANCELLED, 499),
     "engine_failed": (grpc.StatusCode.INTERNAL, 500),

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from penstock.core.errors import NameTaken
+
 MAX_SUPERSEDED = 16  # incarnations of one worker that are remembered as past
 MAX_RETURNS = 3  # within `flapping_s`, before a worker has to stay a while
 
@@ -159,7 +161,7 @@ class Lives:
         if incarnation in life.superseded:
             return [StreamRefused(worker_id, stream, "a later process of this worker has taken its place")]
         if life.is_connected and life.state is LifeState.ALIVE:
-            return [StreamRefused(worker_id, stream, name_taken(worker_id), is_name_taken=True)]
+            return [StreamRefused(worker_id, stream, NameTaken.of(worker_id).message, is_name_taken=True)]
         life.superseded.append(life.incarnation)
         life.incarnation = incarnation
         actions = self._leave_stream(worker_id, life, stream)
@@ -234,10 +236,3 @@ class Lives:
     def _changed(self, worker_id: str, life: Life, why: str) -> LifeChanged:
         wait = "" if life.is_open else f"; it comes and goes, and gets nothing new for {self._rules.flapping_s:g} s"
         return LifeChanged(worker_id, life.state, life.is_open, why + wait)
-
-
-def name_taken(role_id: str) -> str:
-    return (
-        f"'{role_id}' is the name of another that is there: give each host a name of its own with --node, and each of "
-        "several on one host with --id"
-    )

@@ -91,7 +91,7 @@ class Reign:
         self.boards = Boards()
         self.facts: dict[str, Facts] = {}
         self.loads: dict[str, Load] = {}
-        self.refused: dict[int, str] = {}  # streams that are to be ended, and why
+        self.refused: dict[int, StreamRefused] = {}  # streams that are to be ended
         self.notices: list[Notice] = []
         self._state = state
         self._is_adopting = not is_fresh
@@ -123,7 +123,8 @@ class Reign:
         worker_id = arrived.worker_id
         record = self._state.workers.get(worker_id)
         if record is not None and record.removed == arrived.incarnation:
-            self.refused[arrived.stream] = "an operator removed this worker; start it anew to have it back"
+            reason = "an operator removed this worker; start it anew to have it back"
+            self.refused[arrived.stream] = StreamRefused(worker_id, arrived.stream, reason)
             return
         before = self.lives.get(worker_id)
         earlier = before.incarnation if before is not None else arrived.incarnation
@@ -146,7 +147,8 @@ class Reign:
             return
         self._perform(self.lives.handle(heard, now))
         if worker_id not in self.registry.workers():
-            self.refused[heard.stream] = "it was taken for dead meanwhile: it is to tell everything again"
+            reason = "it was taken for dead meanwhile: it is to tell everything again"
+            self.refused[heard.stream] = StreamRefused(worker_id, heard.stream, reason)
             return
         if load is not None:
             known = self.loads.get(worker_id)
@@ -213,8 +215,8 @@ class Reign:
     def _perform(self, actions: Iterable[LifeAction]) -> None:
         for action in actions:
             match action:
-                case StreamRefused(_, stream, reason):
-                    self.refused[stream] = reason
+                case StreamRefused():
+                    self.refused[action.stream] = action
                 case LifeChanged(worker_id, state, _, reason):
                     self.notices.append(Notice(f"worker_{state}", worker_id, reason))
                     self._must_place = True

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
-from penstock.core.errors import NotLeader, PenstockError
+from penstock.core.errors import NameTaken, NotLeader, PenstockError
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
@@ -56,7 +56,9 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 async for delta in self._deltas(ledger, hearing, is_over):
                     yield _assignment(delta, epoch)
             if stream in reign.refused:
-                await context.abort(grpc.StatusCode.ABORTED, reign.refused[stream])
+                refusal = reign.refused[stream]
+                code = grpc.StatusCode.ALREADY_EXISTS if refusal.is_name_taken else grpc.StatusCode.ABORTED
+                await context.abort(code, refusal.reason)
         finally:
             listening.cancel()
             reign.end(WorkerStreamEnded(worker, stream, hearing.is_leaving), now())
@@ -73,7 +75,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         listening = asyncio.create_task(self._listen_gateway(requests, hearing))
         try:
             try:
-                await manager.membership.joined(stream, gateway)
+                await manager.membership.joined(stream, gateway, first.incarnation)
             except PenstockError as error:
                 await _abort(context, error)
             view = manager.reign.boards.view
@@ -160,7 +162,8 @@ async def failure_of(call: Awaitable[None]) -> Failure | None:
 async def _abort(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
     leader = error.fields.get("leader", "") if isinstance(error, NotLeader) else ""
     metadata = (("penstock-code", error.code), ("penstock-leader", leader))
-    await context.abort(grpc.StatusCode.UNAVAILABLE, error.message, metadata)
+    code = grpc.StatusCode.ALREADY_EXISTS if isinstance(error, NameTaken) else grpc.StatusCode.UNAVAILABLE
+    await context.abort(code, error.message, metadata)
     raise AssertionError("abort raises")
 
 

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
-from penstock.core.errors import Unavailable, UnknownModel
+from penstock.core.errors import NameTaken, Unavailable, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
@@ -70,6 +70,7 @@ class RemoteControl:
         self._gateways: tuple[GatewayMember, ...] = ()
         self._membership = 0
         self._is_asked = asyncio.Event()  # the manager is to be told something at once
+        self.refusal: NameTaken | None = None  # by the manager, at the last call
         self._watching = asyncio.create_task(self._watch_forever(), name="watch-manager")
 
     async def load(self, model: str) -> None:
@@ -106,6 +107,8 @@ class RemoteControl:
                         break
             except grpc.aio.AioRpcError as error:
                 log.warning("manager_away", error=error.details())
+                is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
+                self.refusal = NameTaken(error.details() or self._gateway_id) if is_taken else None
             await asyncio.sleep(RETRY_S)
 
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
@@ -23,6 +24,7 @@ from penstock.worker.residency.steps import Assigned
 
 log = structlog.get_logger()
 RETRY_S = 0.5
+NAME_TAKEN_S = 6.0  # what another of its name gets to be found dead
 LOAD_S = 1.0  # how often it tells how busy it is
 
 
@@ -36,6 +38,7 @@ class AttachmentOwner:
     meet: Callable[[Iterable[str]], None]  # all gateways
     statistics: Callable[[], Sequence[BlockStatistics]]
     work: Callable[[], WorkInHand]
+    refused: Callable[[NameTaken], None]  # for good: another has its name
 
 
 class Attachment:
@@ -52,6 +55,7 @@ class Attachment:
         self._changed = asyncio.Event()  # something is to be told
         self._next_load = 0.0
         self._counts: dict[str, pb.BlockCounts] = {}  # as they were told last
+        self._taken_since = 0.0  # its name, by another; 0: it is not
         self.has_attached = False  # ever
         self.is_leaving = False
 
@@ -75,7 +79,17 @@ class Attachment:
                 if error.details() != said:
                     said = error.details() or ""
                     log.warning("manager_away", error=said)
+                self._look_at_name(error)
             await asyncio.sleep(RETRY_S)
+
+    def _look_at_name(self, error: grpc.aio.AioRpcError) -> None:
+        """One that came and was never let in gives up, after the time in which a dead one of its name is noticed."""
+        if error.code() is not grpc.StatusCode.ALREADY_EXISTS or self.has_attached:
+            self._taken_since = 0.0
+            return
+        self._taken_since = self._taken_since or time.monotonic()
+        if time.monotonic() - self._taken_since > NAME_TAKEN_S:
+            self._owner.refused(NameTaken(error.details() or self._worker_id))
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
         """First everything, then what is another, and at least a sign of life with every beat."""

@@ -13,6 +13,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config
+from penstock.core.errors import NameTaken
 from penstock.pb.v1 import job_pb2
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -57,18 +58,25 @@ class Worker:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
         self._has_settled = False  # ever
+        self._stop = asyncio.Event()
+        self._failure: NameTaken | None = None
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
         self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, manager)
-        talk = AttachmentOwner(blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.work)
+        talk = AttachmentOwner(
+            blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.work, self._refused
+        )
         node = config.cluster.node or socket.gethostname()
         machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
         self._attachment = Attachment(worker_id, manager, machine, config.data_plane.beat_s, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
+        self._stop = stop
         for coroutine in (self._attachment.attend_forever(), self._beat_forever(), self._tick_forever()):
             self._spawn(coroutine)
         await stop.wait()
         await self._drain()
+        if self._failure is not None:
+            raise self._failure
 
     async def problem(self) -> str:
         """Why it is not ready: it is once what it was first told to hold has loaded, or cannot be loaded."""
@@ -82,6 +90,10 @@ class Worker:
                     return f"model '{held.block.model}' version {held.block.version} is being loaded"
             self._has_settled = True
         return ""
+
+    def _refused(self, error: NameTaken) -> None:
+        self._failure = error
+        self._stop.set()
 
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)

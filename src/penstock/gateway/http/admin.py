@@ -81,6 +81,17 @@ class AdminRest:
     async def health(self, request: Request) -> Response:
         return json_answer({"status": "alive"})
 
+    @Route(
+        "GET",
+        "/readyz",
+        "200 where requests should be sent here; else 503, and why",
+        answer=schemas.Readyz,
+    )
+    async def readiness(self, request: Request) -> Response:
+        if problem := self._catalogue.unreadiness():
+            return json_answer({"status": "not ready", "reason": problem}, 503)
+        return json_answer({"status": "ready"})
+
     @Route("GET", "/v1/status", "What runs, where, how much waits", answer=schemas.Status)
     async def status(self, request: Request) -> Response:
         return json_answer(self._catalogue.status())

@@ -171,6 +171,11 @@ class HealthAnswer(BaseModel):
     status: Literal["alive"]
 
 
+class Readyz(BaseModel):
+    status: Literal["ready", "not ready"]
+    reason: str | None = None
+
+
 class Status(BaseModel):
     """What runs, where, and how much waits; more fields than these."""
 

@@ -37,9 +37,12 @@ async def test_metrics_json_is_always_json(client):
 
 async def test_health_is_the_process(served, client):
     assert (await client.get("/healthz")).json() == {"status": "alive"}
+    assert (await client.get("/readyz")).json() == {"status": "ready"}
     served.admission.is_draining = True
     answer = await client.get("/v2/health/ready")
     assert (answer.status_code, answer.json()["error"]) == (503, "the server is not ready: it is shutting down")
+    answer = await client.get("/readyz")
+    assert (answer.status_code, answer.json()["reason"]) == (503, "it is shutting down")
     for path in ("/healthz", "/v2/health/live"):
         assert (await client.get(path)).status_code == 200, "it answers; whoever ends it now ends what it drains"
 
@@ -77,6 +80,7 @@ async def test_the_document_has_every_route(client):
         "/metrics",
         "/metrics.json",
         "/healthz",
+        "/readyz",
         "/v1/models/{model}/routing",
         "/v1/cache",
         "/v1/sessions",
