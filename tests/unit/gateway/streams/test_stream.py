@@ -65,9 +65,10 @@ class Serving:
         self.cancelled: list[str] = []
         self.pulled = 0  # answers that were asked for
         self.go = asyncio.Event()
-        self.resolver = SimpleNamespace(resolve=self._resolve)
+        self.resolver = SimpleNamespace(choose=self._choose)
 
-    def _resolve(self, model: str, version: str) -> object:
+    def _choose(self, request: InferRequest) -> object:
+        model = request.model
         if model == "unknown":
             raise UnknownModel("unknown")
         self.resolved.append(model)
