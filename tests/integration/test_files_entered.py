@@ -27,6 +27,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
 from penstock.wire.endpoints import Endpoint
+from penstock.wire.leader import Leader, SoleManager
 from penstock.worker.loop import Worker
 
 MOST = 33
@@ -99,11 +100,13 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         gateway = Gateway("gateway-0", config, tmp_path / "metrics", traces)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(Endpoint(f"ipc://{tmp_path / 'gateway.ipc'}"))
-        remote = RemoteControl(control, "gateway-0", endpoint, gateway.cluster_changed)
+        leader = Leader(SoleManager(control))
+        stack.push_async_callback(leader.close)
+        remote = RemoteControl(leader, "gateway-0", endpoint, gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         port = await gateway.open(remote, 0, open_http_socket(config.host, 0))
         stop = asyncio.Event()
-        worker = Worker("worker-0", control, config, WorkerMetrics(CollectorRegistry()), traces)
+        worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
         running = asyncio.create_task(worker.run(stop))
         await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
         await gateway.catch_up()

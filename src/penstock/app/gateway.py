@@ -14,6 +14,7 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
@@ -265,7 +266,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         gateway = Gateway(run.name, config, places.metrics, traces)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(places.gateway(run.name, config))
-        control = RemoteControl(places.managers(config), run.name, endpoint, gateway.cluster_changed, gateway.counted)
+        leader = open_leader(config, places, stack)
+        control = RemoteControl(leader, run.name, endpoint, gateway.cluster_changed, gateway.counted)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         if control.refusal is not None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from penstock.app.folders import data_folder
-from penstock.app.places import advertised_manager, check_bind, manager_address
+from penstock.app.places import advertised_manager, check_bind, is_store, manager_address
 from penstock.app.ports import reserve_port
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
+from penstock.core.leaders import LEADER, ManagerRecord
 from penstock.telemetry.metrics import share_metrics
 
 if TYPE_CHECKING:
@@ -41,9 +42,10 @@ async def _manage(run: RoleRun) -> None:
     share_metrics(run.places.metrics, run.name)
     async with AsyncExitStack() as stack:
         address = reserve_manager(config, stack)
-        opened = await open_manager(config, stack, str(address))
+        me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
+        opened = await open_manager(config, stack, me, str(address))
         await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look)
-        log.info("managing", address=advertised_manager(config, address.port or 0), models=str(config.models))
+        log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
         await run.stop.wait()
         log.info("stopping")
@@ -56,24 +58,28 @@ def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
     return Address(wanted.host, port)
 
 
-async def open_manager(config: Config, stack: AsyncExitStack, *addresses: str, is_fresh: bool = False) -> "OpenManager":
+async def open_manager(
+    config: Config, stack: AsyncExitStack, me: ManagerRecord, *addresses: str, is_fresh: bool = False
+) -> "OpenManager":
     """`is_fresh`: its workers and gateways are all yet to be started."""
     # Imported only now: the children of `serve` do the same meanwhile.
+    from penstock.manager.election import LEASE_S, SOLE_LEASE_S
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
     from penstock.manager.server import serve_manager
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
-    store = await open_metadata(DEFAULT_URL, config.data_dir)
+    is_shared = is_store(config.cluster.join)
+    store = await open_metadata(config.cluster.join if is_shared else DEFAULT_URL, config.data_dir)
     stack.push_async_callback(store.close)
-    manager = Manager(store, config.models, is_fresh=is_fresh)
+    manager = Manager(store, config.models, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh)
     stack.push_async_callback(manager.close)
-    await manager.start()
+    await manager.start(is_sole=not is_shared)
     server = await serve_manager(manager, *addresses)
     stack.push_async_callback(server.stop, 0.5)
 
     async def problem() -> str:
-        await store.get("leader")
-        return "" if manager.epoch else "it does not lead"
+        await store.get(LEADER)
+        return "" if manager.epoch or manager.election.leader else "no manager leads"
 
     return OpenManager(problem, Overview(manager).collector)

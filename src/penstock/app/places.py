@@ -11,6 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.wire.endpoints import Endpoint
 
 MANAGER_PORT = 7400
+ETCD = "etcd://"
 WORKERS_PORT = 7401  # of the first gateway, for workers; its heart has the next one
 PORTS_A_GATEWAY = 2
 
@@ -24,12 +25,12 @@ class ServerPlaces:
         self.metrics = folder / "metrics"
         self.manager = f"unix:{folder / 'manager.sock'}"
 
-    def managers(self, config: Config) -> str:
-        """Where roles find their manager: its socket, or those that they were told to join."""
-        if not config.cluster.join or "://" in config.cluster.join:
-            return config.cluster.join or self.manager
-        addresses = [str(each.at(MANAGER_PORT)) for each in join_addresses(config.cluster.join)]
-        return addresses[0] if len(addresses) == 1 else f"ipv4:{','.join(addresses)}"
+    def managers(self, config: Config) -> tuple[str, ...]:
+        """Where roles find their managers: a socket, addresses that they join, or the URL of the managers' store."""
+        join = config.cluster.join or self.manager
+        if is_store(join) or join.startswith("unix:"):
+            return (join,)
+        return tuple(str(each.at(MANAGER_PORT)) for each in join_addresses(join))
 
     def gateway(self, gateway_id: str, config: Config) -> Endpoint:
         """Where a gateway has its door for workers."""
@@ -71,6 +72,11 @@ def task_worker_ids(config: Config) -> list[str]:
 def is_clustered(config: Config) -> bool:
     """Whether other hosts have a part in it."""
     return bool(config.cluster.join or config.cluster.bind)
+
+
+def is_store(join: str) -> bool:
+    """Whether it is not managers that are joined, but the store that they share."""
+    return join.startswith(ETCD)
 
 
 def node_of(config: Config) -> str:

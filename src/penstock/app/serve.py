@@ -12,12 +12,21 @@ from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder, run_folder
 from penstock.app.manager import open_manager, reserve_manager
-from penstock.app.places import ServerPlaces, check_bind, is_clustered, join_addresses, named, task_worker_ids
+from penstock.app.places import (
+    ServerPlaces,
+    advertised_manager,
+    check_bind,
+    is_clustered,
+    join_addresses,
+    named,
+    task_worker_ids,
+)
 from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
+from penstock.core.leaders import ManagerRecord
 from penstock.manager.fleet.base import FleetRole
 from penstock.manager.fleet.local import LocalFleet
 from penstock.telemetry.logs import start_logs
@@ -64,8 +73,12 @@ async def _run_roles(
     places.write_config(config)
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
-        further = [str(reserve_manager(config, stack))] if is_clustered(config) else []
-        await open_manager(config, stack, places.manager, *further, is_fresh=not further)
+        me, further = ManagerRecord(manager_id="manager", address=places.manager), []
+        if is_clustered(config):
+            address = reserve_manager(config, stack)
+            told = advertised_manager(config, address.port or 0)
+            me, further = ManagerRecord(manager_id=named(config, "manager"), address=told), [str(address)]
+        await open_manager(config, stack, me, places.manager, *further, is_fresh=not further)
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if config.gateways and not await _until_open(supervisor, stop):

@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
+from penstock.app.leaders import open_leader
 from penstock.app.places import check_join, task_worker_ids
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
@@ -25,7 +26,8 @@ async def _work(run: RoleRun) -> None:
         metrics = WorkerMetrics(CollectorRegistry())
         # Task workers are its server's: one that runs alone has none.
         task_workers = [places.task_worker(name) for name in task_worker_ids(config)] if run.is_supervised else []
-        worker = Worker(run.name, places.managers(config), config, metrics, traces, task_workers)
+        leader = open_leader(config, places, stack)
+        worker = Worker(run.name, leader, config, metrics, traces, task_workers)
         if not run.is_supervised:
             from penstock.app.doors import WORKER_DOOR, open_health_door
 

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import grpc
 
 from penstock.manager.admin import ClusterService
+from penstock.manager.leader_service import LeaderService
 from penstock.manager.manager import Manager
 from penstock.manager.service import ManagerService
-from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2_grpc
+from penstock.pb.v1 import cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
 from penstock.wire.control import MANAGER_SERVER
 
 AddService = Callable[[grpc.aio.Server], None]
@@ -18,6 +19,7 @@ async def serve_manager(manager: Manager, *addresses: str, further: tuple[AddSer
     server = grpc.aio.server(options=MANAGER_SERVER)
     manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), server)
+    leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager.election), server)
     for add in further:
         add(server)
     for address in addresses:

@@ -30,25 +30,24 @@ class AskedManagers:
         self._ask = ask or self._ask_manager
         self._rng = rng or random.Random()
         self._is_urgent = asyncio.Event()
+        self._is_lost = True  # nobody is known to lead
         self._best = LeaderAt("", -1)
 
     async def follow(self) -> AsyncIterator[LeaderAt]:
         while True:
-            is_seeking = self._is_urgent.is_set() or not self._best.address
             self._is_urgent.clear()
-            before = self._best
-            async for answer in self._answers(list(self._addresses) if is_seeking else [self._any()]):
+            async for answer in self._answers(list(self._addresses) if self._is_lost else [self._any()]):
                 if answer.epoch > self._best.epoch:
-                    self._best = answer
+                    self._best, self._is_lost = answer, False
                     yield answer
-            pause_s = SEEK_S if is_seeking and before == self._best else POLL_S
+            pause_s = (SEEK_S if self._is_lost else POLL_S) * self._rng.uniform(0.5, 1.0)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_urgent.wait(), pause_s * self._rng.uniform(0.75, 1.25))
-            if self._is_urgent.is_set():  # many may ask in one moment
-                await asyncio.sleep(SEEK_S * self._rng.uniform(0.25, 0.75))
+                await asyncio.wait_for(self._is_urgent.wait(), pause_s)
 
     def hurry(self) -> None:
-        self._is_urgent.set()
+        if not self._is_lost:
+            self._is_lost = True
+            self._is_urgent.set()
 
     async def close(self) -> None:
         channels, self._channels = self._channels, {}
@@ -78,6 +77,7 @@ class AskedManagers:
             return None
         self._learn(told.managers)
         if told.is_leader:
+            self._is_lost = self._is_lost and told.epoch < self._best.epoch
             return LeaderAt(address, told.epoch)  # where it was reached, whatever it is told to be
         return LeaderAt(told.leader, told.epoch) if told.leader and told.epoch else None
 

@@ -5,35 +5,26 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 import grpc
 import structlog
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
-from penstock.core.errors import NameTaken, Unavailable, UnknownModel
+from penstock.core.errors import NameTaken, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
-from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.forms import decode_failure
+from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
+from penstock.wire.leader import Leader
 
 log = structlog.get_logger()
-RETRY_S = 0.5
 BEAT_S = 1.0  # the manager hears from every gateway so often
 COUNT_S = 0.2  # and from one that counts for it
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
-# One that was not there just now may be there at once; of one that is cut off, only an unanswered ping tells.
-MANAGER_CHANNEL = (
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect gets
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 MANAGER_SERVER = (
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
@@ -49,15 +40,14 @@ class RemoteControl:
 
     def __init__(
         self,
-        address: str,
+        leader: Leader,
         gateway_id: str,
         endpoint: str,
         listener: Listener,
         counted: Callable[[], Sequence[AnswerCounts]] = list,
     ) -> None:
         """`counted` gives what was counted of the blocks that routes name since it was last asked."""
-        self._channel = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
-        self._stub = manager_pb2_grpc.ManagerStub(self._channel)
+        self._leader = leader
         self._gateway_id = gateway_id
         self._endpoint = endpoint
         self._incarnation = secrets.token_hex(8)
@@ -75,41 +65,37 @@ class RemoteControl:
 
     async def load(self, model: str) -> None:
         _check(model)
-        await self._call(self._stub.Load(pb.LoadRequest(model=model), timeout=LOAD_TIMEOUT_S))
+        await self._call(lambda stub, time_s: stub.Load(pb.LoadRequest(model=model), timeout=time_s), LOAD_TIMEOUT_S)
 
     async def unload(self, model: str) -> None:
         _check(model)
-        await self._call(self._stub.Unload(pb.UnloadRequest(model=model), timeout=UNLOAD_TIMEOUT_S))
+        request = pb.UnloadRequest(model=model)
+        await self._call(lambda stub, time_s: stub.Unload(request, timeout=time_s), UNLOAD_TIMEOUT_S)
 
     async def set_routing(self, model: str, routing_json: str) -> None:
         request = pb.SetRoutingRequest(model=model, routing=routing_json)
-        await self._call(self._stub.SetRouting(request, timeout=ROUTING_TIMEOUT_S))
+        await self._call(lambda stub, time_s: stub.SetRouting(request, timeout=time_s), ROUTING_TIMEOUT_S)
 
     async def close(self) -> None:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
-        await self._channel.close(grace=None)
 
-    async def _call(self, call: Awaitable[pb.LoadResponse | pb.UnloadResponse | pb.SetRoutingResponse]) -> None:
-        try:
-            response = await call
-        except grpc.aio.AioRpcError as error:
-            raise Unavailable("the manager does not answer; try again") from error
-        if response.HasField("failure"):
-            raise decode_failure(response.failure)
+    async def _call(self, call: Callable[[ManagerStub, float], Awaitable[Any]], timeout_s: float) -> None:
+        await self._leader.call(lambda channel, time_s: call(ManagerStub(channel), time_s), timeout_s)
 
     async def _watch_forever(self) -> None:
-        """While the manager is away, the last view stands."""
-        while True:
-            try:
-                async for view in self._stub.Watch(self._requests(), wait_for_ready=True):
-                    if not self._take(view):
-                        break
-            except grpc.aio.AioRpcError as error:
-                log.warning("manager_away", error=error.details())
-                is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
-                self.refusal = NameTaken(error.details() or self._gateway_id) if is_taken else None
-            await asyncio.sleep(RETRY_S)
+        """While the managers are away, the last view stands."""
+        await self._leader.attend(self._watch)
+
+    async def _watch(self, channel: grpc.aio.Channel) -> None:
+        try:
+            async for view in ManagerStub(channel).Watch(self._requests(), wait_for_ready=True):
+                if not self._take(view):
+                    break
+        except grpc.aio.AioRpcError as error:
+            is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
+            self.refusal = NameTaken(error.details() or self._gateway_id) if is_taken else None
+            raise
 
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:
         while True:

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -94,6 +94,23 @@ class Leader:
         assert self._connection is not None
         return await self._while_it_leads(self._connection, act)
 
+    async def attend(self, act: Act[None]) -> NoReturn:
+        """Does it with whoever leads, and with the next, and again when it ends or fails."""
+        said = ""
+        while True:
+            try:
+                await self.during(act)
+            except NotLeader:
+                continue
+            except grpc.aio.AioRpcError as error:
+                if error.details() != said:
+                    said = error.details() or ""
+                    log.warning("manager_away", address=self.address, error=said)
+            else:
+                said = ""
+            self._source.hurry()
+            await asyncio.sleep(random.uniform(RETRY_S, MAX_RETRY_S))
+
     async def call(self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], timeout_s: float) -> R:
         """A call that may be repeated: where its leader goes it is made anew at the next. Its answer has a `failure`.
 
@@ -142,10 +159,6 @@ class Leader:
         if not isinstance(failure, NotLeader):
             raise failure
         return None, failure
-
-    def failed(self) -> None:
-        """Who leads, as far as is known, does not answer as a leader."""
-        self._source.hurry()
 
     async def close(self) -> None:
         self._following.cancel()

@@ -15,15 +15,14 @@ from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.control import MANAGER_CHANNEL
 from penstock.wire.heard import Heard, Verdict
+from penstock.wire.leader import Leader
 from penstock.worker.machine import Machine
 from penstock.worker.residency.blocks import WorkInHand
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.steps import Assigned
 
 log = structlog.get_logger()
-RETRY_S = 0.5
 NAME_TAKEN_S = 6.0  # what another of its name gets to be found dead
 LOAD_S = 1.0  # how often it tells how busy it is
 
@@ -42,9 +41,9 @@ class AttachmentOwner:
 
 
 class Attachment:
-    def __init__(self, worker_id: str, manager: str, machine: Machine, beat_s: float, owner: AttachmentOwner) -> None:
+    def __init__(self, worker_id: str, leader: Leader, machine: Machine, beat_s: float, owner: AttachmentOwner) -> None:
         self._worker_id = worker_id
-        self._manager = manager
+        self._leader = leader
         self._machine = machine
         self._beat_s = beat_s
         self._owner = owner
@@ -65,22 +64,16 @@ class Attachment:
 
     async def attend_forever(self) -> None:
         """Attaches, and attaches again when the manager was away; the blocks serve on meanwhile."""
-        said = ""
-        while True:
-            try:
-                async with grpc.aio.insecure_channel(self._manager, options=MANAGER_CHANNEL) as channel:
-                    call = manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True)
-                    async for assignment in call:
-                        said = ""
-                        if not self._take(assignment):
-                            call.cancel()
-                            break
-            except grpc.aio.AioRpcError as error:
-                if error.details() != said:
-                    said = error.details() or ""
-                    log.warning("manager_away", error=said)
-                self._look_at_name(error)
-            await asyncio.sleep(RETRY_S)
+        await self._leader.attend(self._attend)
+
+    async def _attend(self, channel: grpc.aio.Channel) -> None:
+        try:
+            async for assignment in manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True):
+                if not self._take(assignment):
+                    break
+        except grpc.aio.AioRpcError as error:
+            self._look_at_name(error)
+            raise
 
     def _look_at_name(self, error: grpc.aio.AioRpcError) -> None:
         """One that came and was never let in gives up, after the time in which a dead one of its name is noticed."""

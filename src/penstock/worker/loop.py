@@ -20,6 +20,7 @@ from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_description
+from penstock.wire.leader import Leader
 from penstock.wire.sockets import host_identity
 from penstock.worker.attachment import Attachment, AttachmentOwner
 from penstock.worker.job import WorkerJob
@@ -38,7 +39,7 @@ class Worker:
     def __init__(
         self,
         worker_id: str,
-        manager: str,
+        leader: Leader,
         config: Config,
         metrics: WorkerMetrics,
         traces: Traces,
@@ -61,13 +62,13 @@ class Worker:
         self._stop = asyncio.Event()
         self._failure: NameTaken | None = None
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
-        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, manager)
+        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, lambda: leader.address)
         talk = AttachmentOwner(
             blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.work, self._refused
         )
         node = config.cluster.node or socket.gethostname()
         machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
-        self._attachment = Attachment(worker_id, manager, machine, config.data_plane.beat_s, talk)
+        self._attachment = Attachment(worker_id, leader, machine, config.data_plane.beat_s, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
         self._stop = stop

@@ -31,7 +31,7 @@ def test_one_machine_alone_has_sockets_in_its_folder_and_short_names(tmp_path: P
     places = ServerPlaces(tmp_path)
     assert not is_clustered(alone)
     assert named(alone, "worker-0") == "worker-0"
-    assert places.managers(alone) == f"unix:{tmp_path}/manager.sock"
+    assert places.managers(alone) == (f"unix:{tmp_path}/manager.sock",)
     assert places.gateway("gateway-0", alone) == Endpoint(f"ipc://{tmp_path}/gateway-0.ipc")
 
 
@@ -44,13 +44,13 @@ def test_roles_of_a_cluster_have_their_nodes_name() -> None:
 @pytest.mark.parametrize(
     ("join", "managers"),
     [
-        ("10.0.0.1", "10.0.0.1:7400"),
-        ("box:1", "box:1"),
-        ("10.0.0.1, 10.0.0.2:5", "ipv4:10.0.0.1:7400,10.0.0.2:5"),
-        ("etcd://a:2379,b:2379/x", "etcd://a:2379,b:2379/x"),
+        ("10.0.0.1", ("10.0.0.1:7400",)),
+        ("box:1", ("box:1",)),
+        ("10.0.0.1, 10.0.0.2:5", ("10.0.0.1:7400", "10.0.0.2:5")),
+        ("etcd://a:2379,b:2379/x", ("etcd://a:2379,b:2379/x",)),
     ],
 )
-def test_managers_that_are_joined(tmp_path: Path, join: str, managers: str) -> None:
+def test_managers_that_are_joined(tmp_path: Path, join: str, managers: tuple[str, ...]) -> None:
     assert ServerPlaces(tmp_path).managers(config(join=join)) == managers
 
 

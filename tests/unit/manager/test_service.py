@@ -17,6 +17,7 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.control import RemoteControl
+from penstock.wire.leader import Leader, SoleManager
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
 
@@ -28,7 +29,8 @@ class Gateway:
         self.views: Sequence[BlockView] = ()
         self.picture = ClusterPicture(())
         self._changed = asyncio.Event()
-        self.control = RemoteControl(address, "gateway-1", "ipc://nowhere", self._listen)
+        self.leader = Leader(SoleManager(address))
+        self.control = RemoteControl(self.leader, "gateway-1", "ipc://nowhere", self._listen)
 
     async def until_routing(self, routing: str) -> None:
         async with asyncio.timeout(20):
@@ -46,6 +48,7 @@ async def gateway(address: str) -> AsyncIterator[Gateway]:
     watching = Gateway(address)
     yield watching
     await watching.control.close()
+    await watching.leader.close()
 
 
 @pytest.fixture

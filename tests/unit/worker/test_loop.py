@@ -21,6 +21,7 @@ from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import decode_description
+from penstock.wire.leader import Leader, SoleManager
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.loop import Worker
 from tests.servers import write_identity
@@ -97,11 +98,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     found = Cluster(tmp_path, gateway)
     await found.start()
     metrics, traces = WorkerMetrics(CollectorRegistry()), Traces(Telemetry(), "test")
-    worker = Worker("worker-7", found.address, Config(worker=SETTINGS), metrics, traces)
+    leader = Leader(SoleManager(found.address))
+    worker = Worker("worker-7", leader, Config(worker=SETTINGS), metrics, traces)
     found.running = asyncio.create_task(worker.run(found.stop))
     await until(lambda: gateway.offers().keys() == {"eager", "lazy"})
     yield found
     await found.leave()
+    await leader.close()
     gateway.socket.close(linger_ms=0)
     await found.close()
 

@@ -1,12 +1,12 @@
 """Where a block's files are: in a folder, or in the registry, from which they are fetched first."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
 from penstock.client.registry import RegistryClient
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError, UnknownModel
+from penstock.core.errors import Unavailable, UnknownModel
 from penstock.core.manifest import SOURCE
 from penstock.models.registry.cache import ModelCache, RegistryFiles
 from penstock.storage.objects.base import ObjectStore, open_objects
@@ -32,10 +32,10 @@ class PlainFolder:
 class ModelSources:
     """Opens nothing before a block asks for it."""
 
-    def __init__(self, config: Config, managers: str = "") -> None:
-        """`managers`: their addresses, HOST:PORT with commas between them."""
+    def __init__(self, config: Config, manager: Callable[[], str] = str) -> None:
+        """`manager` tells the address of the one that leads just now; empty: none."""
         self._config = config
-        self._managers = managers
+        self._manager = manager
         self._cache: ModelCache | None = None
 
     async def open(self, source: str) -> OpenedModel:
@@ -55,9 +55,21 @@ class ModelSources:
         settings = self._config.registry
         if settings.is_direct:
             return StoredFiles(open_objects(settings.objects, self._config.data_dir / "objects", self._config.s3))
-        if not self._managers:
-            raise ConfigError("no manager is known that a model could be fetched from")
-        return RegistryClient(self._managers)
+        return ManagersFiles(self._manager)
+
+
+class ManagersFiles:
+    """From the manager, whoever that is by then."""
+
+    def __init__(self, manager: Callable[[], str]) -> None:
+        self._manager = manager
+
+    async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
+        if not (address := self._manager()):
+            raise Unavailable("no manager is known that a model could be fetched from; try again")
+        async with RegistryClient(address) as client:
+            async for piece in client.read(sha256, offset, is_manifest=is_manifest):
+                yield piece
 
 
 class StoredFiles:

@@ -62,11 +62,11 @@ class Blocks:
         traces: Traces,
         owner: BlocksOwner,
         task_workers: Sequence[Path] = (),
-        managers: str = "",
+        manager: Callable[[], str] = str,
     ) -> None:
-        """`task_workers` are their sockets; `managers` the addresses that models are fetched from."""
+        """`task_workers` are their sockets; `manager` tells the one that models are fetched from."""
         self._config = config
-        self._sources = ModelSources(config, managers)
+        self._sources = ModelSources(config, manager)
         self._metrics = metrics
         self._owner = owner
         self._residency = Residency(config.worker.memory_budget_bytes, config.data_plane.drain_s)
