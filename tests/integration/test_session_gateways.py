@@ -13,12 +13,13 @@ from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import answered, floats, write_identity
+from tests.servers import answered, floats, write_identity, write_slow
 from tests.valkey import Valkey
 
 WAIT_S = 60.0
 CONNECTIONS = 8  # the system gives each to one of the gateways
 SESSIONS = 40
+ROUNDS = 500.0  # of the slow model: about a quarter of a second
 AGAIN = ("session_moved", "gateway_lost", "unavailable", "draining", "deadline_exceeded", "model_not_ready")
 
 
@@ -26,6 +27,7 @@ AGAIN = ("session_moved", "gateway_lost", "unavailable", "draining", "deadline_e
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("gateways")
     write_identity(folder / "models", "echo", "FP32")
+    write_slow(folder / "models", "slow", "batching: {max_rows: 1}\ninstances: {count: 1}\n")
     with Valkey(folder / "valkey") as valkey:
         settings = {"sessions": {"url": valkey.url}}
         with ServerProcess(folder / "models", folder, "--gateways", "2", settings=settings) as running:
@@ -42,8 +44,8 @@ async def stubs(server: ServerProcess) -> AsyncIterator[list[Any]]:
         await channel.close()
 
 
-def step(session: str, seq_no: int) -> pb.ModelInferRequest:
-    message = floats("echo", float(seq_no), request_id=f"{session}-{seq_no}")
+def step(session: str, seq_no: int, model: str = "echo", number: float = 0.0) -> pb.ModelInferRequest:
+    message = floats(model, number or float(seq_no), request_id=f"{session}-{seq_no}")
     message.parameters["session_id"].string_param = session
     message.parameters["seq_no"].int64_param = seq_no
     return message
@@ -57,12 +59,14 @@ def is_repeat(answer: pb.ModelInferResponse) -> bool:
     return bool(answer.parameters["session_repeat"].bool_param)
 
 
-async def insist(stubs: list[Any], session: str, seq_no: int) -> pb.ModelInferResponse:
+async def insist(
+    stubs: list[Any], session: str, seq_no: int, model: str = "echo", number: float = 0.0
+) -> pb.ModelInferResponse:
     """As a client does that wants its answer: sends the request again, over other connections."""
     for attempt in range(200):
         stub = stubs[(seq_no + attempt) % len(stubs)]
         try:
-            answer: pb.ModelInferResponse = await stub.ModelInfer(step(session, seq_no), timeout=WAIT_S)
+            answer: pb.ModelInferResponse = await stub.ModelInfer(step(session, seq_no, model, number), timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             code = dict(error.trailing_metadata() or ()).get("penstock-code", "")
             if code not in AGAIN and error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -102,3 +106,25 @@ async def test_a_gateway_that_is_killed_loses_no_session(server: ServerProcess, 
     fifth = await asyncio.gather(*(insist(stubs, name, 5) for name in names))
     assert [place(answer) for answer in fifth] == [5] * SESSIONS
     assert not server.tracebacks()
+
+
+async def test_a_step_that_runs_as_its_gateway_is_killed_runs_once(server: ServerProcess, stubs: list[Any]) -> None:
+    async def runs() -> int:
+        for stub in stubs:
+            try:
+                found = await stub.ModelStatistics(pb.ModelStatisticsRequest(name="slow"), timeout=WAIT_S)
+            except grpc.aio.AioRpcError:  # the connection to the one that was killed
+                continue
+            return int(found.model_stats[0].inference_count)
+        raise AssertionError("no gateway answers")
+
+    before = await runs()
+    names = [f"slow-{n}" for n in range(6)]
+    running = [asyncio.create_task(insist(stubs, name, 1, "slow", ROUNDS)) for name in names]
+    await until_seen(lambda: server.metric("penstock_inflight_requests") >= len(names), "they are inside")
+    await asyncio.sleep(0.3)
+    os.kill(server.children("gateway")["gateway-1"], signal.SIGKILL)
+    answers = await asyncio.gather(*running)
+    assert [place(answer) for answer in answers] == [1] * len(names)
+    await until_seen(lambda: len(server.children("gateway")) == 2, "it is back", WAIT_S)
+    assert await runs() - before == len(names)

@@ -20,6 +20,7 @@ class SessionStep:
     home: bytes = b""  # the worker that has run the session, as the router has it; empty: none yet
     is_ordered: bool = True  # False: its requests belong to one worker, and that is all
     life: int = 0  # of an ordered session, for workers to tell one from the next of the same id
+    is_again: bool = False  # it may have run, and must not run twice: only what became of it is wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,14 @@ def session(job: pb.Job) -> SessionStep | None:
     if not job.HasField("session"):
         return None
     found = job.session
-    return SessionStep(found.session_id, found.seq_no or None, found.is_start, found.is_end, life=found.life)
+    return SessionStep(
+        found.session_id,
+        found.seq_no or None,
+        found.is_start,
+        found.is_end,
+        life=found.life,
+        is_again=found.is_again,
+    )
 
 
 def timing(result: pb.Result) -> Timing:
@@ -199,6 +206,7 @@ def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:
         job.session.is_start = step.is_start
         job.session.is_end = step.is_end
         job.session.life = step.life
+        job.session.is_again = step.is_again
 
 
 def _with_tensors(frame: pb.Frame, descriptors: Any, found: Iterable[Tensor]) -> Frames:

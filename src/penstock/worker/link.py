@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.core.errors import EngineFailed, PenstockError, WireError
+from penstock.core.errors import EngineFailed, PenstockError, WireError, WorkerLost
 from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
@@ -16,6 +16,7 @@ from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import DealerSocket
 from penstock.worker.job import Holder, WorkerJob
+from penstock.worker.recent import RecentStep, RecentSteps
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -33,6 +34,7 @@ class LinkOwner:
     probe: Callable[[str, Callable[[str], None]], None]  # of a block; told is what is wrong, or nothing
     wake: Callable[[str], None]  # a dormant block
     heart: WorkerHeart
+    steps: RecentSteps
 
 
 class GatewayLink:
@@ -80,9 +82,11 @@ class GatewayLink:
         return min(now() - self._last_heard, self._owner.heart.silences.of(self._beats))
 
     def hand_back(self, jobs: Iterable[WorkerJob]) -> None:
-        mine = [job.job_id for job in jobs if self._jobs.pop(job.job_id, None) is not None]
+        mine = [job for job in jobs if self._jobs.pop(job.job_id, None) is not None]
         if mine:
-            self._send(pb.Frame(hand_back=pb.HandBack(job_ids=mine)))
+            self._return([job.job_id for job in mine])
+        for job in mine:
+            self._forget_step(job)
 
     def close(self, reason: str) -> None:
         if self._is_closed:
@@ -113,8 +117,7 @@ class GatewayLink:
             case "cancel":
                 for job_id in frame.cancel.job_ids:
                     if (linked := self._jobs.pop(job_id, None)) is not None:
-                        job, holder = linked
-                        holder.cancel(job)
+                        self._cancel(*linked)
             case "recall":
                 self._on_recall(frame.recall.job_ids)
             case "more":
@@ -138,9 +141,11 @@ class GatewayLink:
     def _on_job(self, sent: pb.Job, message: list[Buffer]) -> None:
         holder = self._owner.holder(sent.block_id)
         if holder is None or sent.job_id in self._jobs:
-            self._send(pb.Frame(hand_back=pb.HandBack(job_ids=[sent.job_id])))
+            self._return([sent.job_id])
             return
         job = self._job(sent, message)
+        if job.session is not None and job.session.life and self._is_known(sent.block_id, job):
+            return
         self._jobs[job.job_id] = (job, holder)
         holder.accept(job)
 
@@ -176,21 +181,31 @@ class GatewayLink:
 
     def _reply(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool = False) -> None:
         linked = self._jobs.get(job.job_id) if is_partial else self._jobs.pop(job.job_id, None)
+        if job.session is not None and not is_partial and (step := self._owner.steps.done(job, outcome)) is not None:
+            self._tell_askers(step)
         if linked is None:
             return
+        self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+
+    def _encode(
+        self,
+        job: WorkerJob,
+        outcome: list[Tensor] | PenstockError,
+        job_id: int,
+        attempt: int,
+        is_partial: bool = False,
+    ) -> list[Buffer]:
         try:
             if isinstance(outcome, PenstockError):
-                message = frames.encode_failure(job.job_id, job.attempt, outcome)
-            else:
-                parameters = job.prepared.parameters if job.prepared else {}
-                message = frames.encode_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
+                return frames.encode_failure(job_id, attempt, outcome)
+            parameters = job.prepared.parameters if job.prepared else {}
+            return frames.encode_result(job_id, attempt, outcome, job.timing, parameters, is_partial)
         except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
             log.error("answer_unsendable", error=repr(error)[:200])
-            if self._jobs.pop(job.job_id, None) is not None:  # of several answers: no more of them are wanted
+            if (linked := self._jobs.pop(job_id, None)) is not None:  # of several answers: no more of them are wanted
                 linked[1].cancel(job)
             refused = EngineFailed("the model gave an answer that cannot be sent; the server's log says why")
-            message = frames.encode_failure(job.job_id, job.attempt, refused)
-        self._socket.send(message)
+            return frames.encode_failure(job_id, attempt, refused)
 
     def _broke(self) -> None:
         """Jobs and answers on their way are lost: neither side can know which, so both begin anew."""
@@ -201,11 +216,56 @@ class GatewayLink:
         self.say_hello()
 
     def _abandon(self) -> None:
-        """Nobody waits for these any more."""
+        """Nobody waits for these any more; but what has an order another gateway may ask for, and it must run once."""
         abandoned = list(self._jobs.values())
         self._jobs.clear()
         for job, holder in abandoned:
+            if job not in self._owner.steps:
+                holder.cancel(job)
+
+    # --- steps of ordered sessions
+
+    def _is_known(self, block_id: str, job: WorkerJob) -> bool:
+        """Whether the step runs or ran already; else it is noted, for those who ask again."""
+        session, steps = job.session, self._owner.steps
+        if session is None or session.seq_no is None or job.response_credits:
+            return False
+        step = steps.find(block_id, session)
+        if step is None:
+            if session.is_again:
+                self._socket.send(frames.encode_failure(job.job_id, job.attempt, _doubtful(session.seq_no)))
+                return True
+            steps.begin(block_id, job, now())
+            return False
+        if step.outcome is None:
+            step.askers.append((self, job.job_id, job.attempt))
+        else:
+            self._tell(step, job.job_id, job.attempt)
+        return True
+
+    def _cancel(self, job: WorkerJob, holder: Holder) -> None:
+        """Not where another gateway waits for it, too."""
+        step = self._owner.steps.step_of(job)
+        if step is None or not step.askers:
+            self._owner.steps.forget(job)
             holder.cancel(job)
+
+    def _forget_step(self, job: WorkerJob) -> None:
+        """It was not started: whoever asked for the same may send it elsewhere."""
+        step = self._owner.steps.forget(job) if job.session is not None else None
+        for asker, job_id, _ in [] if step is None else step.askers:
+            assert isinstance(asker, GatewayLink)
+            asker._return([job_id])
+
+    def _tell_askers(self, step: RecentStep) -> None:
+        for asker, job_id, attempt in step.askers:
+            assert isinstance(asker, GatewayLink)
+            asker._tell(step, job_id, attempt)
+        step.askers.clear()
+
+    def _tell(self, step: RecentStep, job_id: int, attempt: int) -> None:
+        if not self._is_closed:
+            self._socket.send(self._encode(step.job, step.outcome or [], job_id, attempt))
 
     # --- what else the gateway says
 
@@ -234,5 +294,16 @@ class GatewayLink:
             log.info("hello_again", gateway=self.endpoint, because=refused.message)
             self.say_hello()
 
+    def _return(self, job_ids: list[int]) -> None:
+        if not self._is_closed:
+            self._send(pb.Frame(hand_back=pb.HandBack(job_ids=job_ids)))
+
     def _send(self, frame: pb.Frame) -> None:
         self._socket.send(frames.encode(frame))
+
+
+def _doubtful(seq_no: int) -> WorkerLost:
+    return WorkerLost(
+        f"the gateway that ran seq_no {seq_no} is gone, and this model must not run a request twice: whether it ran is "
+        "not known; send it again to run it now"
+    )

@@ -26,6 +26,7 @@ from penstock.worker.attachment import Attachment, AttachmentOwner
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
 from penstock.worker.machine import Machine
+from penstock.worker.recent import RecentSteps
 from penstock.worker.residency.blocks import Blocks, BlocksOwner
 from penstock.worker.running.budget import credits_of
 
@@ -55,6 +56,7 @@ class Worker:
         self._zone = config.worker.zones.get(worker_id, config.worker.zone)
         self._weight = config.worker.weights.get(worker_id, 1.0)
         self._heart = WorkerHeart(self._identity, config.data_plane.beat_s)
+        self._steps = RecentSteps()
         self._links: dict[str, GatewayLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -116,7 +118,15 @@ class Worker:
             self._links.pop(endpoint).close("no longer a gateway of this cluster")
         blocks = self._blocks
         for endpoint in wanted - set(self._links):
-            owner = LinkOwner(blocks.holder, self._hello, blocks.statistics, blocks.probe, blocks.wake, self._heart)
+            owner = LinkOwner(
+                blocks.holder,
+                self._hello,
+                blocks.statistics,
+                blocks.probe,
+                blocks.wake,
+                self._heart,
+                self._steps,
+            )
             self._links[endpoint] = GatewayLink(endpoint, self._identity, owner)
         self._announce()  # each gateway's share of the credits is another now
 

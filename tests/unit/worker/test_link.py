@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,16 +21,25 @@ from penstock.wire.forms import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
+from penstock.worker.recent import RecentSteps
 from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
 
 
+def request_of(controls: Controls | None) -> InferRequest:
+    request = InferRequest("m", [TENSOR], request_id="r")
+    if controls is not None:
+        request.controls = controls
+    return request
+
+
 class Gateway(Heard):
     """The other end, and the worker's holder of its jobs: it keeps what it gets."""
 
-    def __init__(self, folder: Path, at: Endpoint | None = None) -> None:
+    def __init__(self, folder: Path, at: Endpoint | None = None, steps: RecentSteps | None = None) -> None:
         super().__init__()
+        self.steps = RecentSteps() if steps is None else steps
         self.router = RouterSocket(lambda identity, message: self.hear(message))
         endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
         self.jobs: list[WorkerJob] = []
@@ -48,6 +58,7 @@ class Gateway(Heard):
                 probe=lambda block_id, done: self.probes.append((block_id, done)),
                 wake=self.woken.append,
                 heart=self.heart,
+                steps=self.steps,
             ),
         )
 
@@ -64,16 +75,16 @@ class Gateway(Heard):
         self.allowed.append((job, credits))
 
     async def send_job(self, job_id: int, controls: Controls | None = None, **fields: float) -> WorkerJob:
-        request = InferRequest("m", [TENSOR], request_id="r")
-        if controls is not None:
-            request.controls = controls
         count = len(self.jobs)
-        self.router.send(b"worker", frames.encode_job(job_id, 1, "blk", 9.0, request, **fields))  # type: ignore[arg-type]
+        self.send_message(frames.encode_job(job_id, 1, "blk", 9.0, request_of(controls), **fields))  # type: ignore[arg-type]
         await until(lambda: len(self.jobs) > count)
         return self.jobs[-1]
 
     def send(self, **kind: object) -> None:
-        self.router.send(b"worker", frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
+        self.send_message(frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
+
+    def send_message(self, message: frames.Frames) -> None:
+        self.router.send(b"worker", message)
 
     def close(self) -> None:
         self.link.close("test")
@@ -231,3 +242,40 @@ async def test_what_was_on_its_way_over_a_connection_that_broke_is_given_up_on_b
     frame, _ = await gateway.get("hello")
     assert frame.hello.connection == 1
     gateway.close()
+
+
+def ordered(seq_no: int = 1, **more: Any) -> Controls:
+    return Controls(session=SessionStep("s", seq_no, life=7, **more))
+
+
+async def test_a_step_that_another_gateway_asks_for_again_runs_once(
+    gateway: Gateway, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = Gateway(tmp_path_factory.mktemp("m"), steps=gateway.steps)
+    try:
+        await other.get("hello")
+        job = await gateway.send_job(1, ordered())
+        other.send_message(frames.encode_job(9, 1, "blk", 9.0, request_of(ordered())))
+        gateway.send(bye=pb.Bye(reason="killed"))
+        gateway.send(wake=pb.Wake(block_id="heard"))
+        await until(lambda: gateway.woken == ["heard"])
+        await until(lambda: bool(gateway.steps.find("blk", SessionStep("s", 1, life=7)).askers))  # type: ignore[union-attr]
+        assert (gateway.cancelled, other.jobs) == ([], [])
+        job.reply(job, [TENSOR])
+        assert (await other.get("result"))[0].result.job_id == 9
+        other.send_message(frames.encode_job(10, 2, "blk", 9.0, request_of(ordered())))
+        assert (await other.get("result"))[0].result.job_id == 10
+        assert other.jobs == []
+    finally:
+        other.close()
+
+
+async def test_what_must_not_run_twice_is_answered_or_refused(gateway: Gateway) -> None:
+    gateway.send_message(frames.encode_job(1, 1, "blk", 9.0, request_of(ordered(is_again=True))))
+    failure = decode_failure((await gateway.get("result"))[0].result.failure)
+    assert failure.code == "worker_lost"
+    assert gateway.jobs == []
+    job = await gateway.send_job(2, ordered())
+    gateway.send(cancel=pb.Cancel(job_ids=[2]))
+    await until(lambda: gateway.cancelled == [job])
+    assert len(gateway.steps) == 0

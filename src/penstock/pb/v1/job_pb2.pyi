@@ -260,18 +260,20 @@ class Job(_message.Message):
     def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., block_id: _Optional[str] = ..., timeout_us: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., outputs: _Optional[_Iterable[str]] = ..., request_id: _Optional[str] = ..., traceparent: _Optional[str] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ..., priority: _Optional[int] = ..., queue_timeout_us: _Optional[int] = ..., session: _Optional[_Union[Session, _Mapping]] = ..., response_credits: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "seq_no", "is_start", "is_end", "life")
+    __slots__ = ("session_id", "seq_no", "is_start", "is_end", "life", "is_again")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_NO_FIELD_NUMBER: _ClassVar[int]
     IS_START_FIELD_NUMBER: _ClassVar[int]
     IS_END_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    IS_AGAIN_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     seq_no: int
     is_start: bool
     is_end: bool
     life: int
-    def __init__(self, session_id: _Optional[str] = ..., seq_no: _Optional[int] = ..., is_start: _Optional[bool] = ..., is_end: _Optional[bool] = ..., life: _Optional[int] = ...) -> None: ...
+    is_again: bool
+    def __init__(self, session_id: _Optional[str] = ..., seq_no: _Optional[int] = ..., is_start: _Optional[bool] = ..., is_end: _Optional[bool] = ..., life: _Optional[int] = ..., is_again: _Optional[bool] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("job_id", "attempt", "failure", "outputs", "queue_ns", "batch_ns", "compute_ns", "finish_ns", "batch_rows", "parameters", "is_partial")

@@ -107,9 +107,12 @@ class PeerDoor:
     def _on_hello(self, identity: bytes, hello: pb.PeerHello) -> None:
         if hello.protocol != frames.PROTOCOL:
             raise WireError(f"protocol {hello.protocol} is not spoken here: use {frames.PROTOCOL}")
-        if identity not in self._peers:
+        if (peer := self._peers.get(identity)) is None:
             self._peers[identity] = _Peer(hello.gateway_id, now())
             log.info("peer_joined", gateway=hello.gateway_id)
+        else:  # its connection broke: it has given up what it had here
+            for task in peer.jobs.values():
+                task.cancel()
         welcome = pb.Welcome(gateway_id=self._gateway_id, beat_s=self._settings.beat_s, credits=self._max_jobs)
         self._send(identity, pb.Frame(welcome=welcome))
 

@@ -102,7 +102,7 @@ class PeerLink:
         self._is_welcome = asyncio.Event()
         self._is_closed = False
         self._socket = DealerSocket(self._on_message, f"gateway/{own_id}/{secrets.token_hex(8)}".encode())
-        self._socket.connect(endpoint)
+        self._socket.connect(endpoint, self._broke)
         self._say_hello()
 
     async def ask(self, request: InferRequest, where: Forwarding) -> InferResponse:
@@ -184,6 +184,12 @@ class PeerLink:
         self._is_closed = True
         self._is_welcome.set()  # whoever waits for it need not any more
         self._socket.close(linger_ms=200)
+
+    def _broke(self) -> None:
+        """What was on its way may be lost, here or there."""
+        self._is_welcome.clear()
+        self._lose("cannot be reached")
+        self._say_hello()
 
     # --- what it says
 

@@ -1,6 +1,6 @@
 """What the session table says to those whom it refuses."""
 
-from penstock.core.errors import DeadlineExceeded, Draining, Overloaded, SessionError, SessionMoved, WorkerLost
+from penstock.core.errors import DeadlineExceeded, Draining, Overloaded, SessionError, SessionMoved
 from penstock.serving.sessions.parts import Session, Step
 
 ENDED = "has ended: start it anew with sequence_start"
@@ -68,10 +68,3 @@ def draining() -> Draining:
 def moved(session: Session | str) -> SessionMoved:
     named = session if isinstance(session, Session) else f"session '{session}'"
     return SessionMoved(f"{named} has another gateway now, and nothing was run; send the request again")
-
-
-def doubtful(session: Session) -> WorkerLost:
-    return WorkerLost(
-        f"the gateway that ran seq_no {session.next} of {session} is gone, and this model must not run a request "
-        "twice: whether it ran is not known; send it again to run it now"
-    )

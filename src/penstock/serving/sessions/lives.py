@@ -57,7 +57,7 @@ class SessionLives:
         """Keeps a session of which nothing runs or waits for a while, unless nothing ever came of it."""
         if session.running is not None or session.waiting or not session.is_known:
             return
-        if not session.position and session.first == 1 and not session.doubtful:
+        if not session.position and session.first == 1 and not session.epoch:
             self.forget(session)
         else:
             session.block.rest(session, now)

@@ -99,9 +99,6 @@ class SessionTable:
         if session.is_numbered != (asked.seq_no is not None):
             raise faults.mixed(session)
         number = session.arrived + 1 if asked.seq_no is None else asked.seq_no
-        if number == session.doubtful:
-            session.doubtful = 0  # who sends it again means it
-            raise faults.doubtful(session)
         if number < session.next:
             return [*actions, self._repeat(session, ticket, number, now)]
         if session.over:
@@ -291,7 +288,8 @@ class SessionTable:
         session.running = step
         session.next = step.number
         session.has_first = True
-        session.doubtful = 0
+        step.asked.is_again = step.number == session.doubtful
+        session.doubtful = 0  # who sends it again after that means it
         return StartStep(step, ticket)
 
     def _conclude(self, session: Session, step: Step, outcome: Outcome) -> list[Action]:

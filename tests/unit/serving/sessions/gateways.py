@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.core.blocks import BlockDescription, GatewayMember
 from penstock.core.config import DataPlane, Limits
-from penstock.core.errors import WireError
+from penstock.core.errors import WireError, WorkerLost
 from penstock.core.requests import Controls, InferRequest, InferResponse, SessionStep, Timing
 from penstock.core.settings import BlockSettings, Sessions
 from penstock.core.tensors import Buffer, Tensor
@@ -44,6 +44,8 @@ class SharedEngine:
     async def run(self, described: BlockDescription, request: InferRequest, deadline: float) -> InferResponse:
         step = request.controls.session
         assert step is not None
+        if step.is_again:
+            raise WorkerLost("whether it ran is not known")
         self.begun.append((step.session_id, step.seq_no))
         await self.may_run.wait()
         await asyncio.sleep(0)
