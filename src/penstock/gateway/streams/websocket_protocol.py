@@ -2,6 +2,7 @@
 
 import asyncio
 from codecs import getincrementaldecoder
+from functools import partial
 from typing import Any
 
 import orjson
@@ -24,6 +25,7 @@ CONTROLS = 64  # pings and pongs that a peer may send in a second
 class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
     def __init__(self, turnstile: Turnstile, **options: Any) -> None:
         super().__init__(**options)
+        setattr(self.conn, "reject", partial(_reject, self.conn.reject))  # noqa: B010 - its own answers are no JSON
         self._turnstile = turnstile
         self._address: str | None = None  # once it is let in
         self._heard_at = 0.0
@@ -150,6 +152,13 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
         """What the peer does not read would keep the closed connection open for ever."""
         super().on_task_complete(task)
         self.loop.call_later(self.close_timeout, self.transport.abort)
+
+
+def _reject(reject: Any, status: Any, text: str) -> Any:
+    response = reject(status, orjson.dumps({"error": text.strip()}).decode())
+    del response.headers["Content-Type"]
+    response.headers["Content-Type"] = "application/json"
+    return response
 
 
 def _no_handshake(why: Exception) -> bytes:
