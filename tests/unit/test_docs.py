@@ -23,6 +23,7 @@ from penstock.models.settings import ModelSettings
 from penstock.telemetry.cluster import ClusterCollector, ClusterFigures
 from penstock.telemetry.metrics import (
     CacheMetrics,
+    RolloutMetrics,
     RouterMetrics,
     ServingMetrics,
     SessionMetrics,
@@ -147,7 +148,15 @@ def test_an_error_is_documented_as_it_is(code: str) -> None:
 
 def test_the_metrics_page_knows_exactly_what_there_is() -> None:
     registry = CollectorRegistry()
-    for kind in (SupervisorMetrics, ServingMetrics, RouterMetrics, CacheMetrics, SessionMetrics, WorkerMetrics):
+    for kind in (
+        SupervisorMetrics,
+        ServingMetrics,
+        RouterMetrics,
+        CacheMetrics,
+        SessionMetrics,
+        WorkerMetrics,
+        RolloutMetrics,
+    ):
         kind(registry)
     registry.register(ClusterCollector(ClusterFigures()))
     found = {metric.name: metric for metric in registry.collect()}

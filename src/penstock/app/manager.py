@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder
 from penstock.app.places import advertised_manager, check_bind, is_store, manager_address
@@ -13,7 +15,7 @@ from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.leaders import LEADER, ManagerRecord
-from penstock.telemetry.metrics import share_metrics
+from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -66,6 +68,8 @@ async def open_manager(
     from penstock.manager.election import LEASE_S, SOLE_LEASE_S
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
+    from penstock.manager.rollouts.runs import Rollouts
+    from penstock.manager.rollouts.service import add_rollouts
     from penstock.manager.server import serve_manager
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
@@ -74,8 +78,11 @@ async def open_manager(
     stack.push_async_callback(store.close)
     manager = Manager(store, config.models, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh)
     stack.push_async_callback(manager.close)
+    rollouts = Rollouts(manager, RolloutMetrics(CollectorRegistry()))
     await manager.start(is_sole=not is_shared)
-    server = await serve_manager(manager, *addresses)
+    rollouts.start()
+    stack.push_async_callback(rollouts.close)
+    server = await serve_manager(manager, *addresses, further=(partial(add_rollouts, rollouts),))
     stack.push_async_callback(server.stop, 0.5)
 
     async def problem() -> str:

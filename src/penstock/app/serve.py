@@ -71,6 +71,7 @@ async def _run_roles(
     on_listening: OnListening,
 ) -> None:
     places.write_config(config)
+    share_metrics(places.metrics, SUPERVISOR)
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         me, further = ManagerRecord(manager_id="manager", address=places.manager), []
@@ -96,7 +97,6 @@ async def _run_roles(
 
 
 async def _start_children(config: Config, places: ServerPlaces, http_port: int, grpc_port: int) -> LocalFleet:
-    share_metrics(places.metrics, SUPERVISOR)
     metrics = SupervisorMetrics(CollectorRegistry())
     supervisor = LocalFleet(config.data_plane, partial(_child_ended, places, metrics))
     ports = ("--http-port", str(http_port), "--grpc-port", str(grpc_port))

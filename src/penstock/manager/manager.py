@@ -28,7 +28,7 @@ from penstock.core.errors import (
 from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
 from penstock.manager.deployment import Choice, Deployment
-from penstock.manager.desired import ROUTING, DesiredState, Folded, FolderRecord
+from penstock.manager.desired import BLOCKS, ROUTING, DesiredState, Folded, FolderRecord
 from penstock.manager.election import SOLE_LEASE_S, Election
 from penstock.manager.events import Events
 from penstock.manager.lives import LifeRules
@@ -49,6 +49,8 @@ LOAD_S = 300.0  # what a model gets to load that has no folder here to say it
 FindVersion = Callable[[str], Awaitable[Choice]]
 OnFolded = Callable[[Folded], None]
 OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
+OnReign = Callable[[Reign], None]
+BeforeLoad = Callable[[str], Awaitable[None]]
 
 
 class Manager:
@@ -82,6 +84,9 @@ class Manager:
         self.find_version: FindVersion | None = None  # of what was uploaded: NAME, NAME:VERSION or NAME@ALIAS
         self.on_folded: list[OnFolded] = []  # told after what was written is folded
         self.on_counts: list[OnCounts] = []  # told what gateways count: the gateway's id and its counts
+        self.on_reign: list[OnReign] = []  # told of each that begins, before anybody hears anything of it
+        self.before_load: list[BeforeLoad] = []  # asked before a model is loaded anew; may refuse
+        self.is_governed: Callable[[str], bool] = lambda model: False  # its folder says no more which versions serve
 
     async def start(self, is_sole: bool = True) -> None:
         """Where it `is_sole` it returns when it leads, and refuses a model.yaml with a fault."""
@@ -159,10 +164,14 @@ class Manager:
             raise UnknownModel(f"the repository has no model '{model}'")
         return await self.find_version(f"{model}:{version}" if version else model)
 
-    async def deploy(self, choice: Choice) -> list[str]:
-        """Writes down that these versions are wanted; returns their blocks."""
+    async def deploy(
+        self, choice: Choice, beside: Callable[[list[str]], Sequence[Write]] = lambda block_ids: ()
+    ) -> list[str]:
+        """Writes down that these versions are wanted; returns their blocks. `beside` is what is written with them."""
         async with self._deploying:
-            await self.commit(self._deployment().deploy(choice), choice.compares)
+            writes = self._deployment().deploy(choice)
+            block_ids = [write.key.removeprefix(BLOCKS) for write in writes[: len(choice.versions)]]
+            await self.commit([*writes, *beside(block_ids)], choice.compares)
         found = [self.desired.block(choice.model, version) for version in choice.versions]
         return [block.block_id for block in found if block is not None]
 
@@ -251,7 +260,10 @@ class Manager:
         """First everything that was written before this reign is folded, and only then is anything decided."""
         try:
             await self.wait_until(lambda: self.desired.revision >= epoch)
-            self.reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
+            reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
+            for listener in self.on_reign:
+                listener(reign)
+            self.reign = reign
             self.membership.begin(is_fresh=self._is_fresh)
             self._is_fresh = False
             await self.membership.turn(now())
@@ -292,6 +304,8 @@ class Manager:
         """Returns what its workers get to load it."""
         async with self._deploying:
             self.check_leads()
+            for ask in self.before_load:
+                await ask(model)
             folder = await self._find_folder(model)
             if folder is not None:
                 await self.commit(self._deployment().deploy_folder(model, _record(folder)))
@@ -318,7 +332,9 @@ class Manager:
             present = {folder.name for folder in folders}
             writes = deployment.remove_folders(str(await asyncio.to_thread(repository.resolve)), present)
             for folder in folders:
-                if not deployment.is_deployed(folder.name, _record(folder)):
+                if self.is_governed(folder.name):
+                    log.info("governed_by_rollout", model=folder.name)
+                elif not deployment.is_deployed(folder.name, _record(folder)):
                     writes += deployment.deploy_folder(folder.name, _record(folder))
                     log.info("deployed", model=folder.name, versions=list(folder.versions))
                 elif self.desired.is_unloaded(folder.name):

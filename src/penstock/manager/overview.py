@@ -46,7 +46,7 @@ class Overview:
     def _count(self, gateway_id: str, counts: Sequence[AnswerCounts]) -> None:
         if self._epoch != self._manager.reign.epoch:
             self._epoch, self._totals = self._manager.reign.epoch, AnswerTotals()
-        self._totals.add(counts)
+        self._totals.add([each for each in counts if not each.is_control])
 
     def _block(self, block: DeployedBlock) -> BlockFigures:
         placed = len(self._manager.reign.placed(block)) if block.is_wanted else 0

@@ -1,6 +1,6 @@
 """Prometheus metrics. Every process of one server writes to one folder, so that any gateway can show them all."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from prometheus_client import (
     values,
 )
 
+from penstock.core.answer_counts import AnswerCounts
 from penstock.telemetry.shared_values import SharedValue
 
 SECONDS = (
@@ -146,6 +147,31 @@ class SessionMetrics(_Metrics):
         self.waiting = self._gauge("session_waiting", "Requests that wait for an earlier one of their session")
         self.repeats = self._gauge("session_repeats", "Requests answered with what was recorded")
         self.forwarded = self._gauge("session_forwarded", "Requests sent to the gateway that owns their session")
+
+
+class RolloutMetrics(_Metrics):
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self._weight = self._gauge("rollout_weight", "The new block's share of a name's requests, in percent", "name")
+        self._changes = self._counter("rollout_changes", "What rollouts did, by kind", "name", "kind")
+        self._answers = self._counter(
+            "rollout_answers", "Answers by the blocks of rollouts that go on", "name", "block", "outcome"
+        )
+
+    def changed(self, name: str, kind: str, weight: float) -> None:
+        self._changes.labels(name, kind).inc()
+        self._weight.labels(name).set(weight)
+
+    def count(self, name: str, blocks: Mapping[str, str], counts: Iterable[AnswerCounts]) -> None:
+        """`blocks` are their ids, with what they are called."""
+        for each in counts:
+            block = blocks.get(each.block_id)
+            if block is not None and not each.is_control:
+                self._answers.labels(name, block, "ok").inc(each.answers)
+                self._answers.labels(name, block, "error").inc(sum(each.errors.values()))
+
+    def forget(self, name: str) -> None:
+        self._weight.labels(name).set(0)
 
 
 class WorkerMetrics(_Metrics):

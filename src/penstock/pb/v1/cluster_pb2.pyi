@@ -300,3 +300,87 @@ class ClusterEvent(_message.Message):
     subject: str
     text: str
     def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class StartRolloutRequest(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: str
+    def __init__(self, plan: _Optional[str] = ...) -> None: ...
+
+class ChangeRolloutRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RolloutResponse(_message.Message):
+    __slots__ = ("failure", "rollout")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUT_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    rollout: RolloutStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., rollout: _Optional[_Union[RolloutStatus, _Mapping]] = ...) -> None: ...
+
+class ListRolloutsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListRolloutsResponse(_message.Message):
+    __slots__ = ("failure", "rollouts")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    rollouts: _containers.RepeatedCompositeFieldContainer[RolloutStatus]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[RolloutStatus, _Mapping]]] = ...) -> None: ...
+
+class RolloutStatus(_message.Message):
+    __slots__ = ("name", "phase", "is_paused", "weight", "step", "steps", "reason", "answers", "missing_answers", "left_s", "old", "new", "began", "plan")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    phase: str
+    is_paused: bool
+    weight: float
+    step: int
+    steps: int
+    reason: str
+    answers: int
+    missing_answers: int
+    left_s: float
+    old: RolledBlockStatus
+    new: RolledBlockStatus
+    began: float
+    plan: str
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., is_paused: _Optional[bool] = ..., weight: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., reason: _Optional[str] = ..., answers: _Optional[int] = ..., missing_answers: _Optional[int] = ..., left_s: _Optional[float] = ..., old: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., new: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., began: _Optional[float] = ..., plan: _Optional[str] = ...) -> None: ...
+
+class RolledBlockStatus(_message.Message):
+    __slots__ = ("block_id", "model", "version", "outcomes", "errors", "p50_s", "p95_s")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    P50_S_FIELD_NUMBER: _ClassVar[int]
+    P95_S_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    model: str
+    version: str
+    outcomes: int
+    errors: int
+    p50_s: float
+    p95_s: float
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., outcomes: _Optional[int] = ..., errors: _Optional[int] = ..., p50_s: _Optional[float] = ..., p95_s: _Optional[float] = ...) -> None: ...

@@ -484,3 +484,294 @@ class Cluster:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RolloutsStub:
+    """A name moves from one block to another in steps: docs/rollouts.md.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.StartRollout = channel.unary_unary(
+                '/penstock.v1.Rollouts/StartRollout',
+                request_serializer=v1_dot_cluster__pb2.StartRolloutRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+        self.ListRollouts = channel.unary_unary(
+                '/penstock.v1.Rollouts/ListRollouts',
+                request_serializer=v1_dot_cluster__pb2.ListRolloutsRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.ListRolloutsResponse.FromString,
+                _registered_method=True)
+        self.PauseRollout = channel.unary_unary(
+                '/penstock.v1.Rollouts/PauseRollout',
+                request_serializer=v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+        self.ResumeRollout = channel.unary_unary(
+                '/penstock.v1.Rollouts/ResumeRollout',
+                request_serializer=v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+        self.UndoRollout = channel.unary_unary(
+                '/penstock.v1.Rollouts/UndoRollout',
+                request_serializer=v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+        self.ForgetRollout = channel.unary_unary(
+                '/penstock.v1.Rollouts/ForgetRollout',
+                request_serializer=v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.RolloutResponse.FromString,
+                _registered_method=True)
+
+
+class RolloutsServicer:
+    """A name moves from one block to another in steps: docs/rollouts.md.
+    """
+
+    def StartRollout(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRollouts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRollout(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRollout(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoRollout(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetRollout(self, request, context):
+        """The name is as if there had been none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RolloutsServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'StartRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRollout,
+                    request_deserializer=v1_dot_cluster__pb2.StartRolloutRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.RolloutResponse.SerializeToString,
+            ),
+            'ListRollouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRollouts,
+                    request_deserializer=v1_dot_cluster__pb2.ListRolloutsRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.ListRolloutsResponse.SerializeToString,
+            ),
+            'PauseRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRollout,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeRolloutRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.RolloutResponse.SerializeToString,
+            ),
+            'ResumeRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRollout,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeRolloutRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.RolloutResponse.SerializeToString,
+            ),
+            'UndoRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoRollout,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeRolloutRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.RolloutResponse.SerializeToString,
+            ),
+            'ForgetRollout': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetRollout,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeRolloutRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.RolloutResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.v1.Rollouts', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.v1.Rollouts', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Rollouts:
+    """A name moves from one block to another in steps: docs/rollouts.md.
+    """
+
+    @staticmethod
+    def StartRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/StartRollout',
+            v1_dot_cluster__pb2.StartRolloutRequest.SerializeToString,
+            v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRollouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/ListRollouts',
+            v1_dot_cluster__pb2.ListRolloutsRequest.SerializeToString,
+            v1_dot_cluster__pb2.ListRolloutsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/PauseRollout',
+            v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+            v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/ResumeRollout',
+            v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+            v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndoRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/UndoRollout',
+            v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+            v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetRollout(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Rollouts/ForgetRollout',
+            v1_dot_cluster__pb2.ChangeRolloutRequest.SerializeToString,
+            v1_dot_cluster__pb2.RolloutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

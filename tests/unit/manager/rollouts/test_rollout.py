@@ -9,6 +9,7 @@ from penstock.core.blocks import BlockState
 from penstock.core.errors import InvalidRequest
 from penstock.core.routes import NameRoute, Share
 from penstock.manager.rollouts.evidence import at_most, is_beyond
+from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
 from penstock.manager.rollouts.rollout import (
     TRIAL,
     BlockSeen,
@@ -16,13 +17,9 @@ from penstock.manager.rollouts.rollout import (
     LetGo,
     PauseAsked,
     ResumeAsked,
-    RolledBlock,
     Rollout,
     RolloutAction,
     RolloutChanged,
-    RolloutPhase,
-    RolloutPlan,
-    RolloutRecord,
     RolloutTick,
     RouteChanged,
     UndoAsked,

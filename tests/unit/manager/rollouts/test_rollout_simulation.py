@@ -8,16 +8,8 @@ import pytest
 
 from penstock.core.answer_counts import BUCKETS, AnswerCounts, upper_bound_s
 from penstock.core.blocks import BlockState
-from penstock.manager.rollouts.rollout import (
-    BlockSeen,
-    CountsHeard,
-    GatewayGone,
-    RolledBlock,
-    Rollout,
-    RolloutPhase,
-    RolloutPlan,
-    RolloutRecord,
-)
+from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
+from penstock.manager.rollouts.rollout import BlockSeen, CountsHeard, GatewayGone, Rollout
 
 OLD, NEW = RolledBlock(block_id="old", model="m", version="1"), RolledBlock(block_id="new", model="m", version="2")
 BOUNDS = np.array([upper_bound_s(bucket) for bucket in range(BUCKETS - 1)])

@@ -1,0 +1,376 @@
+"""The rollouts of a cluster, performed by the manager that leads: routes told, records written, blocks let go."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import structlog
+from pydantic import ValidationError
+
+from penstock.core.answer_counts import AnswerCounts
+from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
+from penstock.manager.desired import DesiredBlock, Folded, encode
+from penstock.manager.manager import Manager
+from penstock.manager.reign import Reign
+from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
+from penstock.manager.rollouts.rollout import (
+    BlockSeen,
+    CountsHeard,
+    GatewayGone,
+    LetGo,
+    PauseAsked,
+    ResumeAsked,
+    Rollout,
+    RolloutAction,
+    RolloutChanged,
+    RolloutEvent,
+    RolloutTick,
+    UndoAsked,
+)
+from penstock.models.folder import NAME
+from penstock.storage.metadata.base import Write
+from penstock.telemetry.metrics import RolloutMetrics
+
+log = structlog.get_logger()
+now = time.monotonic
+ROLLOUTS = "rollouts/"
+TURN_S = 0.25
+RETRY_S = 2.0
+SERVABLE = (BlockState.READY, BlockState.DORMANT)
+
+
+class Rollouts:
+    """Used from the manager's event loop. What it knows it has from the store, or has written there."""
+
+    def __init__(self, manager: Manager, metrics: RolloutMetrics) -> None:
+        self._manager = manager
+        self._metrics = metrics
+        self._rollouts: dict[str, Rollout] = {}  # of this reign, by name
+        self._unwritten: set[str] = set()
+        self._leaving: list[tuple[RolledBlock, BlockRole]] = []  # blocks that have no more use
+        self._gateways: set[str] = set()
+        self._is_due = asyncio.Event()
+        self._changing = asyncio.Lock()
+        self._writing = asyncio.Lock()
+        self._running: asyncio.Task[None] | None = None
+        manager.on_reign.append(self._begin)
+        manager.on_folded.append(self._folded)
+        manager.on_counts.append(self._counted)
+        manager.before_load.append(self._make_way)
+        manager.is_governed = self._is_governed
+
+    def start(self) -> None:
+        self._running = asyncio.create_task(self._run_forever(), name="rollouts")
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    # --- what operators ask
+
+    async def begin(self, plan_json: str) -> str:
+        """Returns the rollout's name."""
+        try:
+            plan = RolloutPlan.model_validate_json(plan_json)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the rollout"
+            raise InvalidRequest(f"{where}: {first['msg']}; see docs/rollouts.md") from error
+        async with self._changing:
+            self._manager.check_leads()
+            await self._start(plan)
+        return plan.name
+
+    async def pause(self, name: str) -> None:
+        await self._ask(name, PauseAsked())
+
+    async def resume(self, name: str) -> None:
+        await self._ask(name, ResumeAsked())
+
+    async def undo(self, name: str) -> None:
+        """One whose old block is gone already is undone by another, back to it."""
+        record = self._find(name).record
+        if record.phase is not RolloutPhase.DONE or not record.is_old_gone:
+            await self._ask(name, UndoAsked())
+            return
+        plan = RolloutPlan(name=name, new=str(record.old), steps=(100.0,), hold_s=0, min_answers=0)
+        async with self._changing:
+            await self._start(plan)
+
+    async def forget(self, name: str) -> None:
+        async with self._changing:
+            rollout = self._find(name)
+            if not rollout.record.is_over:
+                raise InvalidRequest(f"the rollout of '{name}' is {rollout.record.phase}: undo it first")
+            await self._remove(name)
+
+    def all(self, name: str = "") -> list[Rollout]:
+        """Also for a manager that does not lead: as they were last written."""
+        self._read_where_another_leads()
+        if name:
+            return [self._find(name)]
+        return [self._rollouts[each] for each in sorted(self._rollouts)]
+
+    # --- what the manager tells
+
+    def _begin(self, reign: Reign) -> None:
+        """Before a gateway hears anything of a reign, its routes are as the last one left them."""
+        self._unwritten.clear()
+        self._leaving.clear()
+        self._read()
+        self._tell_routes(reign)
+
+    def _folded(self, folded: Folded) -> None:
+        if folded.has_gateways:
+            here = {each.gateway_id for each in self._manager.desired.gateways.gateways}
+            for gateway in self._gateways - here:
+                self._handle_all(GatewayGone(gateway))
+            self._gateways = here
+
+    def _counted(self, gateway: str, counts: Sequence[AnswerCounts]) -> None:
+        named = {each.block_id for each in counts}
+        for name, rollout in self._rollouts.items():
+            blocks = (rollout.record.old.block_id, rollout.record.new.block_id)
+            if not named.isdisjoint(blocks):
+                self._metrics.count(name, dict(zip(blocks, ("old", "new"), strict=True)), counts)
+                self._handle(name, CountsHeard(gateway, counts))
+
+    async def _make_way(self, model: str) -> None:
+        """Before a model is loaded anew: what a rollout that is over made of its name is no longer so."""
+        for name, rollout in list(self._rollouts.items()):
+            record = rollout.record
+            if model not in (record.old.model, record.new.model):
+                continue
+            if not record.is_over:
+                raise InvalidRequest(f"a rollout of '{name}' to {record.new} is {record.phase}: undo it, or let it end")
+            if name == model:
+                await self._remove(name)
+
+    def _is_governed(self, model: str) -> bool:
+        """Whether a rollout says which versions of the model are deployed."""
+        records = [rollout.record for rollout in self._rollouts.values()]
+        return any(
+            model in (record.old.model, record.new.model) and record.phase is not RolloutPhase.DONE
+            for record in records
+        )
+
+    # --- starting
+
+    async def _start(self, plan: RolloutPlan) -> None:
+        name = plan.name
+        if not NAME.match(name):
+            raise InvalidRequest(f"'{name[:80]}' is no name: letters, digits, '.', '_' and '-', at most 128")
+        known = self._rollouts.get(name)
+        if known is not None and not known.record.is_over:
+            raise InvalidRequest(f"a rollout of '{name}' to {known.record.new} is {known.record.phase}: undo it first")
+        old = self._serving(plan)
+        model, version = self._target(plan.new, name)
+        new = self._known(plan.new, model, version)
+        if new is not None and new.block_id == old.block_id:
+            raise InvalidRequest(f"{old} answers for '{name}' already")
+
+        if new is not None:
+            record = _record(plan, old, _rolled(new), has_deployed=False)
+            await self._manager.commit([_write(record)])
+        else:
+            choice = await self._manager.choose(model, version)
+            latest = choice._replace(versions=choice.versions[-1:], spares=(), is_beside=True)
+            if (model, *latest.versions) == (old.model, old.version):
+                raise InvalidRequest(f"{old} answers for '{name}' already")
+
+            def record_of(block_id: str) -> RolloutRecord:
+                rolled = RolledBlock(block_id=block_id, model=model, version=latest.versions[0])
+                return _record(plan, old, rolled, has_deployed=True)
+
+            # With the block, or it would answer for its model's name if this manager ended just now.
+            (block_id,) = await self._manager.deploy(latest, lambda block_ids: [_write(record_of(block_ids[0]))])
+            record = record_of(block_id)
+        self._rollouts[name] = Rollout(record, now())
+        self._tell("rollout_started", name, f"from {old} to {record.new}")
+        self._tell_routes(self._manager.reign)
+        await self._manager.notify()
+        self._is_due.set()
+
+    def _serving(self, plan: RolloutPlan) -> RolledBlock:
+        """What answers for the name, or what the plan says."""
+        known = self._rollouts.get(plan.name)
+        if plan.old:
+            model, version = self._target(plan.old, plan.name)
+            block = self._known(plan.old, model, version)
+            if block is None:
+                raise UnknownModel(f"'{plan.old}' is not deployed: it cannot be what the name answers with before")
+            return _rolled(block)
+        if known is not None:
+            return known.record.new if known.record.phase is RolloutPhase.DONE else known.record.old
+        block = self._newest(plan.name)
+        if block is None:
+            raise UnknownModel(
+                f"nothing answers for '{plan.name}' now: deploy the model first, or say from which block (--from)"
+            )
+        return _rolled(block)
+
+    def _target(self, asked: str, name: str) -> tuple[str, str]:
+        """The model and the version that are meant; no version: its newest."""
+        block = self._manager.desired.blocks.get(asked)
+        if block is not None:
+            return block.record.model, block.record.version
+        if asked.isdecimal():
+            return name, asked
+        model, _, version = asked.partition(":")
+        return model, version
+
+    def _known(self, asked: str, model: str, version: str) -> DesiredBlock | None:
+        """What is meant, where it is deployed."""
+        if not version:
+            return self._newest(model)
+        block = self._manager.desired.blocks.get(asked) or self._manager.desired.block(model, version)
+        return block if block is not None and block.record.role is BlockRole.CHOSEN else None
+
+    def _newest(self, model: str) -> DesiredBlock | None:
+        """The newest block of a model that serves, or else that is to."""
+        chosen = [each for each in self._manager.desired.of_model(model) if each.record.role is BlockRole.CHOSEN]
+        serving = [each for each in chosen if self._state(each.block_id)[0] in SERVABLE]
+        return max(serving or chosen, key=lambda each: int(each.record.version), default=None)
+
+    # --- deciding and acting
+
+    async def _ask(self, name: str, event: RolloutEvent) -> None:
+        async with self._changing:
+            self._manager.check_leads()
+            self._find(name)
+            self._handle(name, event)
+            await self._write()
+            await self._manager.notify()
+
+    def _handle_all(self, event: RolloutEvent) -> None:
+        for name in list(self._rollouts):
+            self._handle(name, event)
+
+    def _handle(self, name: str, event: RolloutEvent) -> None:
+        rollout = self._rollouts[name]
+        actions = rollout.handle(event, now())
+        for action in actions:
+            self._perform(name, rollout, action)
+        if actions:
+            self._tell_routes(self._manager.reign)
+
+    def _perform(self, name: str, rollout: Rollout, action: RolloutAction) -> None:
+        match action:
+            case RolloutChanged(kind, text):
+                self._unwritten.add(name)
+                self._is_due.set()
+                self._tell(kind, name, text)
+            case LetGo(block):
+                is_old = block.block_id == rollout.record.old.block_id
+                self._leaving.append((block, BlockRole.SPARE if is_old else BlockRole.WITHDRAWN))
+                self._is_due.set()
+
+    def _tell(self, kind: str, name: str, text: str) -> None:
+        self._manager.events.tell(kind, name, text)
+        self._metrics.changed(name, kind.removeprefix("rollout_"), self._rollouts[name].record.weight)
+
+    def _tell_routes(self, reign: Reign) -> None:
+        gateways = len(self._manager.desired.gateways.gateways)
+        routes = [rollout.route(gateways) for rollout in self._rollouts.values()]
+        reign.set_routes([route for route in routes if route is not None])
+
+    async def _run_forever(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(TURN_S):
+                    await self._is_due.wait()
+            except TimeoutError:
+                pass
+            self._is_due.clear()
+            if not self._manager.epoch:
+                continue
+            try:
+                await self._turn()
+            except PenstockError as error:
+                log.warning("rollouts_not_written", error=error.message)
+                await asyncio.sleep(RETRY_S)
+            except Exception:
+                log.exception("bug", where="rollouts")  # without turns nothing would ever step or end
+                await asyncio.sleep(RETRY_S)
+
+    async def _turn(self) -> None:
+        for name, rollout in list(self._rollouts.items()):
+            for block_id in (rollout.record.new.block_id, rollout.record.old.block_id):
+                if not rollout.record.is_over:
+                    self._handle(name, BlockSeen(block_id, *self._state(block_id)))
+            self._handle(name, RolloutTick())
+        await self._manager.notify()
+        await self._write()
+
+    async def _write(self) -> None:
+        async with self._writing:
+            names, self._unwritten = self._unwritten & self._rollouts.keys(), set()
+            try:
+                await self._manager.commit([_write(self._rollouts[name].record) for name in names])
+            except PenstockError:
+                self._unwritten |= names
+                raise
+            while self._leaving:
+                leaving = self._leaving.pop(0)
+                try:
+                    await self._let_go(*leaving)
+                except PenstockError:
+                    self._leaving.insert(0, leaving)
+                    raise
+
+    async def _let_go(self, block: RolledBlock, role: BlockRole) -> None:
+        if block.block_id in self._manager.desired.blocks and not self._is_needed(block.block_id):
+            await self._manager.change_block(block.block_id, role=role)
+
+    async def _remove(self, name: str) -> None:
+        await self._manager.commit([Write(ROLLOUTS + name, None)])
+        self._rollouts.pop(name, None)
+        self._metrics.forget(name)
+        self._tell_routes(self._manager.reign)
+        await self._manager.notify()
+
+    # --- what is known
+
+    def _read(self) -> None:
+        self._rollouts = {}
+        for key, value in self._manager.desired.others.items():
+            if not key.startswith(ROLLOUTS):
+                continue
+            try:
+                record = RolloutRecord.model_validate_json(value)
+            except ValidationError as error:  # of another version of Penstock
+                log.warning("rollout_passed_over", key=key, error=str(error))
+                continue
+            self._rollouts[record.plan.name] = Rollout(record, now())
+
+    def _read_where_another_leads(self) -> None:
+        if not self._manager.epoch:
+            self._read()
+
+    def _find(self, name: str) -> Rollout:
+        rollout = self._rollouts.get(name)
+        if rollout is None:
+            names = ", ".join(sorted(self._rollouts)) or "none"
+            raise InvalidRequest(f"there is no rollout of '{name}'; there are: {names}")
+        return rollout
+
+    def _state(self, block_id: str) -> tuple[BlockState, str]:
+        block = self._manager.reign.registry.get(block_id)
+        return (BlockState.UNLOADED, "it is not deployed any more") if block is None else block.state()
+
+    def _is_needed(self, block_id: str) -> bool:
+        return any(block_id in rollout.record.needed() for rollout in self._rollouts.values())
+
+
+def _rolled(block: DesiredBlock) -> RolledBlock:
+    return RolledBlock(block_id=block.block_id, model=block.record.model, version=block.record.version)
+
+
+def _record(plan: RolloutPlan, old: RolledBlock, new: RolledBlock, has_deployed: bool) -> RolloutRecord:
+    return RolloutRecord(plan=plan, old=old, new=new, began=time.time(), has_deployed=has_deployed)
+
+
+def _write(record: RolloutRecord) -> Write:
+    return Write(ROLLOUTS + record.plan.name, encode(record))
