@@ -19,7 +19,7 @@ SMUGGLED = {  # what follows a request on its connection, with the statuses that
     "trailers": (
         b"POST /v2/models/none/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
         b"2\r\n{}\r\n0\r\nhost: evil.example\r\n\r\n" + LIVE + GARBAGE,
-        [b"404", b"200", b"400"],
+        [b"400", b"200", b"400"],
     ),
     "an encoding around chunks": (
         b"POST /healthz HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + LIVE,

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import fleet, placement
+from benchmarks.chaos.cluster import fleet, managers, placement, workers
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
     "placement": placement.run,
+    "managers": managers.run,
+    "workers": workers.run,
     "fleet": fleet.run,
 }
 

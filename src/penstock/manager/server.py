@@ -10,13 +10,14 @@ from penstock.manager.manager import Manager
 from penstock.manager.service import ManagerService
 from penstock.pb.v1 import cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
 from penstock.wire.control import MANAGER_SERVER
+from penstock.wire.grpc_server import grpc_server
 
 AddService = Callable[[grpc.aio.Server], None]
 
 
 async def serve_manager(manager: Manager, *addresses: str, further: tuple[AddService, ...] = ()) -> grpc.aio.Server:
     """`further` are services of others that it has beside its own."""
-    server = grpc.aio.server(options=MANAGER_SERVER)
+    server = grpc_server(MANAGER_SERVER)
     manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), server)
     leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager.election), server)

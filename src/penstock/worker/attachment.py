@@ -127,7 +127,10 @@ class Attachment:
 
     def _take(self, assignment: pb.Assignment) -> bool:
         """False: whoever said it leads the cluster no more."""
+        before = self._heard.epoch
         verdict = self._heard.hear(assignment)
+        if self._heard.epoch != before:
+            log.info("reign_heard", epoch=self._heard.epoch)
         if verdict is Verdict.DEPOSED:
             log.warning("deposed_manager", epoch=assignment.epoch, newest=self._heard.epoch)
             return False

@@ -1,0 +1,177 @@
+"""The cluster that faults are brought upon: three nodes of etcd, three managers, two gateways, three workers, each on
+a host of its own."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, Tally
+from benchmarks.cluster import ClusterHosts
+from benchmarks.etcd import EtcdNode
+from benchmarks.waiting import until_seen
+from penstock.core.leaders import LEADER, MANAGERS
+from penstock.storage.metadata.base import MetadataStore
+from penstock.storage.metadata.opening import open_metadata
+
+ETCD, MANAGER_HOSTS, GATEWAY_HOSTS, WORKER_HOSTS = range(3), range(3, 6), range(6, 8), range(8, 11)
+HOSTS = 11
+PORTS = (2379, 2380)
+START_S = 120.0
+CALLERS, PAUSE_S = 8, 0.02
+
+
+class SeenReign(NamedTuple):
+    manager: str
+    epoch: int
+    began: float  # on the clock that all processes of a machine share
+    ended: float
+
+
+@dataclass(slots=True)
+class ClusterBed:
+    """Use it as a context; `store` is the checker's own view of etcd."""
+
+    models: Path
+    folder: Path
+    hosts: ClusterHosts = field(init=False)
+    etcd: list[EtcdNode] = field(init=False)
+    store: MetadataStore = field(init=False)
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _killed: dict[int, list[float]] = field(default_factory=dict)  # managers' hosts, and when theirs was killed
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.store.close()
+        self._stack.close()
+
+    async def _start(self) -> None:
+        hosts = self.hosts = self._stack.enter_context(ClusterHosts(HOSTS, self.folder))
+        self.etcd = [
+            EtcdNode(f"etcd-{n}", self.folder / f"etcd-{n}", hosts.address(n), PORTS, self._inside(n)) for n in ETCD
+        ]
+        for node in self.etcd:
+            self._stack.callback(node.kill)
+            node.start(self.etcd)
+        await until_seen(lambda: all(node.is_healthy() for node in self.etcd), "etcd is healthy", START_S)
+        self.store = await open_metadata(self.url, self.folder)
+        for host in MANAGER_HOSTS:
+            hosts.manager(host, self.models, "--join", self.url)
+        for host in GATEWAY_HOSTS:
+            hosts.gateway(host, self.url)
+        for host in WORKER_HOSTS:
+            hosts.worker(host, self.url)
+        await self.until_whole()
+
+    @property
+    def url(self) -> str:
+        return f"etcd://{','.join(node.address for node in self.etcd)}"
+
+    def _inside(self, host: int) -> tuple[str, ...]:
+        return ("ip", "netns", "exec", self.hosts.name(host))
+
+    # --- how it stands
+
+    async def leader_host(self) -> int:
+        """The host of the manager that leads."""
+        record = await self.store.get(LEADER)
+        assert record is not None, "nobody leads"
+        address = json.loads(record.value)["address"].rpartition(":")[0]
+        return next(host for host in MANAGER_HOSTS if self.hosts.address(host) == address)
+
+    async def until_whole(self) -> None:
+        """Every manager has its lease, every gateway knows every worker, and is ready."""
+        names = {f"h{host}.worker-0" for host in WORKER_HOSTS}
+        for host in GATEWAY_HOSTS:
+            await until_seen(lambda at=host: self._is_ready(at, names), f"gateway {host} is ready", START_S)  # type: ignore[misc]
+        deadline = time.monotonic() + START_S
+        while len((await self.store.list(MANAGERS)).records) < len(MANAGER_HOSTS) or not await self.store.get(LEADER):
+            if time.monotonic() > deadline:
+                raise TimeoutError("not every manager is registered")
+
+    def _is_ready(self, host: int, workers: set[str]) -> bool:
+        return self.hosts.http(host, "/v2/health/ready")[0] == 200 and self.serving(host).keys() >= workers
+
+    def serving(self, gateway: int) -> dict[str, set[str]]:
+        """The workers that a gateway knows, with the blocks that they serve."""
+        found: list[dict[str, Any]] = self.hosts.status(gateway).get("workers", [])
+        return {worker["id"]: set(worker["blocks"]) for worker in found}
+
+    def holders(self, block_id: str) -> set[str]:
+        """The workers that serve a block, as both gateways say."""
+        said = [
+            {worker for worker, blocks in self.serving(host).items() if block_id in blocks} for host in GATEWAY_HOSTS
+        ]
+        return set.intersection(*said)
+
+    # --- what happens to it
+
+    def kill_manager(self, host: int) -> None:
+        self.hosts.roles[f"h{host}.manager"].kill()
+        self._killed.setdefault(host, []).append(time.monotonic())
+
+    def start_manager(self, host: int) -> None:
+        self.hosts.manager(host, self.models, "--join", self.url)
+
+    def start_worker(self, host: int) -> None:
+        self.hosts.worker(host, self.url)
+
+    # --- what it says of itself
+
+    def reigns(self) -> Iterator[SeenReign]:
+        """Every reign by its manager's own log; one that was killed ended with it."""
+        for host in MANAGER_HOSTS:
+            process = self.hosts.roles[f"h{host}.manager"]
+            ends = {line["epoch"]: line["at_s"] for line in process.lines("reign_ended")}
+            killed = self._killed.get(host, [])
+            for line in process.lines("reign_began"):
+                died = next((at for at in killed if at > line["at_s"]), float("inf"))
+                yield SeenReign(line["manager"], line["epoch"], line["at_s"], min(died, ends.get(line["epoch"], died)))
+
+    def heard_epochs(self) -> Mapping[str, list[int]]:
+        """What each worker obeyed, in its order."""
+        roles = {name: role for name, role in self.hosts.roles.items() if name.endswith(".worker")}
+        return {name: [line["epoch"] for line in role.lines("reign_heard")] for name, role in roles.items()}
+
+
+class GatewayLoad:
+    """The same load on every gateway, each request with a deadline; runs while it is entered."""
+
+    def __init__(self, bed: ClusterBed, callers: int = CALLERS) -> None:
+        targets = [f"{bed.hosts.address(host)}:50051" for host in GATEWAY_HOSTS]
+        self._loads = [CheckedLoad(target, [EchoQuestion()], callers, PAUSE_S) for target in targets]
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        for load in self._loads:
+            await self._stack.enter_async_context(load)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def answered_more(self, count: int) -> None:
+        for load in self._loads:
+            await load.answered_more(count)
+
+    def tallies(self) -> list[Tally]:
+        return [load.tally for load in self._loads]
+
+    def failed(self) -> int:
+        return sum(tally.failed + tally.duplicates for tally in self.tallies())
+
+    def details(self) -> list[dict[str, Any]]:
+        return [tally.details() for tally in self.tallies()]
