@@ -161,7 +161,7 @@ async def test_a_removed_worker_is_gone_and_its_process_refused(cluster: Cluster
     assert {each.worker_id: each.is_removed for each in workers} == {"w1": True, "w2": False}
     reign = cluster.manager.reign
     reign.arrive(WorkerArrived("w1", "1-life", 8), Facts(), Report([]), now())
-    assert "removed" in reign.refused[8]
+    assert "removed" in reign.refused[8].reason
     reign.arrive(WorkerArrived("w1", "2-life", 9), Facts(), Report([]), now())
     assert 9 not in reign.refused
 
