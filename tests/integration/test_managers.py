@@ -1,0 +1,191 @@
+"""Three managers on a real etcd of three nodes: the leader is killed, stopped and let go on, an etcd node is killed."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from benchmarks.etcd import Etcd
+from benchmarks.hosts import HostProcess
+from benchmarks.peers.peer import free_ports
+from benchmarks.waiting import eventually
+from penstock.core.errors import Conflict
+from penstock.core.leaders import LEADER
+from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
+from penstock.pb.v1.leader_pb2_grpc import LeadersStub
+from penstock.pb.v1.manager_pb2_grpc import ManagerStub
+from penstock.storage.metadata.base import Compare, Record, Write
+from penstock.storage.metadata.etcd import EtcdMetadataStore
+from tests.servers import floats_json, write_factor
+
+WAIT_S = 90.0
+MANAGERS = 3
+DOORS = ("--health-port", "0", "--health-grpc-port", "0")
+
+
+class ManagedCluster:
+    """On loopback: the gateway is told of two managers, the worker of etcd."""
+
+    def __init__(self, folder: Path, etcd: Etcd) -> None:
+        self.folder, self.etcd = folder, etcd
+        *ports, self.http_port, grpc_port = free_ports(MANAGERS + 2)
+        self.managers = {f"127.0.0.1:{port}": self._manage(port) for port in ports}
+        told = ",".join(list(self.managers)[:2])
+        http = ("--http-port", str(self.http_port), "--grpc-port", str(grpc_port), "--bind", "127.0.0.1:0")
+        self._others = [
+            self._start("gateway", "door", "--join", told, *http),
+            self._start("worker", "hand", "--join", etcd.url, *DOORS),
+        ]
+        eventually(lambda: self.infer(3.0) == 6.0, "it answers", WAIT_S)
+        eventually(lambda: len(self.ask(self.leader()).managers) == MANAGERS, "every manager is there", WAIT_S)
+
+    def restart(self, address: str) -> None:
+        self.managers[address] = self._manage(int(address.rpartition(":")[2]))
+        eventually(lambda: self.managers[address].lines("managing"), "it manages", WAIT_S)
+
+    def close(self) -> None:
+        processes = [*self._others, *self.managers.values()]
+        for process in processes:
+            process.signal(signal.SIGCONT)
+            process.terminate()
+        for process in processes:
+            process.end()
+
+    def leader(self, after: int = 0) -> str:
+        """The address of the manager that leads, in a later epoch than that."""
+        found: list[str] = []
+
+        def is_there() -> bool:
+            for address, process in self.managers.items():
+                if process.is_running() and (told := self.ask(address)).is_leader and told.epoch > after:
+                    found.append(address)
+            return bool(found)
+
+        eventually(is_there, f"a manager leads after epoch {after}", WAIT_S)
+        return found[0]
+
+    def epoch(self) -> int:
+        return int(self.ask(self.leader()).epoch)
+
+    def ask(self, address: str) -> LeaderResponse:
+        try:
+            with grpc.insecure_channel(address) as channel:
+                told: LeaderResponse = LeadersStub(channel).Leader(LeaderRequest(), timeout=1.0)
+                return told
+        except grpc.RpcError:
+            return LeaderResponse()
+
+    def write(self, key: str) -> None:
+        """Through the gateway, which finds the leader; the gateway's view shows it soon after."""
+        url = f"http://127.0.0.1:{self.http_port}/v1/models/factor/routing"
+        answer = httpx.put(url, json={"policy": "hash", "key": key}, timeout=30)
+        assert answer.status_code == 200, answer.text
+        eventually(lambda: httpx.get(url, timeout=30).json()["routing"]["key"] == key, "the gateway routes so", WAIT_S)
+
+    def infer(self, number: float) -> float:
+        try:
+            url = f"http://127.0.0.1:{self.http_port}/v2/models/factor/infer"
+            answer = httpx.post(url, json=floats_json(number), timeout=30)
+        except httpx.HTTPError:
+            return 0.0
+        return float(answer.json()["outputs"][0]["data"][0]) if answer.status_code == 200 else 0.0
+
+    def stored(self, key: str) -> Record | None:
+        async def read() -> Record | None:
+            store = EtcdMetadataStore.of(self.etcd.url, 20.0)
+            try:
+                return await store.get(key)
+            finally:
+                await store.close()
+
+        return asyncio.run(read())
+
+    def _manage(self, port: int) -> HostProcess:
+        flags = ("--join", self.etcd.url, "--bind", f"127.0.0.1:{port}", "--models", str(self.folder / "models"))
+        return self._start("manager", f"m{port}", *flags, *DOORS)
+
+    def _start(self, role: str, node: str, *flags: str) -> HostProcess:
+        folder = self.folder / node
+        command = [sys.executable, "-m", "penstock", role, "--node", node, "--data-dir", str(folder / "data"), *flags]
+        return HostProcess(command, folder / "log", {"PENSTOCK_TELEMETRY__LOG_FORMAT": "json"})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedCluster]:
+    folder = tmp_path_factory.mktemp("managers")
+    write_factor(folder / "models", "factor", 2.0)
+    with Etcd(folder / "etcd") as etcd:
+        started = ManagedCluster(folder, etcd)
+        try:
+            yield started
+        finally:
+            started.close()
+
+
+def test_a_follower_refuses_writes_and_names_the_leader(cluster: ManagedCluster) -> None:
+    leader = cluster.leader()
+    follower = next(address for address in cluster.managers if address != leader)
+    with grpc.insecure_channel(follower) as channel:
+        answer = ManagerStub(channel).Unload(pb.UnloadRequest(model="factor"), timeout=20)
+    assert answer.failure.code == "not_leader"
+    assert answer.failure.fields["leader"] == leader
+    assert cluster.infer(1.0) == 2.0
+
+
+def test_another_leads_when_the_leader_is_killed(cluster: ManagedCluster) -> None:
+    cluster.write("before")
+    leader, epoch = cluster.leader(), cluster.epoch()
+    cluster.managers[leader].kill()
+    cluster.write("after")
+    assert cluster.leader(after=epoch) != leader
+    assert cluster.infer(2.0) == 4.0
+    record = cluster.stored("routing/factor")
+    assert record is not None
+    assert json.loads(record.value)["key"] == "after"
+    cluster.restart(leader)
+    cluster.write("with all")
+
+
+def test_a_leader_that_was_stopped_is_deposed(cluster: ManagedCluster) -> None:
+    leader, epoch = cluster.leader(), cluster.epoch()
+    stopped = cluster.managers[leader]
+    stopped.signal(signal.SIGSTOP)
+    try:
+        cluster.write("while it is stopped")
+        assert cluster.leader(after=epoch) != leader
+    finally:
+        stopped.signal(signal.SIGCONT)
+    eventually(lambda: stopped.lines("reign_ended"), "it knows that it leads no more", WAIT_S)
+    assert not cluster.ask(leader).is_leader
+    with grpc.insecure_channel(leader) as channel:
+        answer = ManagerStub(channel).Unload(pb.UnloadRequest(model="factor"), timeout=20)
+    assert answer.failure.code == "not_leader"
+
+    async def write_as_it_was() -> None:
+        store = EtcdMetadataStore.of(cluster.etcd.url, 20.0)
+        try:
+            await store.commit([Write("routing/factor", None)], [Compare(LEADER, epoch)])
+        finally:
+            await store.close()
+
+    with pytest.raises(Conflict):
+        asyncio.run(write_as_it_was())
+    assert cluster.infer(3.0) == 6.0
+
+
+def test_an_etcd_node_goes(cluster: ManagedCluster) -> None:
+    for node in cluster.etcd.nodes:
+        node.kill()
+        cluster.write(f"without {node.name}")
+        assert cluster.infer(4.0) == 8.0
+        node.start(cluster.etcd.nodes)
+        cluster.etcd.until_healthy()
+    workers = cluster.folder / "hand" / "log"
+    assert "loaded" not in workers.read_text().partition("loaded")[2], "the worker loaded its model once"
