@@ -19,6 +19,7 @@ from penstock.core.blocks import BlockView
 from penstock.core.errors import (
     ConfigError,
     Conflict,
+    InternalError,
     InvalidRequest,
     ModelNotReady,
     PenstockError,
@@ -44,6 +45,7 @@ UNLOAD_S = 30.0
 GO_S = 2.0  # what a load waits for those that it replaced: they end what they run, however long that takes
 MAX_SPARES = 3  # older versions that are tried where the latest does not load, and none serves
 TURN_S = 0.25
+RETRY_S = 2.0  # what could not be deployed because the store was away
 APPLY_S = 10.0  # what the store gets to tell of what it took
 LOAD_S = 300.0  # what a model gets to load that has no folder here to say it
 FindVersion = Callable[[str], Awaitable[Choice]]
@@ -253,31 +255,38 @@ class Manager:
         for task in self._reign_tasks:
             task.cancel()
         self.reign = Reign(0, self.desired, self._rules, now())
-        self._reign_tasks = [asyncio.create_task(self._begin(epoch))] if epoch else []
+        self._reign_tasks = []
+        if epoch:
+            self._during_reign(self._begin(epoch))
         self._spawn(self.notify(is_sure=True))
 
     async def _begin(self, epoch: int) -> None:
         """First everything that was written before this reign is folded, and only then is anything decided."""
-        try:
-            await self.wait_until(lambda: self.desired.revision >= epoch)
-            reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
-            for listener in self.on_reign:
-                listener(reign)
-            self.reign = reign
-            self.membership.begin(is_fresh=self._is_fresh)
-            self._is_fresh = False
-            await self.membership.turn(now())
-            await self.notify(is_sure=True)
-            if self._repository is not None:
-                await self._deploy_folders(self._repository)
-            self.events.tell("leader", self.election.manager_id, f"it leads, in epoch {epoch}")
-        except PenstockError as error:
-            log.error("reign_not_begun", error=error.message)
-            self._tell_begun(error)
-        else:
-            self._tell_begun(None)
-        self._reign_tasks.append(asyncio.create_task(self.events.write_forever()))
-        await self._turn_forever()
+        await self.wait_until(lambda: self.desired.revision >= epoch)
+        reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
+        for listener in self.on_reign:
+            listener(reign)
+        self.reign = reign
+        self.membership.begin(is_fresh=self._is_fresh)
+        self._is_fresh = False
+        await self.membership.turn(now())
+        await self.notify(is_sure=True)
+        self.events.tell("leader", self.election.manager_id, f"it leads, in epoch {epoch}")
+        for coroutine in (self._deploy_repository(), self.events.write_forever(), self._turn_forever()):
+            self._during_reign(coroutine)
+
+    async def _deploy_repository(self) -> None:
+        while True:
+            try:
+                if self._repository is not None:
+                    await self._deploy_folders(self._repository)
+            except PenstockError as error:
+                log.error("repository_not_deployed", error=error.message)
+                self._tell_begun(error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                self._tell_begun(None)
+                return
 
     async def _turn_forever(self) -> None:
         while True:
@@ -367,10 +376,21 @@ class Manager:
             return False
         return True
 
+    def _during_reign(self, coroutine: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._reign_tasks.append(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("manager_task_failed", error=repr(error))
+            self._tell_begun(InternalError(f"the manager could not begin: {error!r}"))
+
     def _spawn(self, coroutine: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
 
 
 def _record(folder: ModelFolder) -> FolderRecord:

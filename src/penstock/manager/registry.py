@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.core.blocks import BlockRecord, BlockRole, BlockState
+from penstock.core.blocks import BlockRecord, BlockRole, BlockState, Resources
 from penstock.manager.desired import DesiredBlock
 
 LOADING, READY, FAILED = BlockState.LOADING, BlockState.READY, BlockState.FAILED
@@ -19,6 +19,7 @@ UNLOADED, DORMANT = BlockState.UNLOADED, BlockState.DORMANT
 SERVABLE = (READY, DORMANT)
 # Workers that may end while they load a version that another stands in for, before it is given up.
 MAX_LOSSES = 2
+NOTHING = Resources()
 LOST = "worker processes ended while they loaded it; see the log, and load it again"
 
 
@@ -75,9 +76,7 @@ class DeployedBlock:
     def is_everywhere(self) -> bool:
         """Every worker that takes anything has it, without a placement."""
         record = self.record
-        return not (
-            record.replicas or record.labels or record.anti_affinity or any(record.resources.model_dump().values())
-        )
+        return not (record.replicas or record.labels or record.anti_affinity) and record.resources == NOTHING
 
     def state(self) -> tuple[BlockState, str]:
         if not self.is_wanted:
@@ -120,8 +119,9 @@ class Registry:
         """`is_adopting`: workers may come that an earlier manager told what to hold."""
         self._blocks: dict[str, DeployedBlock] = {}
         self._models: dict[str, list[DeployedBlock]] = {}  # the same by model
-        self._workers: set[str] = set()  # that are attached
+        self._workers: frozenset[str] = frozenset()  # that are attached
         self._closed: frozenset[str] = frozenset()  # workers that should hold nothing
+        self._open: frozenset[str] = frozenset()  # those that are attached and may hold something
         self._placed: Mapping[str, Collection[str]] = {}  # of blocks that are not everywhere
         self._interrupted: dict[str, set[str]] = {}  # by worker that is away: new blocks that it was loading
         self._is_adopting = is_adopting
@@ -146,25 +146,25 @@ class Registry:
     def of_model(self, model: str) -> list[DeployedBlock]:
         return self._models.get(model, [])
 
-    def workers(self) -> set[str]:
-        return set(self._workers)
+    def workers(self) -> frozenset[str]:
+        return self._workers
 
     def is_taken_up(self, block_id: str) -> bool:
         block = self._blocks.get(block_id)
         return block is not None and block.is_wanted and block.is_taken_up
 
-    def targets(self, block: DeployedBlock) -> set[str]:
+    def targets(self, block: DeployedBlock) -> frozenset[str]:
         """The attached workers that should hold it."""
         if block.is_everywhere:
-            return self._workers - self._closed
-        return self._workers & set(self._placed.get(block.block_id, ()))
+            return self._open
+        return self._workers.intersection(self._placed.get(block.block_id, ()))
 
-    def assigned_to(self, block: DeployedBlock) -> set[str]:
+    def assigned_to(self, block: DeployedBlock) -> frozenset[str]:
         """Who is to hold it now: also those who serve it, for as long as not all have it who should."""
         if not self._is_assigned(block):
-            return set()
+            return frozenset()
         targets = self.targets(block)
-        if self._has_arrived(block):
+        if block.workers.keys() <= targets or self._has_arrived(block):
             return targets
         return targets | {
             worker for worker, found in block.workers.items() if found.is_serving or found.state is DORMANT
@@ -217,6 +217,7 @@ class Registry:
         """These should hold nothing: what they have goes to others."""
         before, self._closed = self._closed, frozenset(workers)
         if before != self._closed:
+            self._open = self._workers - self._closed
             self._touched |= set(self._models)
             self._advance(self._models)
 
@@ -232,7 +233,7 @@ class Registry:
         reported: dict[str, WorkerState | None] = dict.fromkeys(removed)
         reported.update(states)
         if is_first:
-            self._workers.add(worker)
+            self._attached({*self._workers, worker})
             self._interrupted.pop(worker, None)
             self._touched_workers.add(worker)
             if self._is_adopting:
@@ -255,7 +256,7 @@ class Registry:
             if block.is_new and not block.has_answered(worker) and worker in self.targets(block)
         }
         self._interrupted[worker] = loading
-        self._workers.discard(worker)
+        self._attached(self._workers - {worker})
         self._touched_workers.add(worker)
         for block in self._blocks.values():
             if block.workers.pop(worker, None) is not None:
@@ -312,6 +313,10 @@ class Registry:
         block.record, block.revision, block.is_deleted = desired.record, desired.revision, False
         if desired.record.role is BlockRole.CHOSEN:
             block.role, block.is_shown = Role.CHOSEN, True
+
+    def _attached(self, workers: Iterable[str]) -> None:
+        self._workers = frozenset(workers)
+        self._open = self._workers - self._closed
 
     def _report(self, worker: str, block_id: str, new: WorkerState | None) -> DeployedBlock | None:
         """The block, where it is another now."""

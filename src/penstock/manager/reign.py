@@ -29,6 +29,8 @@ from penstock.manager.registry import DeployedBlock, Registry, WorkerState
 from penstock.manager.telling.boards import Boards
 
 PRESENT = (LifeState.ALIVE, LifeState.SUSPECT)
+LARGE = 5000  # blocks times workers
+PLACE_S = 0.5  # between two placements of a large cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class Reign:
         self._is_adopting = not is_fresh
         self._placed: dict[str, tuple[str, ...]] = {}
         self._must_place = True
+        self._place_at = 0.0
         self._has_news = False
         for model in {block.record.model for block in state.blocks.values()}:
             self.registry.apply(model, state.of_model(model))
@@ -138,7 +141,7 @@ class Reign:
         self._close_workers()
         self.registry.worker_reported(worker_id, report.states, report.removed, is_snapshot=True)
         self._must_place = True
-        self._settle()
+        self._settle(now)
 
     def hear(self, heard: WorkerHeard, report: Report, load: Load | None, now: float) -> None:
         worker_id = heard.worker_id
@@ -155,7 +158,7 @@ class Reign:
             load.counts = {**(known.counts if known is not None else {}), **load.counts}
             self.loads[worker_id] = load
         self.registry.worker_reported(worker_id, report.states, report.removed, report.is_snapshot)
-        self._settle()
+        self._settle(now)
 
     def end(self, ended: WorkerStreamEnded, now: float) -> None:
         self.refused.pop(ended.stream, None)
@@ -164,11 +167,11 @@ class Reign:
             return
         self.registry.worker_detached(ended.worker_id)
         self._perform(self.lives.handle(ended, now))
-        self._settle()
+        self._settle(now)
 
     def remove(self, worker_id: str, now: float) -> None:
         self._perform(self.lives.handle(WorkerRemoved(worker_id), now))
-        self._settle()
+        self._settle(now)
 
     def turn(self, now: float) -> None:
         self._perform(self.lives.handle(LivesTurn(), now))
@@ -176,7 +179,7 @@ class Reign:
             self._is_adopting = False
             self.registry.end_adoption()
             self._must_place = True
-        self._settle()
+        self._settle(now)
 
     def set_routes(self, routes: Iterable[NameRoute]) -> None:
         """What names resolve to where rollouts say so."""
@@ -227,31 +230,36 @@ class Reign:
                         self.facts.pop(worker_id, None)
                         self.loads.pop(worker_id, None)
 
-    def _settle(self) -> None:
+    def _settle(self, now: float | None = None) -> None:
         if self._must_place:
-            self._must_place = False
-            picky = [block for block in self.registry.assigned() if not block.is_everywhere]
-            holders = self._place().holders if picky else {}
-            self._placed = {block.block_id: holders[block.block_id] for block in picky}
-            self.registry.place(self._placed)
+            self._place_picky(now)
         self._has_news |= self.boards.publish(self.registry, self._state)
 
+    def _place_picky(self, now: float | None) -> None:
+        """A large cluster is not placed anew for each of many that come at once: the next turn does it for all."""
+        picky = [block for block in self.registry.assigned() if not block.is_everywhere]
+        if self._is_adopting:
+            # Until everybody has had the time to come, all keep what they hold, and nobody gets another's.
+            self._placed = {block.block_id: tuple(block.workers) for block in picky}
+        elif now is not None and now < self._place_at and len(picky) * len(self.lives.items()) > LARGE:
+            return
+        else:
+            self._place_at = (now or 0.0) + PLACE_S
+            holders = self._place().holders if picky else {}
+            self._placed = {block.block_id: holders[block.block_id] for block in picky}
+        self._must_place = False
+        self.registry.place(self._placed)
+
     def _place(self) -> Placement:
-        """Those who held a block before keep it; until everybody has had the time to come, nobody gets another's."""
+        """Those who were to hold a block keep it."""
         blocks = self.registry.assigned()
         held = {
             block.block_id: self._placed.get(block.block_id) or tuple(block.workers)
             for block in blocks
             if not block.is_everywhere
         }
-        if self._is_adopting:
-            held = {block.block_id: tuple(block.workers) for block in blocks if not block.is_everywhere}
         present = [(worker, life) for worker, life in self.lives.items().items() if life.state in PRESENT]
-        return place(
-            map(_demand, blocks),
-            [self._capacity(worker, life.is_open and not self._is_adopting) for worker, life in present],
-            held,
-        )
+        return place(map(_demand, blocks), [self._capacity(worker, life.is_open) for worker, life in present], held)
 
     def _capacity(self, worker_id: str, is_open: bool) -> WorkerCapacity:
         facts, record = self.facts.get(worker_id, Facts()), self.record(worker_id)

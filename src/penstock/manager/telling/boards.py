@@ -49,6 +49,7 @@ class Boards:
         self._assignments: dict[str, Ledger[Given]] = {}  # by worker
         self._given: dict[str, set[str]] = {}  # by block, the workers in whose assignment it is
         self._shown: dict[str, set[str]] = {}  # by model, the blocks in the view
+        self._wanted: dict[str, tuple[AssignedBlock, frozenset[str]]] = {}  # by block, as it was last assigned
 
     def blocks(self) -> list[BlockView]:
         return [shown for shown in self.view.items().values() if isinstance(shown, BlockView)]
@@ -66,8 +67,8 @@ class Boards:
             ledger = self._assignments.setdefault(worker, Ledger())
             ledger.put(GATEWAYS, _endpoints(state))
             for block in registry.assigned():
-                if block.model not in models and worker in registry.assigned_to(block):
-                    self._give(worker, block)
+                if worker in registry.assigned_to(block):
+                    self._give(worker, _assigned(block))
         return bool(models or workers)
 
     def gateways_changed(self, state: DesiredState) -> None:
@@ -97,27 +98,35 @@ class Boards:
             self._assign(block, registry.assigned_to(block))
         for block_id in self._shown.get(model, set()) - blocks.keys():
             self._shown[model].discard(block_id)
+            self._wanted.pop(block_id, None)
             self.view.remove(BLOCK + block_id)
             for worker in list(self._given.get(block_id, ())):
                 self._take(worker, block_id)
 
-    def _assign(self, block: DeployedBlock, workers: set[str]) -> None:
+    def _assign(self, block: DeployedBlock, workers: frozenset[str]) -> None:
+        wanted = (_assigned(block), workers)
+        if self._wanted.get(block.block_id) == wanted:
+            return
+        self._wanted[block.block_id] = wanted
         for worker in self._given.get(block.block_id, set()) - workers:
             self._take(worker, block.block_id)
         for worker in workers:
-            self._give(worker, block)
+            self._give(worker, wanted[0])
 
-    def _give(self, worker: str, block: DeployedBlock) -> None:
-        assigned = AssignedBlock(
-            block.block_id, block.model, block.version, block.folder, block.revision, block.replaces, block.is_new
-        )
-        self._assignments.setdefault(worker, Ledger()).put(BLOCK + block.block_id, assigned)
+    def _give(self, worker: str, block: AssignedBlock) -> None:
+        self._assignments.setdefault(worker, Ledger()).put(BLOCK + block.block_id, block)
         self._given.setdefault(block.block_id, set()).add(worker)
 
     def _take(self, worker: str, block_id: str) -> None:
         self._given[block_id].discard(worker)
         if (ledger := self._assignments.get(worker)) is not None:
             ledger.remove(BLOCK + block_id)
+
+
+def _assigned(block: DeployedBlock) -> AssignedBlock:
+    return AssignedBlock(
+        block.block_id, block.model, block.version, block.folder, block.revision, block.replaces, block.is_new
+    )
 
 
 def _endpoints(state: DesiredState) -> Endpoints:

@@ -1,0 +1,233 @@
+"""A reign by events: workers come, fall silent, go and come back; their blocks are where they should be, by deltas."""
+
+import json
+from typing import Any
+
+from penstock.core.blocks import BlockRecord, BlockRole, BlockState, WorkerRecord
+from penstock.manager.desired import BLOCKS, WORKERS, DesiredState, encode
+from penstock.manager.lives import LifeRules, WorkerArrived, WorkerHeard, WorkerStreamEnded
+from penstock.manager.registry import WorkerState
+from penstock.manager.reign import Facts, Reign, Report
+from penstock.manager.telling.boards import BLOCK, AssignedBlock
+from penstock.storage.metadata.base import Change
+
+RULES = LifeRules()
+BEAT_S = 0.5
+
+
+class Cluster:
+    """A manager's reign and the workers that it hears, on one clock."""
+
+    def __init__(self, workers: int = 0, is_fresh: bool = True) -> None:
+        self.now, self.revision, self.streams = 0.0, 0, 0
+        self.state = DesiredState()
+        self.reign = Reign(1, self.state, RULES, self.now, is_fresh)
+        self.stream: dict[str, int] = {}
+        self.seen: dict[str, int] = {}
+        self.told = 0  # blocks in assignments, given or taken
+        for number in range(workers):
+            self.arrive(f"w{number}")
+
+    def write(self, *changes: tuple[str, bytes | None]) -> None:
+        self.revision += 1
+        folded = self.state.fold([Change(key, value, self.revision) for key, value in changes])
+        self.reign.fold(folded)
+
+    def deploy(self, *block_ids: str, **fields: Any) -> None:
+        record = BlockRecord(model="m", version="1", source="/m", role=BlockRole.CHOSEN, **fields)
+        self.write(*((BLOCKS + name, encode(record.model_copy(update={"model": name}))) for name in block_ids))
+
+    def arrive(self, worker: str, incarnation: str = "1-life", holds: tuple[str, ...] = ()) -> None:
+        self.streams += 1
+        self.stream[worker] = self.streams
+        report = Report([(block_id, self.ready(block_id)) for block_id in holds])
+        arrived = WorkerArrived(worker, incarnation, self.streams)
+        self.reign.arrive(arrived, Facts(node=f"host-{worker}"), report, self.now)
+        self.seen[worker] = 0
+
+    def ready(self, block_id: str) -> WorkerState:
+        return WorkerState(BlockState.READY, "", self.state.blocks[block_id].revision, is_serving=True)
+
+    def work(self, *silent: str) -> None:
+        """Everybody but these has loaded what it should, and says so."""
+        for worker in self.attached():
+            if worker in silent:
+                continue
+            delta = self.reign.boards.assignment(worker).since(self.seen[worker])
+            self.seen[worker] = delta.revision
+            states = [
+                (each.block_id, self.ready(each.block_id))
+                for each in delta.changed.values()
+                if isinstance(each, AssignedBlock)
+            ]
+            removed = [key.removeprefix(BLOCK) for key in delta.removed]
+            self.told += len(states) + len(removed)
+            report = Report(states, removed, is_snapshot=delta.is_snapshot)
+            self.reign.hear(WorkerHeard(worker, self.stream[worker]), report, None, self.now)
+
+    def attached(self) -> list[str]:
+        return sorted(self.reign.registry.workers())
+
+    def pass_time(self, seconds: float, *silent: str) -> None:
+        for _ in range(int(seconds / BEAT_S)):
+            self.now += BEAT_S
+            self.work(*silent)
+            self.reign.turn(self.now)
+
+    def holders(self, block_id: str) -> list[str]:
+        block = self.reign.registry.get(block_id)
+        return sorted(block.workers) if block is not None else []
+
+
+def test_a_worker_gets_its_blocks_and_no_others() -> None:
+    cluster = Cluster(workers=4)
+    cluster.deploy("a", "b", "c", "d", replicas=1)
+    cluster.deploy("everywhere")
+    cluster.work()
+    placed = [cluster.holders(name) for name in "abcd"]
+    assert sorted(worker for holders in placed for worker in holders) == ["w0", "w1", "w2", "w3"]
+    assert cluster.holders("everywhere") == ["w0", "w1", "w2", "w3"]
+
+
+def test_one_change_among_a_thousand_blocks_and_a_hundred_workers_is_one_change() -> None:
+    cluster = Cluster(workers=100)
+    for first in range(0, 1000, 100):
+        cluster.deploy(*(f"blk-{number}" for number in range(first, first + 100)), replicas=2)
+    cluster.work()
+    cluster.work()
+    assert cluster.told == 2000, "each block to two workers, once"
+    view = cluster.reign.boards.view
+    seen, cluster.told = view.revision, 0
+    cluster.deploy("one-more", replicas=1)
+    cluster.work()
+    assert cluster.told == 1
+    assert set(view.since(seen).changed) == {"block/one-more"}
+    cluster.work()
+    assert cluster.told == 1, "nobody is told twice"
+    moved = [move for move in range(1000) if len(cluster.holders(f"blk-{move}")) != 2]
+    assert moved == []
+
+
+def test_what_a_silent_worker_held_is_placed_elsewhere() -> None:
+    cluster = Cluster(workers=3)
+    cluster.deploy("a", replicas=2)
+    cluster.work()
+    lost, kept = cluster.holders("a")
+    cluster.pass_time(RULES.suspect_s + BEAT_S, lost)
+    assert cluster.holders("a") == [lost, kept], "it may come back"
+    cluster.pass_time(RULES.offline_s, lost)
+    assert len(cluster.holders("a")) == 2
+    assert lost not in cluster.holders("a")
+    assert [notice.kind for notice in cluster.reign.notices if notice.subject == lost] == [
+        "worker_alive",
+        "worker_suspect",
+        "worker_offline",
+    ]
+
+
+def test_one_that_is_heard_again_tells_everything_again() -> None:
+    cluster = Cluster(workers=2)
+    cluster.deploy("a")
+    cluster.work()
+    cluster.pass_time(RULES.offline_s + 1, "w0")
+    assert cluster.holders("a") == ["w1"]
+    cluster.reign.hear(WorkerHeard("w0", cluster.stream["w0"]), Report([], is_snapshot=False), None, cluster.now)
+    assert "everything again" in cluster.reign.refused[cluster.stream["w0"]].reason
+    cluster.reign.end(WorkerStreamEnded("w0", cluster.stream["w0"]), cluster.now)
+    cluster.arrive("w0", holds=("a",))
+    assert cluster.holders("a") == ["w0", "w1"]
+
+
+def test_a_connection_that_breaks_for_a_moment_moves_nothing() -> None:
+    cluster = Cluster(workers=3)
+    cluster.deploy("a", replicas=1)
+    cluster.work()
+    (holder,) = cluster.holders("a")
+    cluster.reign.end(WorkerStreamEnded(holder, cluster.stream[holder]), cluster.now)
+    cluster.pass_time(1.0)
+    cluster.told = 0
+    cluster.arrive(holder, holds=("a",))
+    cluster.pass_time(10.0)
+    assert cluster.holders("a") == [holder]
+    assert cluster.told <= 1, "it may hear again what it has"
+
+
+def test_whoever_leaves_is_gone_at_once() -> None:
+    cluster = Cluster(workers=2)
+    cluster.deploy("a", replicas=1)
+    cluster.work()
+    (holder,) = cluster.holders("a")
+    cluster.reign.end(WorkerStreamEnded(holder, cluster.stream[holder], has_left=True), cluster.now)
+    cluster.work()
+    assert cluster.holders("a") == [{"w0": "w1", "w1": "w0"}[holder]]
+
+
+def test_a_new_process_of_a_worker_holds_nothing_of_the_old_one() -> None:
+    cluster = Cluster(workers=1)
+    cluster.deploy("a")
+    cluster.work()
+    cluster.reign.end(WorkerStreamEnded("w0", cluster.stream["w0"]), cluster.now)
+    cluster.arrive("w0", "2-life")
+    assert cluster.holders("a") == []
+    cluster.work()
+    assert cluster.holders("a") == ["w0"]
+
+
+def test_a_drained_worker_serves_until_others_do() -> None:
+    cluster = Cluster(workers=2)
+    cluster.deploy("a", replicas=1)
+    cluster.work()
+    (holder,) = cluster.holders("a")
+    cluster.write((WORKERS + holder, encode(WorkerRecord(is_draining=True))))
+    block = cluster.reign.registry.get("a")
+    assert block is not None
+    assert len(cluster.reign.registry.assigned_to(block)) == 2
+    cluster.work()
+    cluster.work()
+    assert cluster.holders("a") == [{"w0": "w1", "w1": "w0"}[holder]]
+    assert cluster.reign.is_drained(holder)
+
+
+def test_a_successor_leaves_what_is_held_where_it_is() -> None:
+    before = Cluster(workers=4)
+    before.deploy(*(f"blk-{number}" for number in range(40)), replicas=2)
+    before.work()
+    held = {
+        worker: tuple(f"blk-{n}" for n in range(40) if worker in before.holders(f"blk-{n}")) for worker in before.seen
+    }
+    after = Cluster(is_fresh=False)
+    after.state, after.revision = before.state, before.revision
+    after.reign = Reign(2, before.state, RULES, 0.0)
+    for worker in ("w0", "w1", "w2"):  # the fourth has died meanwhile
+        after.arrive(worker, holds=held[worker])
+        after.work()
+    assert all(len(after.holders(f"blk-{n}")) == len({*before.holders(f"blk-{n}")} - {"w3"}) for n in range(40))
+    after.pass_time(RULES.offline_s + 1)
+    assert all(len(after.holders(f"blk-{n}")) == 2 for n in range(40)), "its blocks are placed elsewhere"
+    moved = [each for worker in ("w0", "w1", "w2") for each in held[worker] if worker not in after.holders(each)]
+    assert len(moved) <= 4, "to even out, a few may"
+
+
+def test_labels_of_operators_stand_before_a_workers_own() -> None:
+    cluster = Cluster(workers=2)
+    cluster.write((WORKERS + "w1", json.dumps({"labels": {"disk": "ssd"}}).encode()))
+    cluster.deploy("a", replicas=1, labels={"disk": "ssd"})
+    cluster.work()
+    assert cluster.holders("a") == ["w1"]
+
+
+def test_many_that_come_to_a_successor_keep_what_they_hold() -> None:
+    before = Cluster(workers=60)
+    before.deploy(*(f"blk-{number}" for number in range(100)), replicas=3)
+    before.work()
+    held = {worker: [f"blk-{n}" for n in range(100) if worker in before.holders(f"blk-{n}")] for worker in before.seen}
+    after = Cluster()
+    after.state = before.state
+    after.reign = Reign(2, before.state, RULES, 0.0)
+    for worker in before.seen:
+        after.arrive(worker, holds=tuple(held[worker]))
+        given = after.reign.boards.assignment(worker).items()
+        assert {f"block/{block_id}" for block_id in held[worker]} <= given.keys(), "nothing is let go of"
+    after.pass_time(RULES.offline_s + 1)
+    assert all(len(after.holders(f"blk-{n}")) == 3 for n in range(100))
+    assert all(after.holders(f"blk-{n}") == before.holders(f"blk-{n}") for n in range(100))
