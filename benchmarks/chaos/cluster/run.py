@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import fleet, managers, placement, workers
+from benchmarks.chaos.cluster import fleet, managers, placement, sessions, workers
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
@@ -10,6 +10,7 @@ PARTS: Mapping[str, Scenario] = {
     "managers": managers.run,
     "workers": workers.run,
     "fleet": fleet.run,
+    "sessions": sessions.run,
 }
 
 

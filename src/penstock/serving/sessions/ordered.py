@@ -17,7 +17,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription, GatewayMember
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, PenstockError, SessionMoved
-from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.requests import Controls, InferRequest, InferResponse
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.peers import Forwarding
 from penstock.serving.sessions import faults
@@ -83,8 +83,10 @@ class OrderedSessions:
         return self._run(block, request, deadline, run)
 
     async def _run(self, block: BlockDescription, request: InferRequest, deadline: float, run: Run) -> InferResponse:
+        controls = request.controls
         while True:
             change, owner = self._change, self._owner(request)
+            request.controls = _as_asked(controls)
             try:
                 if owner == self._gateway_id:
                     return await self._run_here(block, request, deadline, run)
@@ -97,8 +99,10 @@ class OrderedSessions:
     async def stream(
         self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream
     ) -> AsyncGenerator[InferResponse, None]:
+        controls = request.controls
         while True:
             change, owner = self._change, self._owner(request)
+            request.controls = _as_asked(controls)
             has_begun = False
             try:
                 if owner == self._gateway_id:
@@ -286,6 +290,11 @@ class OrderedSessions:
             return await self._there.fetch(block_id, session_id, self._to(gateway_id, deadline))
         except DeadlineExceeded as error:
             raise faults.moved(session_id) from error
+
+
+def _as_asked(controls: Controls) -> Controls:
+    """With a place in the session of its own: the session's table notes there what the worker is told."""
+    return replace(controls, session=copy(controls.session))
 
 
 def _session_id(request: InferRequest) -> str:

@@ -4,11 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from benchmarks.waiting import until
+from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, GatewayLost, WorkerLost
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.serving.sessions import faults
 from penstock.storage.sessions.memory import MemorySessionStore
 from tests.unit.serving.sessions.gateways import Cluster, block, is_repeat, place
 
@@ -174,6 +178,27 @@ async def test_without_a_number_a_request_is_not_sent_twice(stored: Cluster) -> 
     stored.tell()
     with pytest.raises(GatewayLost, match="whether the request ran is not known"):
         await sending
+
+
+async def test_a_step_that_is_sent_anew_is_as_it_was_asked(stored: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the worker was to be told, that the session begins, must not be taken for the client's words."""
+    stored.add("a", "b")
+    owner, asked = stored.gateways["a"], list[bool]()
+    run = owner.runs.run
+
+    async def refuse_once(block: BlockDescription, request: InferRequest, *more: Any) -> InferResponse:
+        step = request.controls.session
+        assert step is not None
+        asked.append(step.is_start)
+        step.is_start = True
+        if len(asked) == 1:
+            raise faults.moved(step.session_id)
+        step.is_start = False
+        return await run(block, request, *more)
+
+    monkeypatch.setattr(owner.runs, "run", refuse_once)
+    await owner.send(stored.session_of("a"), 1)
+    assert asked == [False, False]
 
 
 async def test_an_owner_that_was_deposed_runs_nothing(stored: Cluster) -> None:
