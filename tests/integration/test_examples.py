@@ -14,7 +14,12 @@ def test_a_cluster_of_three_hosts(options: list[str]) -> None:
     """Network namespaces need root; where there are none this fails, rather than passing by."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PENSTOCK": f"{sys.prefix}/bin/penstock"}
     ran = subprocess.run(
-        [ROOT / "examples/cluster/run", *options], capture_output=True, text=True, env=environment, timeout=150, check=False
+        [ROOT / "examples/cluster/run", *options],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=150,
+        check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("[2.0, 4.0, 6.0]") == 2 + len(options), ran.stdout

@@ -126,12 +126,16 @@ def test_beyond_loopback_is_asked_for(cluster: ClusterHosts, models: Path, role:
 
 
 def test_a_machine_joins_and_leaves_while_requests_flow(cluster: ClusterHosts) -> None:
-    join = ("--join", cluster.address(MANAGER), "--host", cluster.address(MANAGER), "--insecure")
+    here = cluster.address(MANAGER)
+    join = ("--join", here, "--host", here, "--insecure")
     with asking(cluster):
-        machine = cluster.role(MANAGER, "serve", *join, "--workers", "2", name="machine")
+        machine = cluster.role(MANAGER, "serve", *join, "--workers", "2", "--health-host", here, name="machine")
         until_workers(cluster, BOTH | {"h0.worker-0", "h0.worker-1"})
         cluster.wait_ready(MANAGER)  # its own gateway knows all workers
         assert cluster.workers(MANAGER) == cluster.workers(DOOR)
+        ready = (200, b'{"status":"ready"}')
+        eventually(lambda: cluster.http(MANAGER, "/readyz", 7430) == ready, "the machine is ready", WAIT_S)
+        assert b'worker="h0.worker-1"' in cluster.http(MANAGER, "/metrics", 7430)[1]
         assert machine.stop() == 0
         until_workers(cluster, BOTH)
 

@@ -73,15 +73,20 @@ async def _run_roles(
     places.write_config(config)
     share_metrics(places.metrics, SUPERVISOR)
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
+    look = None
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         me, further = ManagerRecord(manager_id="manager", address=places.manager), []
         if is_clustered(config):
             address = reserve_manager(config, stack)
             told = advertised_manager(config, address.port or 0)
             me, further = ManagerRecord(manager_id=named(config, "manager"), address=told), [str(address)]
-        await open_manager(config, stack, me, places.manager, *further, is_fresh=not further)
+        look = (await open_manager(config, stack, me, places.manager, *further, is_fresh=not further)).look
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
+    if is_clustered(config):
+        from penstock.app.doors import MACHINE_DOOR, open_health_door
+
+        await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, stack, look)
     if config.gateways and not await _until_open(supervisor, stop):
         return
     http, grpc = f"http://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
@@ -105,7 +110,8 @@ async def _start_children(config: Config, places: ServerPlaces, http_port: int, 
         await supervisor.start(FleetRole(name, places.command("gateway", name, *ports), is_door=True))
     for index in range(config.workers):
         name = named(config, f"worker-{index}")
-        await supervisor.start(FleetRole(name, places.command("worker", name)))
+        command = places.command("worker", name)
+        await supervisor.start(FleetRole(name, command, says_ready=is_clustered(config)))
     for name in task_worker_ids(config):
         await supervisor.start(FleetRole(name, places.command("tasks", name)))
     return supervisor

@@ -1,15 +1,18 @@
 """The worker role: one process that holds blocks and runs them."""
 
+import asyncio
 from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
 from penstock.app.leaders import open_leader
-from penstock.app.places import check_join, task_worker_ids
+from penstock.app.places import check_join, is_clustered, task_worker_ids
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.loop import Worker
+
+TELL_S = 0.25
 
 
 def run_worker(start: RoleStart) -> None:
@@ -33,4 +36,17 @@ async def _work(run: RoleRun) -> None:
 
             check_join(config)
             await open_health_door(config, places, WORKER_DOOR, worker.problem, stack)
+        elif is_clustered(config):
+            telling = asyncio.create_task(_tell_supervisor(run, worker), name="tell-supervisor")
+            stack.callback(telling.cancel)
         await worker.run(run.stop)
+
+
+async def _tell_supervisor(run: RoleRun, worker: Worker) -> None:
+    """Its machine has one health door for all."""
+    told = None
+    while True:
+        if (problem := await worker.problem()) != told:
+            told = problem
+            run.tether.say_problem(problem)
+        await asyncio.sleep(TELL_S)

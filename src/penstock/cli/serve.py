@@ -5,7 +5,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal.cluster import Advertise, Bind, ConfigFile, DataDir, Insecure, Join, Node, given
+from penstock.cli.terminal.cluster import (
+    Advertise,
+    Bind,
+    ConfigFile,
+    DataDir,
+    HealthGrpcPort,
+    HealthHost,
+    HealthPort,
+    Insecure,
+    Join,
+    Node,
+    given,
+)
 from penstock.cli.terminal.output import with_readable_logs
 from penstock.cli.terminal.progress import show_steps
 from penstock.cli.terminal.repository import ServedModels
@@ -36,6 +48,9 @@ def serve(
     node: Node = None,
     bind: Bind = None,
     advertise: Advertise = None,
+    health_host: HealthHost = None,
+    health_port: HealthPort = None,
+    health_grpc_port: HealthGrpcPort = None,
     config: ConfigFile = None,
 ) -> None:
     """Serve a folder of models on this machine, or add this machine to a cluster (--join)."""
@@ -57,6 +72,7 @@ def serve(
         workers=workers,
         data_dir=data_dir,
         cluster=given(join=join, node=node, bind=bind, advertise=advertise),
+        health=given(host=health_host, http_port=health_port, grpc_port=health_grpc_port),
     )
     readable = with_readable_logs(loaded)
     # What a machine that joins serves, its managers say.

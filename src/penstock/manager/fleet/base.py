@@ -23,6 +23,7 @@ class FleetRole:
     name: str
     command: tuple[str, ...]  # what starts its process
     is_door: bool = False  # it says when it is open
+    says_ready: bool = False  # it says whether it is ready, and why it is not
     resources: RoleResources = RoleResources()
 
 

@@ -22,6 +22,7 @@ from penstock.manager.fleet.tether import Tether
 log = structlog.get_logger()
 TURN_S = 0.5
 KILLED_S = 5.0  # what the kernel gets to end what was killed
+STARTING = "it is being started"
 OnExit = Callable[[str, str], None]
 
 
@@ -38,6 +39,8 @@ class LocalFleet:
         self._starts: Counter[str] = Counter()
         self._stopping: set[str] = set()
         self._hung: set[str] = set()
+        self._telling: set[str] = set()
+        self._problems: dict[str, str] = {}  # what those say of themselves that tell whether they are ready
         self._liveness = Liveness(settings.hang_s, settings.loop_hang_s)
         self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._watch(), name="watch-children")
@@ -48,6 +51,8 @@ class LocalFleet:
             return
         if role.is_door:
             self._doors.add(role.name)
+        if role.is_door or role.says_ready:
+            self._telling.add(role.name)
         self._keepers[role.name] = asyncio.create_task(self._keep(role.name, role.command), name=f"keep-{role.name}")
 
     async def watch(self) -> list[RoleStanding]:
@@ -58,6 +63,14 @@ class LocalFleet:
             )
             for name in sorted(self._keepers)
         ]
+
+    async def problem(self) -> str:
+        """Why not all of them are ready; empty: they are."""
+        for name in sorted(self._keepers):
+            unsaid = STARTING if name in self._telling or name not in self._processes else ""
+            if problem := self._problems.get(name, unsaid):
+                return f"{name}: {problem}"
+        return ""
 
     def names(self) -> set[str]:
         return set(self._keepers)
@@ -140,6 +153,7 @@ class LocalFleet:
         finally:
             tether.close()
             self._liveness.ended(name)
+            self._problems.pop(name, None)
             self._processes.pop(name, None)
 
     async def _start(self, command: Sequence[str], tether: Tether) -> asyncio.subprocess.Process:
@@ -154,8 +168,12 @@ class LocalFleet:
     def _heard(self, name: str, said: dict[str, Any]) -> None:
         if "loop_s" in said:
             self._liveness.beaten(name, said["loop_s"])
-        if "open" in said and not self._opened.done():
-            self._opened.set_result(None)
+        if "open" in said:
+            self._problems[name] = ""
+            if not self._opened.done():
+                self._opened.set_result(None)
+        if "problem" in said:
+            self._problems[name] = said["problem"]
         if failed := said.get("failed"):
             error = from_code(failed["code"], failed["message"], {})
             if not self._keeps_shut(name, error):

@@ -73,6 +73,10 @@ class TetheredProcess:
     def say_open(self) -> None:
         self._say(open=True)
 
+    def say_problem(self, problem: str) -> None:
+        """Why it is not ready; empty: it is."""
+        self._say(problem=problem[:MESSAGE_CHARACTERS])
+
     def say_failed(self, error: PenstockError) -> bool:
         """Whether somebody heard it, and will tell."""
         return self._say(failed={"code": error.code, "message": error.message[:MESSAGE_CHARACTERS]})

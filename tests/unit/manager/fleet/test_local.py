@@ -98,6 +98,20 @@ async def test_a_door_that_ends_before_it_is_open_fails_the_start(supervisor: Lo
         await supervisor.until_open()
 
 
+async def test_it_is_ready_when_all_that_tell_are(supervisor: LocalFleet) -> None:
+    told = 'tether.say_problem("it loads"); asyncio.get_running_loop().call_later(0.5, tether.say_problem, "")'
+    await supervisor.start(FleetRole("silent", SLEEPER))
+    await supervisor.start(FleetRole("telling", child(told), says_ready=True))
+    seen = []
+    while not seen or seen[-1]:
+        problem = await supervisor.problem()
+        if problem not in seen[-1:]:
+            seen.append(problem)
+        await asyncio.sleep(0.01)
+    assert seen[0] == "silent: it is being started"
+    assert seen[-3:] == ["telling: it is being started", "telling: it loads", ""]
+
+
 async def test_a_command_that_cannot_be_started_is_tried_again(
     supervisor: LocalFleet, exits: list[tuple[str, str]]
 ) -> None:
