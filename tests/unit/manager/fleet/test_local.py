@@ -102,7 +102,7 @@ async def test_it_is_ready_when_all_that_tell_are(supervisor: LocalFleet) -> Non
     told = 'tether.say_problem("it loads"); asyncio.get_running_loop().call_later(0.5, tether.say_problem, "")'
     await supervisor.start(FleetRole("silent", SLEEPER))
     await supervisor.start(FleetRole("telling", child(told), says_ready=True))
-    seen = []
+    seen: list[str] = []
     while not seen or seen[-1]:
         problem = await supervisor.problem()
         if problem not in seen[-1:]:
