@@ -84,6 +84,7 @@ async def open_manager(
     stack.push_async_callback(rollouts.close)
     server = await serve_manager(manager, *addresses, further=(partial(add_rollouts, rollouts),))
     stack.push_async_callback(server.stop, 0.5)
+    stack.push_async_callback(manager.election.close)  # first: another may lead at once
 
     async def problem() -> str:
         await store.get(LEADER)

@@ -89,7 +89,9 @@ class AskedManagers:
         self._addresses = known
 
     def _any(self) -> str:
-        return self._rng.choice(list(self._addresses))
+        """Another than the leader, where there is one: whoever is cut off does not know who leads now."""
+        others = [address for address in self._addresses if address != self._best.address]
+        return self._rng.choice(others or list(self._addresses))
 
     async def _ask_manager(self, address: str) -> LeaderResponse:
         if address not in self._channels:

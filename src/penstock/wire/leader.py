@@ -18,6 +18,8 @@ LEADERLESS_S = 10.0  # what a call waits for somebody to lead
 RETRY_S = 0.1  # doubles
 MAX_RETRY_S = 0.5
 CLOSE_S = 1.0
+LOOK_S = 0.3  # a call that lasts so long has somebody look whether its leader still leads, and again, ever more rarely
+MAX_LOOK_S = 2.0
 # One that was not there just now may be there at once; of one that is cut off, only an unanswered ping tells.
 MANAGER_CHANNEL = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -138,7 +140,11 @@ class Leader:
         self, act: Callable[[grpc.aio.Channel, float], Awaitable[R]], left_s: float, patience_s: float
     ) -> tuple[R | None, Unavailable | None]:
         async def called(channel: grpc.aio.Channel) -> R:
-            return await act(channel, left_s)
+            looking = asyncio.create_task(self._look())
+            try:
+                return await act(channel, left_s)
+            finally:
+                looking.cancel()
 
         try:
             async with asyncio.timeout(patience_s):
@@ -159,6 +165,13 @@ class Leader:
         if not isinstance(failure, NotLeader):
             raise failure
         return None, failure
+
+    async def _look(self) -> NoReturn:
+        pause_s = LOOK_S
+        while True:
+            await asyncio.sleep(pause_s)
+            self._source.hurry()
+            pause_s = min(1.1 * pause_s, MAX_LOOK_S)
 
     async def close(self) -> None:
         self._following.cancel()
