@@ -1,5 +1,6 @@
 """Roles on hosts of their own: network namespaces that reach each other over a bridge."""
 
+import asyncio
 import json
 import signal
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from urllib.request import urlopen
 
 import grpc
 import pytest
@@ -14,7 +16,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.cluster import ClusterHosts
 from benchmarks.waiting import eventually
+from penstock.client.registry import RegistryClient
+from penstock.core.errors import Conflict
+from penstock.models.registry.scan import scan
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.pb.v1 import cluster_pb2
+from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
 from tests.servers import answered, floats, write_factor
 
 WAIT_S = 60.0
@@ -47,9 +54,9 @@ def until_workers(cluster: ClusterHosts, workers: set[str]) -> None:
     eventually(lambda: cluster.workers(DOOR) == workers, f"the gateway has {workers}", WAIT_S)
 
 
-def infer(cluster: ClusterHosts, number: float = 3.0, timeout_s: float = WAIT_S) -> float:
+def infer(cluster: ClusterHosts, number: float = 3.0, timeout_s: float = WAIT_S, model: str = "factor") -> float:
     with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
-        (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", number), timeout=timeout_s))
+        (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(model, number), timeout=timeout_s))
         return found
 
 
@@ -82,6 +89,25 @@ def load(cluster: ClusterHosts) -> str:
 def test_a_request_is_answered_by_workers_of_both_hosts(cluster: ClusterHosts) -> None:
     assert [infer(cluster, float(number)) for number in range(8)] == [2.0 * number for number in range(8)]
     assert load(cluster) == ""
+
+
+async def test_a_model_that_is_uploaded_is_fetched_verified_and_served(cluster: ClusterHosts, tmp_path: Path) -> None:
+    write_factor(tmp_path, "triple", 3.0)
+    scanned = scan(tmp_path / "triple", "")
+    address = f"{cluster.address(MANAGER)}:7400"
+    async with RegistryClient(address) as client, grpc.aio.insecure_channel(address) as channel:
+        made = await client.push(scanned.manifest, scanned.files)
+        spec = cluster_pb2.BlockSpec(model="triple", source="registry")
+        request = cluster_pb2.DeployBlockRequest(spec=spec, wait_s=WAIT_S)
+        deployed = await ClusterStub(channel).DeployBlock(request, timeout=WAIT_S)
+        assert not deployed.HasField("failure"), deployed.failure.message
+        assert await asyncio.to_thread(infer, cluster, 5.0, model="triple") == 15.0
+        assert (await client.find("triple")).blocks == tuple(deployed.block_ids)
+        with pytest.raises(Conflict, match=deployed.block_ids[0]):
+            await client.delete("triple", "1")
+    url = f"http://{cluster.address(MANAGER)}:7412/v1/registry/models/triple/versions/latest"
+    with await asyncio.to_thread(urlopen, url, timeout=WAIT_S) as answer:
+        assert json.load(answer)["digest"] == made.digest
 
 
 def test_every_role_says_how_it_is(cluster: ClusterHosts) -> None:

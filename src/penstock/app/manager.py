@@ -20,6 +20,7 @@ from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
+    from penstock.manager.models.registry import ModelRegistry
     from penstock.telemetry.door import Problem
 
 log = structlog.get_logger()
@@ -28,6 +29,7 @@ log = structlog.get_logger()
 class OpenManager(NamedTuple):
     problem: "Problem"  # why it is not ready
     look: "Callable[[], Collector]"  # the cluster's metrics, of the moment
+    registry: "ModelRegistry"
 
 
 def run_manager(start: RoleStart) -> None:
@@ -39,6 +41,7 @@ def run_manager(start: RoleStart) -> None:
 
 async def _manage(run: RoleRun) -> None:
     from penstock.app.doors import MANAGER_DOOR, open_health_door
+    from penstock.app.registry import open_registry_door
 
     config = run.config
     share_metrics(run.places.metrics, run.name)
@@ -47,6 +50,7 @@ async def _manage(run: RoleRun) -> None:
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
         opened = await open_manager(config, stack, me, str(address))
         await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look)
+        await open_registry_door(config, opened.registry, address.host, stack)
         log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
         await run.stop.wait()
@@ -65,6 +69,7 @@ async def open_manager(
 ) -> "OpenManager":
     """`is_fresh`: its workers and gateways are all yet to be started."""
     # Imported only now: the children of `serve` do the same meanwhile.
+    from penstock.app.registry import open_registry, registry_service
     from penstock.manager.election import LEASE_S, SOLE_LEASE_S
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
@@ -78,11 +83,14 @@ async def open_manager(
     stack.push_async_callback(store.close)
     manager = Manager(store, config.models, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh)
     stack.push_async_callback(manager.close)
+    registry = open_registry(config, store, stack)
+    manager.find_version = registry.choose
     rollouts = Rollouts(manager, RolloutMetrics(CollectorRegistry()))
     await manager.start(is_sole=not is_shared)
     rollouts.start()
     stack.push_async_callback(rollouts.close)
-    server = await serve_manager(manager, *addresses, further=(partial(add_rollouts, rollouts),))
+    services = (partial(add_rollouts, rollouts), registry_service(registry))
+    server = await serve_manager(manager, *addresses, further=services)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once
 
@@ -90,4 +98,4 @@ async def open_manager(
         await store.get(LEADER)
         return "" if manager.epoch or manager.election.leader else "no manager leads"
 
-    return OpenManager(problem, Overview(manager).collector)
+    return OpenManager(problem, Overview(manager).collector, registry)

@@ -23,6 +23,7 @@ from penstock.app.places import (
 )
 from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
+from penstock.app.registry import open_registry_door
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
@@ -75,12 +76,15 @@ async def _run_roles(
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
     look = None
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
-        me, further = ManagerRecord(manager_id="manager", address=places.manager), []
+        me, bound = ManagerRecord(manager_id="manager", address=places.manager), []
         if is_clustered(config):
-            address = reserve_manager(config, stack)
-            told = advertised_manager(config, address.port or 0)
-            me, further = ManagerRecord(manager_id=named(config, "manager"), address=told), [str(address)]
-        look = (await open_manager(config, stack, me, places.manager, *further, is_fresh=not further)).look
+            bound = [reserve_manager(config, stack)]
+            told = advertised_manager(config, bound[0].port or 0)
+            me = ManagerRecord(manager_id=named(config, "manager"), address=told)
+        opened = await open_manager(config, stack, me, places.manager, *map(str, bound), is_fresh=not bound)
+        for address in bound:
+            await open_registry_door(config, opened.registry, address.host, stack)
+        look = opened.look
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if is_clustered(config):

@@ -18,6 +18,7 @@ from penstock.cli.model.check import check
 from penstock.cli.model.importing import import_model
 from penstock.cli.model.list import list_models
 from penstock.cli.model.quantize import quantize
+from penstock.cli.model.registry import alias, delete, pull, push
 from penstock.cli.rerank import rerank
 from penstock.cli.roles import gateway, manager, tasks, worker
 from penstock.cli.serve import serve
@@ -34,9 +35,14 @@ commands = (serve, manager, gateway, worker, embed, rerank, classify, upscale, s
 for command in commands:
     app.command()(command)
 app.command(hidden=True)(tasks)
-model = typer.Typer(no_args_is_help=True, help="The model repository: list, import, check and quantize its models.")
+model = typer.Typer(
+    no_args_is_help=True,
+    help="Models of a repository: import, check, quantize. Of a registry: push, pull, delete, alias.",
+)
 for name, of_models in (("import", import_model), ("check", check), ("quantize", quantize), ("list", list_models)):
     model.command(name)(of_models)
+for of_registry in (push, pull, alias, delete):
+    model.command()(of_registry)
 experiment = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a model and compare them.")
 for name, of_experiments in (("run", run), ("run-all", run_all), ("compare", compare), ("list", list_experiments)):
     experiment.command(name)(of_experiments)

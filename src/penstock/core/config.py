@@ -104,7 +104,7 @@ class RegistrySettings(Section):
     """Models that are uploaded, and what workers keep of them."""
 
     objects: str = ""  # their files: a path, file:///… or s3://bucket/prefix; empty: data_dir/objects
-    max_files: Annotated[int, Field(ge=1, le=100_000)] = 10_000  # of one version
+    max_files: Annotated[int, Field(ge=1, le=20_000)] = 10_000  # of one version
     max_model_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024 * 1024  # of one version
     max_uploads: Annotated[int, Field(ge=1)] = 64  # that are not finished
     upload_expiry_s: Annotated[float, Field(ge=1)] = 86_400.0  # without a byte of an upload

@@ -27,7 +27,7 @@ LATEST = "latest"  # the alias that moves by itself
 SOURCE = "registry:"  # before a digest: where a block's files come from, in place of a folder
 MAX_PATH_BYTES = 1024
 MAX_NAME_BYTES = 255
-MAX_MANIFEST_BYTES = 16 * 1024 * 1024
+MAX_MANIFEST_BYTES = 3 * 1024 * 1024  # a gRPC message has 4 MiB
 # Beside what no file system takes: what means something else on another one.
 UNSAFE = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^/]*)")

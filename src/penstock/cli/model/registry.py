@@ -168,7 +168,17 @@ def _tagged(facts: "ModelFacts", tags: list[str]) -> "ModelFacts":
 
 
 def _run(call: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(call)
+    """What a server would log, a command keeps to itself: its standard output is the answer's."""
+    import logging
+
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        return asyncio.run(call)
+    finally:
+        structlog.configure(**before)
 
 
 def _as_json(found: "ModelVersion") -> dict[str, Any]:

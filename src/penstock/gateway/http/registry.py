@@ -5,11 +5,14 @@ A request is never read whole: bodies are streams into the registry, and files a
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
 import structlog
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -40,6 +43,8 @@ VERSION_PATH = ROOT + "/models/{model}/versions/{version}"
 FILE_PATH = ROOT + "/uploads/{upload}/files/{sha256}"
 TUS = {"tus-resumable": "1.0.0"}
 OFFSET_STREAM = "application/offset+octet-stream"
+MAX_CONNECTIONS = 256
+CLOSE_S = 2
 SILENCE_S = 30.0  # without a byte of a body
 RANGE = re.compile(r"bytes=(?:(?P<first>[0-9]{1,18})-(?P<last>[0-9]{0,18})|-(?P<tail>[0-9]{1,18}))")
 Handler = Callable[["RegistryRest", Request], Awaitable[Response]]
@@ -185,6 +190,37 @@ class RegistryApp:
             await self._app(scope, receive, send)
         except ClientDisconnect:
             log.debug("client_left", path=scope["path"][:200])
+
+
+def serve_registry(app: RegistryApp, opened: socket.socket) -> Callable[[], Awaitable[None]]:
+    """Returns what closes it."""
+    server = _RegistryServer(
+        uvicorn.Config(
+            app,
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_graceful_shutdown=CLOSE_S,
+            ws="none",
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[opened]), name="registry-door")
+
+    async def close() -> None:
+        server.should_exit = True
+        await asyncio.wait({serving}, timeout=2 * CLOSE_S)
+
+    return close
+
+
+class _RegistryServer(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are the role's."""
+        yield
 
 
 def _bound(handler: Handler, rest: RegistryRest) -> Callable[[Request], Awaitable[Response]]:

@@ -60,6 +60,10 @@ class ModelRecords:
             f"the registry has no '{reference}'" + (f"; of '{model}' it has version {there}" if there else "")
         )
 
+    def compare(self, found: RegisteredVersion) -> Compare:
+        """It is there as it was found, and nobody deletes it."""
+        return Compare(_version_key(found.model, found.version), found.revision)
+
     async def get(self, model: str, version: str) -> VersionRecord | None:
         found = await self._store.get(_version_key(model, version))
         return None if found is None else VersionRecord.model_validate_json(found.value)

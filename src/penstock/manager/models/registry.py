@@ -19,6 +19,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.manifest import Manifest, ModelFacts, VersionRecord, check_digest, read_manifest
+from penstock.manager.deployment import Choice
 from penstock.manager.models.records import ModelRecords, RegisteredVersion, taken
 from penstock.manager.models.uploads import Uploads
 from penstock.models.registry.facts import complete_facts, read_settings, settings_files
@@ -103,6 +104,13 @@ class ModelRegistry:
 
     async def find(self, reference: str) -> RegisteredVersion:
         return await self._records.find(reference)
+
+    async def choose(self, reference: str) -> Choice:
+        """What a block is made of that is deployed from here; it must be there still when that is written."""
+        found = await self._records.find(reference)
+        if found.record.is_going:
+            raise UnknownModel(f"'{found.model}:{found.version}' is being deleted")
+        return Choice(found.model, found.source, [found.version], compares=(self._records.compare(found),))
 
     async def list(self, model: str = "") -> "list[RegisteredVersion]":
         return await self._records.list(model)

@@ -1,0 +1,139 @@
+"""A large model is pushed to the registry and pulled again, and the connection is cut twice each way."""
+
+import asyncio
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.chaos.cluster.fault_proxy import FaultProxy
+from benchmarks.chaos.report import ChaosPlan, Result
+from benchmarks.peers.peer import free_ports
+from benchmarks.waiting import until_seen
+
+SIZE, QUICK_SIZE = 1024**3, 128 * 1024**2
+MIB = 1024 * 1024
+SAMPLE_S = 0.02
+START_S, COMMAND_S, STOP_S = 60.0, 600.0, 30.0
+SETTINGS = """task: tensor
+engine: python
+python:
+  inputs: [{name: x, datatype: FP32, shape: [-1]}]
+  outputs: [{name: y, datatype: FP32, shape: [-1]}]
+"""
+CODE = """class Model:
+    def infer(self, inputs, context):
+        return {"y": inputs["x"]}
+"""
+
+
+async def run(plan: ChaosPlan) -> Result:
+    size = QUICK_SIZE if plan.is_quick else SIZE
+    plan = replace(plan, folder=plan.folder / "upload")
+    model = plan.folder / "large"
+    await asyncio.to_thread(write_model, model, size)
+    (plan.folder / "models").mkdir()
+    port, health, health_grpc, rest = free_ports(4)
+    manager = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock", "manager", "--models", str(plan.folder / "models")),
+        *("--data-dir", str(plan.folder / "data"), "--bind", f"127.0.0.1:{port}"),
+        *("--health-port", str(health), "--health-grpc-port", str(health_grpc)),
+        env={**os.environ, "PENSTOCK_REGISTRY__HTTP_PORT": str(rest)},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=(plan.folder / "manager.log").open("wb"),
+    )
+    try:
+        await until_seen(lambda: answers(health), "the manager answers", START_S)
+        return await transfer(plan, model, size, port, manager.pid)
+    finally:
+        manager.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(manager.wait(), STOP_S)
+
+
+async def transfer(plan: ChaosPlan, model: Path, size: int, port: int, pid: int) -> Result:
+    idle = psutil.Process(pid).memory_info().rss
+    result = Result()
+    async with FaultProxy(port, [size // 3, 2 * size // 3]) as proxy:
+        plan.say(f"pushing {size // MIB} MiB")
+        push = await command(pid, "push", str(model), "--no-check", "--manager", f"127.0.0.1:{proxy.port}", "--json")
+        sent, push_cuts = proxy.sent_bytes, proxy.cut_count
+    async with FaultProxy(port, [size // 3, 2 * size // 3]) as proxy:
+        plan.say(f"pulling {size // MIB} MiB")
+        target = plan.folder / "pulled"
+        pull = await command(pid, "pull", "large", str(target), "--manager", f"127.0.0.1:{proxy.port}", "--json")
+        received, pull_cuts = proxy.received_bytes, proxy.cut_count
+    is_same = await asyncio.to_thread(
+        lambda: digest(target / "1" / "weights.bin") == digest(model / "1" / "weights.bin")
+    )
+    result.must("upload_rss_mib", (max(push["server_rss"], pull["server_rss"]) - idle) / MIB, high=200)
+    result.must("upload_client_rss_mib", max(push["client_rss"], pull["client_rss"]) / MIB, high=400)
+    result.must("upload_cuts", min(push_cuts, pull_cuts), low=2)
+    result.must("upload_wrong", 0 if is_same else 1, high=0)
+    # What is sent again: what was on its way when it was cut.
+    result.must("upload_sent_ratio", max(sent, received) / size, high=1.1)
+    result.details |= {
+        "size_mib": size // MIB,
+        "idle_rss_mib": round(idle / MIB),
+        "push_s": round(push["seconds"], 1),
+        "pull_s": round(pull["seconds"], 1),
+        "digest": push["answer"]["digest"],
+    }
+    return result
+
+
+async def command(server: int, *words: str) -> dict[str, Any]:
+    """Runs a command of `penstock model`; returns its answer, and the most memory of it and of the server."""
+    started = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "penstock", "model", *words),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    telling = asyncio.create_task(asyncio.wait_for(process.communicate(), COMMAND_S))
+    server_rss = client_rss = 0
+    while not telling.done():
+        server_rss = max(server_rss, psutil.Process(server).memory_info().rss)
+        try:
+            client_rss = max(client_rss, psutil.Process(process.pid).memory_info().rss)
+        except psutil.NoSuchProcess:
+            pass
+        await asyncio.wait({telling}, timeout=SAMPLE_S)
+    said, complained = telling.result()
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {complained.decode(errors='replace')[-500:]}")
+    seconds = time.monotonic() - started
+    return {"answer": json.loads(said), "server_rss": server_rss, "client_rss": client_rss, "seconds": seconds}
+
+
+def write_model(folder: Path, size: int) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "model.yaml").write_text(SETTINGS)
+    (folder / "1" / "model.py").write_text(CODE)
+    numbers = random.Random(size)
+    with (folder / "1" / "weights.bin").open("wb") as weights:
+        for _ in range(size // MIB):
+            weights.write(numbers.randbytes(MIB))
+
+
+def digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def answers(port: int) -> bool:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

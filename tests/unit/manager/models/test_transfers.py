@@ -1,0 +1,83 @@
+"""Files over connections that are cut, and into and out of a real S3 server."""
+
+import hashlib
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos.cluster.fault_proxy import FaultProxy
+from penstock.client.registry import RegistryClient
+from penstock.core.config import load_config
+from penstock.models.registry.pull import pull
+from penstock.models.registry.sources import ModelSources
+from penstock.storage.objects.base import open_objects
+from tests.registry_bed import RegistryBed, manifest_of, model_of, registry_bed, write_files
+from tests.s3 import S3Server
+
+MIB = 1024 * 1024
+SIZE = 12 * MIB
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "buckets") as server:
+        yield server
+
+
+@pytest.fixture
+async def bed(tmp_path: Path) -> AsyncIterator[RegistryBed]:
+    async with registry_bed(tmp_path / "data") as bed:
+        yield bed
+
+
+def port_of(bed: RegistryBed) -> int:
+    return int(bed.address.rpartition(":")[2])
+
+
+async def test_what_is_cut_twice_each_way_goes_on_and_is_whole(bed: RegistryBed, tmp_path: Path) -> None:
+    data = secrets.token_bytes(SIZE)
+    files = model_of(data)
+    manifest = manifest_of(files)
+    async with (
+        FaultProxy(port_of(bed), [SIZE // 3, 2 * SIZE // 3]) as proxy,
+        RegistryClient(f"127.0.0.1:{proxy.port}") as client,
+    ):
+        made = await client.push(manifest, write_files(tmp_path / "m", files))
+        assert proxy.cut_count == 2
+        assert proxy.sent_bytes < 1.5 * SIZE
+    async with (
+        FaultProxy(port_of(bed), [SIZE // 3, 2 * SIZE // 3]) as proxy,
+        RegistryClient(f"127.0.0.1:{proxy.port}") as client,
+    ):
+        await pull(client, made.digest, "1", tmp_path / "pulled")
+        assert proxy.cut_count == 2
+        assert proxy.received_bytes < 1.5 * SIZE
+    assert (tmp_path / "pulled" / "1" / "model.onnx").read_bytes() == data
+
+
+async def test_of_several_managers_another_is_asked_where_one_does_not_answer(bed: RegistryBed, tmp_path: Path) -> None:
+    files = model_of(b"weights")
+    async with RegistryClient(f"127.0.0.1:1,{bed.address}") as client:
+        assert (await client.push(manifest_of(files), write_files(tmp_path / "m", files))).version == "1"
+
+
+async def test_a_registry_on_s3_whose_workers_read_the_store_themselves(server: S3Server, tmp_path: Path) -> None:
+    url = server.url(secrets.token_hex(4))
+    data = secrets.token_bytes(9 * MIB)
+    files = {**model_of(data), "1/empty": b""}
+    objects = open_objects(url, tmp_path, server.settings)
+    async with registry_bed(tmp_path / "data", objects=objects) as bed, bed.client() as client:
+        made = await client.push(manifest_of(files), write_files(tmp_path / "m", files))
+        sha256 = hashlib.sha256(data).hexdigest()
+        assert b"".join([piece async for piece in client.read(sha256, 5 * MIB)]) == data[5 * MIB :]
+        config = load_config(
+            data_dir=tmp_path / "worker", registry={"objects": url, "is_direct": True}, s3=server.settings.model_dump()
+        )
+        opened = await ModelSources(config).open(f"registry:{made.digest}")
+        assert (opened.folder / "1" / "model.onnx").read_bytes() == data
+        opened.close()
+        await client.delete("m", "1")
+        assert [found.key async for found in objects.list("blobs")] == []
+        assert [found.key async for found in objects.list("manifests")] == []
