@@ -30,7 +30,7 @@ class ServerPlaces:
         join = config.cluster.join or self.manager
         if is_store(join) or join.startswith("unix:"):
             return (join,)
-        return tuple(str(each.at(MANAGER_PORT)) for each in join_addresses(join))
+        return tuple(find_managers(join))
 
     def gateway(self, gateway_id: str, config: Config) -> Endpoint:
         """Where a gateway has its door for workers."""
@@ -118,6 +118,13 @@ def check_join(config: Config) -> None:
     for each in join_addresses(config.cluster.join):
         if each.is_wildcard:
             raise ConfigError(f"--join {each}: nobody can connect there; give the manager's own address")
+
+
+def find_managers(join: str) -> list[str]:
+    """The addresses of managers, as somebody gave them to join."""
+    if join.startswith("unix:"):
+        return [join]
+    return [str(each.at(MANAGER_PORT)) for each in join_addresses(join)]
 
 
 def check_bind(config: Config) -> None:

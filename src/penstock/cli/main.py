@@ -9,6 +9,10 @@ import typer
 from penstock.cli import fleet as of_fleet
 from penstock.cli.bench import bench
 from penstock.cli.classify import classify
+from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
+from penstock.cli.cluster.events import events
+from penstock.cli.cluster.status import cluster_status
+from penstock.cli.cluster.worker import drain_worker, list_workers, remove_worker
 from penstock.cli.embed import embed
 from penstock.cli.experiment.compare import compare
 from penstock.cli.experiment.list import list_experiments
@@ -31,7 +35,7 @@ from penstock.core.error_text import printable
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-commands = (serve, manager, gateway, worker, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune)
+commands = (serve, manager, gateway, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune, events)
 for command in commands:
     app.command()(command)
 app.command(hidden=True)(tasks)
@@ -46,6 +50,20 @@ for of_registry in (push, pull, alias, delete):
 experiment = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a model and compare them.")
 for name, of_experiments in (("run", run), ("run-all", run_all), ("compare", compare), ("list", list_experiments)):
     experiment.command(name)(of_experiments)
+cluster = typer.Typer(no_args_is_help=True, help="A cluster: its managers, gateways, workers and blocks.")
+cluster.command("status")(cluster_status)
+block = typer.Typer(no_args_is_help=True, help="The blocks of a cluster: deployed models, and where they are.")
+for name, of_blocks in (("list", list_blocks), ("scale", scale_block), ("explain", explain_block)):
+    block.command(name)(of_blocks)
+block.command("deploy")(deploy_block)
+block.command("remove")(remove_block)
+workers = typer.Typer()
+workers.callback(invoke_without_command=True)(worker)
+for name, of_workers in (("list", list_workers), ("drain", drain_worker), ("remove", remove_worker)):
+    workers.command(name)(of_workers)
+app.add_typer(workers, name="worker")
+app.add_typer(cluster, name="cluster")
+app.add_typer(block, name="block")
 app.add_typer(model, name="model")
 fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
 for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):

@@ -61,6 +61,7 @@ def manager(
 
 
 def worker(
+    context: typer.Context,
     join: Join = None,
     node: Node = None,
     bind: Bind = None,
@@ -75,7 +76,9 @@ def worker(
     run_dir: RunDir = None,
     tether: TetherFd = None,
 ) -> None:
-    """Run one worker of a cluster on this host."""
+    """Run one worker of a cluster on this host; or ask about a cluster's workers."""
+    if context.invoked_subcommand is not None:
+        return
     start = _supervised(id_, run_dir, tether) or _start(
         "worker-0",
         id_,

@@ -43,6 +43,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         reign, worker = manager.reign, first.worker_id
         arrived = WorkerArrived(worker, first.incarnation or str(first.pid), stream)
         reign.arrive(arrived, _facts(first), _report(first), now())
+        if first.HasField("load"):  # with all its counts
+            reign.hear(WorkerHeard(worker, stream), Report((), is_snapshot=False), _load(first.load), now())
         hearing = _Hearing(first.revision if first.epoch == epoch else 0)
         listening = asyncio.create_task(self._listen_worker(worker, stream, reports, hearing))
         try:

@@ -1,0 +1,1 @@
+"""Commands that ask the managers of a cluster."""

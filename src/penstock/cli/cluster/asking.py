@@ -1,0 +1,113 @@
+"""Which managers a command asks, what they answer as plain values, and how it is printed."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.terminal.output import make_console, plain, print_json
+from penstock.core.errors import Unavailable
+
+if TYPE_CHECKING:
+    from penstock.client.cluster import ClusterClient
+
+Managers = Annotated[
+    str | None,
+    typer.Option(
+        "--manager",
+        metavar="HOST:PORT,…",
+        help="The managers to ask, or etcd://…. [default: setting cluster.join, or this machine's]",
+    ),
+]
+AskingConfig = Annotated[Path | None, typer.Option("--config", help="A YAML file whose cluster.join names them.")]
+AskingTimeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
+TIMEOUT_S = 10.0
+
+
+def open_client(managers: str | None, config: Path | None, timeout_s: float) -> "ClusterClient":
+    from penstock.client.cluster import ClusterClient
+
+    return ClusterClient(_addresses(managers, config), timeout_s).ask_leader()
+
+
+def _addresses(managers: str | None, file: Path | None) -> list[str]:
+    from penstock.app.places import MANAGER_PORT, find_managers
+    from penstock.core.config import load_config
+
+    join = managers or load_config(file).cluster.join
+    if "://" in join:
+        return managers_in(join)
+    return find_managers(join) if join else [f"127.0.0.1:{MANAGER_PORT}"]
+
+
+def managers_in(url: str) -> list[str]:
+    """The addresses of the managers that share this store."""
+    import asyncio
+
+    from pydantic import ValidationError
+
+    from penstock.core.leaders import MANAGERS, ManagerRecord
+    from penstock.storage.metadata.opening import open_metadata
+
+    async def read() -> list[bytes]:
+        store = await open_metadata(url, Path())
+        try:
+            return [record.value for record in (await store.list(MANAGERS)).records]
+        finally:
+            await store.close()
+
+    try:
+        found = [ManagerRecord.model_validate_json(value).address for value in asyncio.run(read())]
+    except ValidationError as error:
+        raise Unavailable("the managers in the store were written by another version of Penstock") from error
+    if not found:
+        raise Unavailable("no manager runs on this store just now: start one, or give --manager HOST:PORT")
+    return found
+
+
+def as_values(message: Any) -> Any:
+    """A message as dictionaries, lists and numbers; what may be absent and is, is None."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        is_message = field.message_type is not None
+        if field.name == "failure":
+            continue
+        if is_message and field.message_type.GetOptions().map_entry:
+            found[field.name] = dict(value)
+        elif field.is_repeated:
+            found[field.name] = [as_values(each) if is_message else each for each in value]
+        elif field.has_presence and not message.HasField(field.name):
+            found[field.name] = None
+        else:
+            found[field.name] = as_values(value) if is_message else value
+    return found
+
+
+def print_rows(titles: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*(Text(str(plain(cell))) for cell in row))  # as text: none of it is markup
+    make_console().print(table if table.rows else nothing)
+
+
+def print_done(is_json: bool, said: str | list[str], **fields: object) -> None:
+    """`said`: a line, or several."""
+    if is_json:
+        print_json(fields)
+    else:
+        print("\n".join(plain([said] if isinstance(said, str) else said)))
+
+
+def size_of(count: int | None) -> str:
+    if not count:
+        return ""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def labels_of(labels: dict[str, str]) -> str:
+    return ", ".join(f"{key}={value}" if value else key for key, value in sorted(labels.items()))

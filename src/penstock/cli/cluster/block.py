@@ -1,0 +1,220 @@
+"""`penstock block list|deploy|scale|explain|remove`: the blocks of a cluster."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.cluster.asking import (
+    TIMEOUT_S,
+    AskingConfig,
+    AskingTimeout,
+    Managers,
+    as_values,
+    open_client,
+    print_done,
+    print_rows,
+)
+from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
+from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+
+if TYPE_CHECKING:
+    from penstock.client.cluster import ClusterClient
+
+BlockName = Annotated[
+    str, typer.Argument(metavar="BLOCK", help="Its id, or MODEL or MODEL:VERSION where only one block has that.")
+]
+UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+def list_blocks(
+    model: Annotated[str, typer.Option(help="Of this model only.")] = "",
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show the blocks of a cluster: what they are, how they are, and which workers hold them."""
+    with open_client(manager, config, timeout) as client:
+        blocks = _blocks(client, model)
+    if as_json:
+        print_json(blocks)
+        return
+    titles = ("block", "model", "version", "state", "replicas", "workers", "requests", "errors", "mean ms", "reason")
+    print_rows(titles, [_row(block) for block in blocks], "no block is deployed")
+
+
+def deploy_block(
+    model: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]")],
+    replicas: Annotated[int, typer.Option(min=0, help="0: every worker that may hold it.")] = 0,
+    source: Annotated[str, typer.Option(help="`registry`, or a folder that workers have.")] = "",
+    cpu: Annotated[float, typer.Option(min=0, help="Cores that one replica takes.")] = 0.0,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that one replica takes: 2GiB.")] = "0",
+    gpu_memory: Annotated[str, typer.Option(metavar="SIZE", help="GPU memory that one replica takes.")] = "0",
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY[=VALUE]", help="Only on workers with it.")] = None,
+    anti_affinity: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Not beside blocks of this model, id or KEY=VALUE.")
+    ] = None,
+    metadata: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Free; VALUE may be JSON.")] = None,
+    weight: Annotated[float | None, typer.Option(min=0, help="Beside other blocks, when they are placed.")] = None,
+    beside: Annotated[bool, typer.Option("--beside", help="The model's other versions stay.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the workers; 0: none.")] = 300.0,
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Deploy a version of a model as a block; what served before serves until it is there."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    name, _, version = model.partition(":")
+    spec = pb.BlockSpec(
+        model=name,
+        version=version,
+        source=source,
+        replicas=replicas,
+        cpu=cpu,
+        memory_bytes=_size(memory, "--memory"),
+        gpu_memory_bytes=_size(gpu_memory, "--gpu-memory"),
+        labels=dict(_pair(each) for each in label or ()),
+        anti_affinity=anti_affinity or (),
+        metadata=json.dumps(dict(_json_pair(each) for each in metadata or ())) if metadata else "",
+        weight=weight,
+    )
+    with open_client(manager, config, timeout) as client:
+        request = pb.DeployBlockRequest(spec=spec, is_beside=beside, wait_s=wait)
+        try:
+            made = as_values(client.call("DeployBlock", request, takes_s=wait))
+        except ModelNotReady as error:
+            hint = f"it stays wanted; `penstock block explain {model}` says where it may be"
+            raise ModelNotReady(f"{error.message}; {hint}") from error
+    blocks = ", ".join(made["block_ids"])
+    said = f"{blocks} is there" if wait else f"{blocks} is wanted; `penstock block list` shows how far it is"
+    print_done(as_json, said, block_ids=made["block_ids"])
+
+
+def scale_block(
+    block: BlockName,
+    replicas: Annotated[int, typer.Argument(min=0, help="0: every worker that may hold it.")],
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Have a block on more workers, or on fewer."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    with open_client(manager, config, timeout) as client:
+        block_id = _find(client, block)
+        client.call("ScaleBlock", pb.ScaleBlockRequest(block_id=block_id, replicas=replicas))
+    wanted = f"{replicas} workers hold" if replicas > 1 else "one worker holds" if replicas else "every worker holds"
+    print_done(as_json, f"{wanted} {block_id} from now on", block_id=block_id, replicas=replicas)
+
+
+def explain_block(
+    block: BlockName,
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a block is where it is, and why it is not elsewhere."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    with open_client(manager, config, timeout) as client:
+        block_id = _find(client, block)
+        sentences = list(client.call("ExplainBlock", pb.ExplainBlockRequest(block_id=block_id)).sentences)
+    print_done(as_json, sentences, block_id=block_id, sentences=sentences)
+
+
+def remove_block(
+    block: BlockName,
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Take a block away; what runs is answered."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    with open_client(manager, config, timeout) as client:
+        block_id = _find(client, block)
+        client.call("RemoveBlock", pb.RemoveBlockRequest(block_id=block_id))
+    print_done(as_json, f"{block_id} is removed", block_id=block_id)
+
+
+# --- what managers say
+
+
+def _blocks(client: "ClusterClient", model: str = "") -> list[dict[str, Any]]:
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    blocks: list[dict[str, Any]] = as_values(client.call("ListBlocks", pb.ListBlocksRequest(model=model)))["blocks"]
+    for block in blocks:
+        block["spec"]["metadata"] = json.loads(block["spec"]["metadata"] or "{}")
+    return blocks
+
+
+def _find(client: "ClusterClient", name: str) -> str:
+    """A block's id; what looks like one need not be known here: the manager tells."""
+    model, _, version = name.partition(":")
+    blocks = [block for block in _blocks(client) if name == block["block_id"] or model == block["spec"]["model"]]
+    if any(block["block_id"] == name for block in blocks):
+        return name
+    wanted = [block for block in blocks if version in ("", block["spec"]["version"])]
+    if len(wanted) > 1:
+        wanted = [block for block in wanted if block["role"] == "chosen"] or wanted
+    if not wanted:
+        raise UnknownModel(f"there is no block '{name}': `penstock block list` shows those that there are")
+    if len(wanted) > 1:
+        found = ", ".join(f"{block['block_id']} (version {block['spec']['version']})" for block in wanted)
+        raise InvalidRequest(f"'{name}' is more than one block: {found}; give the id")
+    return str(wanted[0]["block_id"])
+
+
+def _row(block: dict[str, Any]) -> tuple[object, ...]:
+    spec, serving = block["spec"], sum(holder["is_serving"] for holder in block["holders"])
+    wanted = spec["replicas"] or len(block["placed"])
+    requests = block["requests"]
+    return (
+        block["block_id"],
+        spec["model"],
+        spec["version"],
+        block["state"],
+        f"{serving} of {wanted}" + ("" if spec["replicas"] else " (all)"),
+        ", ".join(sorted(holder["worker_id"] for holder in block["holders"])),
+        requests,
+        block["errors"],
+        f"{1000 * block['latency_s'] / requests:.1f}" if requests else "",
+        block["reason"],
+    )
+
+
+# --- what people write
+
+
+def _size(text: str, flag: str) -> int:
+    number = text.strip().lower().rstrip("abcdefghijklmnopqrstuvwxyz ")
+    unit = text.strip().lower()[len(number) :].strip()
+    try:
+        return int(float(number) * UNITS[unit])
+    except (ValueError, KeyError):
+        raise InvalidRequest(f"{flag} {text}: write bytes, or a size as 512MiB or 2GiB") from None
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    if not key:
+        raise InvalidRequest(f"--label {text}: write KEY or KEY=VALUE")
+    return key, value
+
+
+def _json_pair(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise InvalidRequest(f"--metadata {text}: write KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value

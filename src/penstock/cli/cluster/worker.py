@@ -1,0 +1,137 @@
+"""`penstock worker list|drain|remove`: the workers of a cluster."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.cluster.asking import (
+    TIMEOUT_S,
+    AskingConfig,
+    AskingTimeout,
+    Managers,
+    as_values,
+    labels_of,
+    open_client,
+    print_done,
+    print_rows,
+    size_of,
+)
+from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
+from penstock.core.errors import DeadlineExceeded, InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.client.cluster import ClusterClient
+
+WorkerId = Annotated[str, typer.Argument(metavar="WORKER", help="Its id, as `penstock worker list` shows it.")]
+LOOK_S = 0.3  # between two looks at a worker that is drained
+NAMED = 5  # blocks that are named where some are left
+
+
+def list_workers(
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Show the workers of a cluster: how they are, how busy, and what they hold."""
+    with open_client(manager, config, timeout) as client:
+        workers = _workers(client)
+    if as_json:
+        print_json(workers)
+        return
+    titles = ("worker", "state", "node", "zone", "cores", "memory", "GPU", "jobs", "blocks", "labels")
+    print_rows(titles, [_row(worker) for worker in workers], "no worker has joined")
+
+
+def drain_worker(
+    worker: WorkerId,
+    undo: Annotated[bool, typer.Option("--undo", help="It takes blocks again.")] = False,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it holds nothing; 0: none.")] = 300.0,
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Move a worker's blocks elsewhere, so that it can be stopped; each goes when its new place serves it."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    with open_client(manager, config, timeout) as client:
+        client.call("DrainWorker", pb.DrainWorkerRequest(worker_id=worker, is_draining=not undo))
+        if undo:
+            print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
+            return
+        left = _wait_empty(client, worker, wait) if wait else None
+    said = f"{worker} gives its blocks away" if left is None else f"{worker} holds nothing more: it can be stopped"
+    print_done(as_json, said, worker=worker, is_draining=True, is_empty=left is not None)
+
+
+def remove_worker(
+    worker: WorkerId,
+    force: Annotated[bool, typer.Option("--force", help="Also where it holds blocks.")] = False,
+    manager: Managers = None,
+    config: AskingConfig = None,
+    timeout: AskingTimeout = TIMEOUT_S,
+    as_json: AsJson = False,
+) -> None:
+    """Forget a worker. Its process gets nothing more to do; one that is started anew may join again."""
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    with open_client(manager, config, timeout) as client:
+        if not force and (held := _held(client, worker)):
+            raise InvalidRequest(f"{worker} holds {_named(held)}: drain it first, or give --force")
+        client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+    print_done(as_json, f"{worker} is forgotten", worker=worker)
+
+
+def _wait_empty(client: "ClusterClient", worker: str, wait_s: float) -> bool:
+    """Raises DeadlineExceeded, with what is left."""
+    end = time.monotonic() + wait_s
+    while held := _held(client, worker):
+        if time.monotonic() > end:
+            raise DeadlineExceeded(
+                f"{worker} still holds {_named(held)} after {wait_s:g} s; it goes on. "
+                f"`penstock block explain {held[0]}` says whether another worker may hold it"
+            )
+        time.sleep(LOOK_S)
+    return True
+
+
+def _held(client: "ClusterClient", worker_id: str) -> list[str]:
+    found = [worker for worker in _workers(client) if worker["worker_id"] == worker_id]
+    return [block["block_id"] for worker in found for block in worker["blocks"] if worker["state"] != "offline"]
+
+
+def _named(blocks: list[str]) -> str:
+    more = f" and {len(blocks) - NAMED} more" if len(blocks) > NAMED else ""
+    return ", ".join(blocks[:NAMED]) + more
+
+
+def _workers(client: "ClusterClient") -> list[dict[str, Any]]:
+    from penstock.pb.v1 import cluster_pb2 as pb
+
+    found: list[dict[str, Any]] = as_values(client.call("ListWorkers", pb.ListWorkersRequest()))["workers"]
+    return found
+
+
+def _row(worker: dict[str, Any]) -> tuple[object, ...]:
+    facts, load = worker["facts"] or {}, worker["load"] or {}
+    notes = [note for note, is_so in (("draining", worker["is_draining"]), ("removed", worker["is_removed"])) if is_so]
+    silent = f" for {worker['silent_s']:.0f} s" if worker["state"] in ("suspect", "offline") else ""
+    return (
+        worker["worker_id"],
+        ", ".join([worker["state"] + silent, *notes]),
+        facts.get("node", ""),
+        facts.get("zone", ""),
+        _of(f"{load.get('cpu') or 0:.1f}", f"{facts.get('cpus') or 0:g}"),
+        _of(size_of(load.get("memory_bytes")), size_of(facts.get("memory_bytes"))),
+        _of(size_of(load.get("gpu_memory_bytes")), size_of(facts.get("gpu_memory_bytes"))),
+        load.get("jobs", 0),
+        len(worker["blocks"]),
+        labels_of(facts.get("labels", {})),
+    )
+
+
+def _of(used: str, whole: str) -> str:
+    return f"{used or '0'} of {whole}" if whole not in ("", "0") else used

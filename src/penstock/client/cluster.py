@@ -1,0 +1,93 @@
+"""What operators ask of a cluster's managers: one that answers, and for what writes the one that leads."""
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from penstock.client import faults
+from penstock.core.errors import DeadlineExceeded, InvalidRequest, NotLeader, PenstockError, Unavailable
+from penstock.pb.v1 import cluster_pb2 as pb
+from penstock.pb.v1 import cluster_pb2_grpc
+from penstock.wire.forms import decode_failure
+
+REACH_S = 1.0  # after which it is given up where none of the managers can be reached
+ONE_S = 3.0  # what one of several managers gets to answer
+PAUSE_S = 0.2  # before those that did not lead, or did not answer, are asked again
+OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
+
+
+class ClusterClient:
+    """Used from one thread, as a context."""
+
+    def __init__(self, managers: Sequence[str], timeout_s: float = 10.0) -> None:
+        """`managers`: HOST:PORT of some, or unix:PATH."""
+        self._managers = list(managers)
+        self._timeout_s = timeout_s
+        self._channels: dict[str, grpc.Channel] = {}
+
+    def __enter__(self) -> "ClusterClient":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for channel in self._channels.values():
+            channel.close()
+
+    def ask_leader(self) -> "ClusterClient":
+        """From now on the one that leads is asked first: others answer, but have not heard of the workers."""
+        leader = self.call("Status", pb.StatusRequest()).leader
+        if leader:
+            self._managers = [leader, *(manager for manager in self._managers if manager != leader)]
+        return self
+
+    def call(self, method: str, request: Any, takes_s: float = 0.0) -> Any:
+        """Tries one manager after the other while there is time; `takes_s` is what the answer itself may take."""
+        begun = time.monotonic()
+        end = begun + self._timeout_s + takes_s
+        waiting, is_anybody_there = list(self._managers), False
+        while True:
+            manager = waiting.pop(0)
+            try:
+                return self._ask(manager, method, request, min(end - time.monotonic(), ONE_S + takes_s))
+            except NotLeader as error:
+                fault: PenstockError = error
+                if (leader := error.fields.get("leader", "")) and leader != manager:
+                    waiting.insert(0, leader)
+            except grpc.RpcError as error:
+                fault = _fault(error, manager)
+                if not isinstance(fault, Unavailable | DeadlineExceeded):
+                    raise fault from error
+            is_anybody_there = is_anybody_there or type(fault) is not Unavailable
+            if time.monotonic() + PAUSE_S > (end if is_anybody_there or waiting else begun + REACH_S):
+                raise fault
+            if not waiting:
+                waiting = list(self._managers)
+                time.sleep(PAUSE_S)
+
+    def _ask(self, manager: str, method: str, request: Any, timeout_s: float) -> Any:
+        if manager not in self._channels:
+            self._channels[manager] = grpc.insecure_channel(manager, options=OPTIONS)
+        stub = cluster_pb2_grpc.ClusterStub(self._channels[manager])
+        answer = getattr(stub, method)(request, timeout=max(0.1, timeout_s))
+        if answer.HasField("failure"):
+            raise decode_failure(answer.failure)
+        return answer
+
+
+def _fault(error: grpc.RpcError, manager: str) -> PenstockError:
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidRequest(f"what answers at {manager} is no manager: give its address with --manager")
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(
+            f"the manager at {manager} did not answer in time; try again, or give a longer --timeout"
+        )
+    found = faults.from_call(error, manager)
+    if type(found) is Unavailable:
+        return Unavailable(
+            f"no manager answers at {manager}: is it running there? Give --manager HOST:PORT (setting cluster.join)"
+        )
+    return found

@@ -1,0 +1,174 @@
+"""A real cluster, asked and changed from the command line: blocks go where they should, no request fails."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.cluster import ClusterHosts
+from benchmarks.waiting import eventually
+from penstock.cli import main as cli
+from penstock.core.errors import ModelNotReady, UnknownModel
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from tests.servers import answered, floats, write_factor
+
+WAIT_S = 60.0
+MANAGER, DOOR, FURTHER = 0, 1, 2
+WORKERS = ["h1.worker-0", "h2.worker-0"]
+
+
+class Asked(ClusterHosts):
+    """With the commands of an operator, and requests of a client."""
+
+    def ask(self, *arguments: str) -> Any:
+        manager = ("--manager", self.address(MANAGER), "--json")
+        found = CliRunner().invoke(cli.app, [*arguments, *manager])
+        if found.exception is not None:
+            raise found.exception
+        return json.loads(found.output)
+
+    def block(self, model: str) -> dict[str, Any]:
+        (found,) = self.ask("block", "list", "--model", model)
+        return dict(found)
+
+    def holders(self, model: str) -> list[str]:
+        return [holder["worker_id"] for holder in self.block(model)["holders"]]
+
+    def infer(self, model: str, number: float = 3.0) -> float:
+        with grpc.insecure_channel(f"{self.address(DOOR)}:50051") as channel:
+            (found,) = answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(model, number), timeout=WAIT_S))
+            return found
+
+    @contextmanager
+    def traffic(self, model: str) -> Iterator[None]:
+        """Requests, one after the other, none of which may fail."""
+        is_over, failures = threading.Event(), list[Exception]()
+
+        def run() -> None:
+            while not is_over.is_set():
+                try:
+                    assert self.infer(model) == 6.0
+                except (AssertionError, grpc.RpcError) as error:
+                    failures.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
+        assert failures == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+    """A manager, a gateway with a worker, and a second worker, on three hosts."""
+    folder = tmp_path_factory.mktemp("commands")
+    write_factor(folder / "models", "factor", 2.0)
+    write_factor(folder / "models", "sleeper", 2.0, "residence: {load: lazy, idle_unload_s: 2}\n")
+    labels = _config(folder / "gold.yaml", {"worker": {"labels": {"tier": "gold"}}})
+    with Asked(3, folder) as hosts:
+        hosts.manager(MANAGER, folder / "models", "--health-host", hosts.address(MANAGER))
+        hosts.gateway(DOOR, hosts.address(MANAGER))
+        hosts.worker(DOOR, hosts.address(MANAGER))
+        hosts.worker(FURTHER, hosts.address(MANAGER), "--config", labels)
+        hosts.wait_ready(DOOR)
+        eventually(lambda: sorted(hosts.holders("factor")) == WORKERS, "both workers hold it", WAIT_S)
+        yield hosts
+
+
+def _config(file: Path, settings: dict[str, Any]) -> str:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(settings))
+    return str(file)
+
+
+def test_the_cluster_and_its_workers_are_shown(cluster: Asked) -> None:
+    status = cluster.ask("cluster", "status")
+    assert status["is_leader"]
+    assert status["workers"] == {"alive": 2}
+    assert [gateway["gateway_id"] for gateway in status["gateways"]] == ["h1.gateway-0"]
+    first, second = cluster.ask("worker", "list")
+    assert [first["worker_id"], second["worker_id"]] == WORKERS
+    assert (first["facts"]["node"], second["facts"]["labels"]) == ("h1", {"tier": "gold"})
+    assert first["load"]["memory_bytes"] > 0
+
+
+def test_a_block_is_scaled_and_explains_where_it_is(cluster: Asked) -> None:
+    with cluster.traffic("factor"):
+        cluster.ask("block", "scale", "factor", "1")
+        eventually(lambda: len(cluster.holders("factor")) == 1, "one worker holds it", WAIT_S)
+        (holder,) = cluster.holders("factor")
+        (other,) = set(WORKERS) - {holder}
+        sentences = cluster.ask("block", "explain", "factor")["sentences"]
+        assert sentences[0].endswith("wants one replica: 1 placed.")
+        assert any(sentence.startswith(f"{holder} holds it: ") for sentence in sentences)
+        assert any(sentence.startswith(f"{other} not: ") for sentence in sentences)
+
+
+def test_draining_moves_blocks_before_they_go_and_removing_forgets(cluster: Asked) -> None:
+    cluster.ask("block", "scale", "factor", "1")
+    eventually(lambda: len(cluster.holders("factor")) == 1, "one worker holds it", WAIT_S)
+    (holder,) = cluster.holders("factor")
+    (other,) = set(WORKERS) - {holder}
+    with cluster.traffic("factor"):
+        assert cluster.ask("worker", "drain", holder)["is_empty"]
+        assert cluster.holders("factor") == [other]
+        drained = next(each for each in cluster.ask("worker", "list") if each["worker_id"] == holder)
+        assert drained["is_draining"]
+        assert not drained["blocks"]
+        cluster.ask("worker", "drain", holder, "--undo")
+        cluster.ask("block", "scale", "factor", "0")
+        eventually(lambda: sorted(cluster.holders("factor")) == WORKERS, "both workers hold it again", WAIT_S)
+
+
+def test_a_dormant_block_wakes_on_the_worker_that_holds_it_and_sleeps_again(cluster: Asked) -> None:
+    cluster.ask("block", "deploy", "sleeper", "--replicas", "1", "--label", "tier=gold", "--wait", "60")
+    eventually(lambda: cluster.holders("sleeper") == ["h2.worker-0"], "only one that has the label holds it", WAIT_S)
+    eventually(lambda: cluster.block("sleeper")["state"] == "dormant", "it sleeps", WAIT_S)
+    assert cluster.infer("sleeper") == 6.0
+    (holder,) = cluster.block("sleeper")["holders"]
+    assert (holder["worker_id"], holder["is_serving"]) == ("h2.worker-0", True)
+    eventually(lambda: cluster.block("sleeper")["state"] == "dormant", "it sleeps again", WAIT_S)
+    assert cluster.holders("sleeper") == ["h2.worker-0"]
+
+
+def test_a_block_that_nobody_may_hold_says_why(cluster: Asked) -> None:
+    with pytest.raises(ModelNotReady, match="penstock block explain sleeper"):
+        cluster.ask("block", "deploy", "sleeper", "--replicas", "1", "--label", "tier=silver", "--wait", "1")
+    sentences = cluster.ask("block", "explain", "sleeper")["sentences"]
+    assert any("the block wants tier=silver, and it has tier=gold" in sentence for sentence in sentences)
+    cluster.ask("block", "remove", "sleeper")
+    with pytest.raises(UnknownModel):
+        cluster.ask("block", "explain", "nothing")
+
+
+def test_the_managers_door_shows_the_whole_cluster(cluster: Asked) -> None:
+    cluster.infer("factor")
+
+    def text() -> str:
+        return cluster.http(MANAGER, "/metrics", 7410)[1].decode()
+
+    eventually(lambda: 'penstock_cluster_worker_requests_total{block="blk' in text(), "workers' counts came", WAIT_S)
+    for expected in (
+        "penstock_cluster_leader 1.0",
+        'penstock_cluster_workers{state="alive"} 2.0',
+        'worker="h2.worker-0"',
+    ):
+        assert expected in text()
+
+
+def test_what_happened_is_told(cluster: Asked) -> None:
+    def kinds() -> set[str]:
+        return {event["kind"] for event in cluster.ask("events", "--limit", "1000")}
+
+    eventually(
+        lambda: {"worker_alive", "worker_drained", "block_scaled", "block_deployed"} <= kinds(), "events", WAIT_S
+    )
