@@ -380,7 +380,10 @@ def test_two_lives_and_two_ends(tmp_path):
         assert folder.is_dir()
         family = server.family()
         assert len(family) == 4
+        for pid in (*(process.pid for process in family), server.pid):
+            os.kill(pid, signal.SIGHUP)  # its terminal is gone
         assert server.terminate() == 0
+        assert '"restart_in_s"' not in server.log.read_text(), "it left as a whole"
         assert not folder.exists()
         assert not any(process.is_running() for process in family)
     with ServerProcess(tmp_path / "models", tmp_path, *flags) as server:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import fleet, managers, placement, sessions, upload, workers
+from benchmarks.chaos.cluster import away, fleet, managers, placement, sessions, upload, workers
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
     "placement": placement.run,
     "managers": managers.run,
+    "away": away.run,
     "workers": workers.run,
     "fleet": fleet.run,
     "sessions": sessions.run,

@@ -20,6 +20,7 @@ from penstock.manager.fleet.tether import TetheredProcess
 from penstock.telemetry.logs import start_logs
 
 LEAVE_S = 5.0  # beyond what running requests get
+OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C, and its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,10 @@ def run_role(role: str, start: RoleStart, main: Main) -> None:
 @contextmanager
 def _places(start: RoleStart) -> Iterator[tuple[ServerPlaces, Config]]:
     if start.run_dir is not None:
-        # Ctrl-C reaches every process of a terminal, but what is inside needs its workers until gateways have drained.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C reaches every process of a terminal, and so does its end; but what is inside needs its workers until
+        # gateways have drained.
+        for number in OF_TERMINALS:
+            signal.signal(number, signal.SIG_IGN)
         places = ServerPlaces(start.run_dir)
         yield places, places.read_config()
         return
@@ -77,7 +80,7 @@ def _places(start: RoleStart) -> Iterator[tuple[ServerPlaces, Config]]:
 
 
 async def _run(start: RoleStart, places: ServerPlaces, config: Config, main: Main) -> None:
-    stop = stop_on_signals(signal.SIGTERM, *(() if start.is_supervised else (signal.SIGINT,)))
+    stop = stop_on_signals(signal.SIGTERM, *(() if start.is_supervised else OF_TERMINALS))
     start.tether.attach(config.data_plane.drain_s + LEAVE_S)
     await main(RoleRun(start.name, config, places, start.tether, start.is_supervised, stop))
 
@@ -86,7 +89,8 @@ def stop_on_signals(*numbers: int) -> asyncio.Event:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in numbers:
-        loop.add_signal_handler(number, stop.set)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup asked for that
+            loop.add_signal_handler(number, stop.set)
     return stop
 
 

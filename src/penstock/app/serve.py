@@ -22,7 +22,7 @@ from penstock.app.places import (
     task_worker_ids,
 )
 from penstock.app.ports import reserve_ports
-from penstock.app.process import LEAVE_S, spare_collector, stop_on_signals
+from penstock.app.process import LEAVE_S, OF_TERMINALS, spare_collector, stop_on_signals
 from penstock.app.registry import open_registry_door
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
@@ -58,7 +58,7 @@ def _check(config: Config) -> None:
 
 
 async def _serve(config: Config, places: ServerPlaces, on_listening: OnListening) -> None:
-    stop = stop_on_signals(signal.SIGTERM, signal.SIGINT)
+    stop = stop_on_signals(signal.SIGTERM, *OF_TERMINALS)
     # What is open must close when a later step fails, or the process would not end.
     async with AsyncExitStack() as stack:
         await _run_roles(config, places, stack, stop, on_listening)
