@@ -1,5 +1,6 @@
 """The manager role: the control plane of a cluster, as a process of its own or inside `penstock serve`."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -14,6 +15,7 @@ from penstock.app.ports import reserve_port
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
+from penstock.core.errors import Unavailable
 from penstock.core.leaders import LEADER, ManagerRecord
 from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.door import Problem
 
 log = structlog.get_logger()
+STORE_S = 1.5  # what the metadata store gets to show that it is there
 
 
 class OpenManager(NamedTuple):
@@ -95,7 +98,11 @@ async def open_manager(
     stack.push_async_callback(manager.election.close)  # first: another may lead at once
 
     async def problem() -> str:
-        await store.get(LEADER)
+        try:
+            async with asyncio.timeout(STORE_S):
+                await store.get(LEADER)
+        except (TimeoutError, Unavailable):
+            return "its metadata store does not answer"
         return "" if manager.epoch or manager.election.leader else "no manager leads"
 
     return OpenManager(problem, Overview(manager).collector, registry)

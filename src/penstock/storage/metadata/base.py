@@ -56,7 +56,7 @@ class MetadataStore(Protocol):
     async def delete(self, key: str, expected: int | None = None) -> int: ...
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
-        """All or none; raises Conflict. Returns the revision at which it is true."""
+        """All or none; raises Conflict. Returns the revision of the change; where nothing changed, an earlier one."""
         ...
 
     def watch(self, prefix: str, after: int) -> AsyncIterator[Sequence[Change]]:

@@ -83,7 +83,7 @@ class EtcdMetadataStore:
                         after, pause_s = changes[0].revision, 0.0
                         yield changes
             except (grpc.aio.AioRpcError, StoreUnavailable) as error:
-                log.info("etcd_watch_moves", server=server.address, error=_details(error))
+                (log.debug if pause_s else log.info)("etcd_watch_moves", server=server.address, error=_details(error))
             self._servers.failed(server)
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_PAUSE_S, 2 * pause_s + 0.05)
@@ -148,13 +148,13 @@ class EtcdMetadataStore:
         except grpc.aio.AioRpcError as error:
             _refuse(error)
         if answer.succeeded:
-            return answer.header.revision, ()
+            done = [each.HasField("response_put") or each.response_delete_range.deleted for each in answer.responses]
+            # etcd counts everybody's changes: where nothing was changed here, those of others say nothing.
+            return answer.header.revision if any(done) else max(expected.values(), default=0), ()
         found = dict(zip(keys, answer.responses, strict=True))
         others = [key for key, response in found.items() if _revision(response) != expected[key]]
         if attempts > 1 and any(write.key in others for write in writes):
-            return _landed(
-                writes, found, answer.header.revision
-            ), ()  # an earlier attempt failed, and may have been heard
+            return _landed(writes, found), ()  # an earlier attempt failed, and may have been heard
         return 0, others
 
     def _compare(self, key: str, revision: int) -> pb.Compare:
@@ -245,7 +245,7 @@ def _revision(response: pb.ResponseOp) -> int:
     return next((found.mod_revision for found in response.response_range.kvs), 0)
 
 
-def _landed(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp], revision: int) -> int:
+def _landed(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp]) -> int:
     """Records that are others than before, and all as they were to be, were written after all."""
     revisions = {_revision(found[write.key]) for write in writes if write.value is not None}
     kept = {write.key: next(iter(found[write.key].response_range.kvs), None) for write in writes}
@@ -255,7 +255,7 @@ def _landed(writes: Sequence[Write], found: Mapping[str, pb.ResponseOp], revisio
     )
     if not is_so or len(revisions) > 1:
         raise StoreUnavailable("a server of etcd failed, and whether it has written is not known; look, and try again")
-    return revisions.pop() if revisions else revision
+    return revisions.pop() if revisions else 0
 
 
 async def _keep_alive(server: EtcdServer, lease: int, timeout_s: float) -> float:
