@@ -181,10 +181,12 @@ class Gateway:
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
         self._admission.is_draining = True
+        drain_s = self._config.data_plane.drain_s
+        await self._ordered.leave(time.monotonic() + drain_s)
         self._sessions.drain()
         if self._grpc is not None:
             await self._grpc.set_ready(False)
-        deadline = asyncio.get_running_loop().time() + self._config.data_plane.drain_s
+        deadline = asyncio.get_running_loop().time() + drain_s
         while self._admission.inflight_requests and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.core.errors import ModelNotReady, SessionMoved
+from penstock.core.errors import Draining, ModelNotReady, SessionMoved
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.serving.plans import Plan
 from penstock.serving.resolve import WITHDRAWN
@@ -51,6 +51,12 @@ class ForwardedRequests:
 
     async def give_up(self, block_id: str, session_id: str, membership: int) -> "pb.SessionState | None":
         return await self._serving.sessions.give_up(block_id, session_id, membership)
+
+    def take_over(self, block_id: str, session_id: str, state: "pb.SessionState") -> None:
+        block = next((each for each in self._serving.resolver.blocks() if each.block_id == block_id), None)
+        if block is None or self._serving.admission.is_draining:
+            raise Draining("this gateway takes no sessions over")
+        self._serving.sessions.take_over(block, session_id, state)
 
     @contextmanager
     def _inside(self, request: InferRequest) -> "Iterator[None]":

@@ -32,6 +32,7 @@ MANAGER_SERVER = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+LEAVE_S = 0.02
 NAME_CHARS = 128
 
 
@@ -53,6 +54,7 @@ class RemoteControl:
         self._incarnation = secrets.token_hex(8)
         self._listener = listener
         self._heard = Heard()
+        self._is_leaving = False
         self._is_lost = False  # something was missed: everything is wanted
         self._counted = counted
         self._blocks: dict[str, BlockView] = {}
@@ -77,6 +79,9 @@ class RemoteControl:
         await self._call(lambda stub, time_s: stub.SetRouting(request, timeout=time_s), ROUTING_TIMEOUT_S)
 
     async def close(self) -> None:
+        self._is_leaving = True
+        self._is_asked.set()
+        await asyncio.sleep(LEAVE_S)  # so that it is heard, where somebody hears
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
@@ -108,6 +113,7 @@ class RemoteControl:
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
                 is_lost=self._is_lost,
+                is_leaving=self._is_leaving,
                 counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
             )
             self._is_lost = False

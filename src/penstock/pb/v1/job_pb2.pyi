@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "recall")
+    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "session_given", "recall")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Frame(_message.Message):
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     SESSION_FETCH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FETCHED_FIELD_NUMBER: _ClassVar[int]
+    SESSION_GIVEN_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: Beat
@@ -47,8 +48,9 @@ class Frame(_message.Message):
     forward: Forward
     session_fetch: SessionFetch
     session_fetched: SessionFetched
+    session_given: SessionGiven
     recall: Recall
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ..., session_given: _Optional[_Union[SessionGiven, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "host", "pid", "blocks", "zone", "connection")
@@ -127,6 +129,18 @@ class SessionFetched(_message.Message):
     state: SessionState
     failure: Failure
     def __init__(self, query_id: _Optional[int] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+
+class SessionGiven(_message.Message):
+    __slots__ = ("query_id", "block_id", "session_id", "state")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    query_id: int
+    block_id: str
+    session_id: str
+    state: SessionState
+    def __init__(self, query_id: _Optional[int] = ..., block_id: _Optional[str] = ..., session_id: _Optional[str] = ..., state: _Optional[_Union[SessionState, _Mapping]] = ...) -> None: ...
 
 class SessionState(_message.Message):
     __slots__ = ("life", "is_numbered", "first", "next", "arrived", "position", "has_first", "has_state", "home", "digest", "over", "answers")

@@ -21,7 +21,7 @@ from penstock.wire.forms import encode_failure
 log = structlog.get_logger()
 now = time.monotonic
 MAX_HOPS = 1  # a request goes from the gateway that got it to the one that owns its session, and no further
-ASKED = frozenset({"peer_hello", "forward", "session_fetch"})  # what no worker says
+ASKED = frozenset({"peer_hello", "forward", "session_fetch", "session_given"})  # what no worker says
 
 Say = Callable[[bytes, list[Buffer]], bool]
 
@@ -35,6 +35,9 @@ class PeerOwner(Protocol):
 
     async def give_up(self, block_id: str, session_id: str, membership: int) -> pb.SessionState | None:
         """What is known of the session, of which nothing is known here any more."""
+
+    def take_over(self, block_id: str, session_id: str, state: pb.SessionState) -> None:
+        """A gateway that leaves had the session, which will be this one's."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +88,8 @@ class PeerDoor:
                         answers.release()
             case "session_fetch":
                 self._on_fetch(identity, peer, frame.session_fetch)
+            case "session_given":
+                self._on_given(identity, frame.session_given)
             case "beat":
                 self._send(identity, pb.Frame(beat=pb.Beat(sent_ns=time.time_ns())))
             case "bye":
@@ -135,6 +140,14 @@ class PeerDoor:
 
     def _on_fetch(self, identity: bytes, peer: _Peer, fetch: pb.SessionFetch) -> None:
         self._begin(peer, fetch.query_id, self._give_up(identity, fetch))
+
+    def _on_given(self, identity: bytes, given: pb.SessionGiven) -> None:
+        fetched = pb.SessionFetched(query_id=given.query_id)
+        try:
+            self._owner.take_over(given.block_id, given.session_id, given.state)
+        except PenstockError as error:
+            fetched.failure.CopyFrom(encode_failure(error))
+        self._send(identity, pb.Frame(session_fetched=fetched))
 
     def _begin(self, peer: _Peer, job_id: int, run: Coroutine[Any, Any, None]) -> None:
         task = peer.jobs[job_id] = asyncio.create_task(run)

@@ -67,6 +67,10 @@ class PeerLinks:
         """What the other knew of the session, of which it knows nothing any more; None: it knew nothing before."""
         return await self._link(where.gateway_id).fetch(block_id, session_id, where)
 
+    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None:
+        """The other has the session from now on. Raises why it does not take it."""
+        await self._link(where.gateway_id).give(block_id, session_id, state, where)
+
     def tick(self, at: float) -> None:
         if at < self._next_beat:
             return
@@ -148,21 +152,24 @@ class PeerLink:
                 self._send(pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
 
     async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
+        fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=where.membership)
+        return await self._ask_of_session(pb.Frame(session_fetch=fetch), where)
+
+    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None:
+        given = pb.SessionGiven(block_id=block_id, session_id=session_id, state=state)
+        await self._ask_of_session(pb.Frame(session_given=given), where)
+
+    async def _ask_of_session(self, frame: pb.Frame, where: Forwarding) -> pb.SessionState | None:
         query_id = await self._begin(where)
+        (frame.session_fetch if frame.HasField("session_fetch") else frame.session_given).query_id = query_id
         future: asyncio.Future[pb.SessionState | None] = asyncio.get_running_loop().create_future()
         self._queries[query_id] = future
         try:
-            self._send(
-                pb.Frame(
-                    session_fetch=pb.SessionFetch(
-                        query_id=query_id, block_id=block_id, session_id=session_id, membership=where.membership
-                    )
-                )
-            )
+            self._send(frame)
             async with asyncio.timeout(where.deadline - now()):
                 return await future
         except TimeoutError as error:
-            said = f"the deadline passed while gateway '{self.gateway_id}' had not given up the session"
+            said = f"the deadline passed while gateway '{self.gateway_id}' had not given up the session, or taken it"
             raise DeadlineExceeded(said) from error
         finally:
             if not future.done():

@@ -22,6 +22,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.peers import Forwarding
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.owners import Owners
+from penstock.serving.sessions.parts import SessionRecord
 from penstock.serving.sessions.record import decode_state, encode_answer, encode_state
 from penstock.serving.sessions.runs import Run, SessionRuns, Stream
 from penstock.serving.sessions.stored import StoredSessions, record_of
@@ -30,6 +31,7 @@ log = structlog.get_logger()
 now = time.monotonic
 AGAIN_S = 0.05  # until a request is sent anew, where no other list of gateways comes before
 FETCH_S = 30.0  # what the last owner gets to end what runs; then it is asked again
+GIVEN_AT_ONCE = 64  # sessions of a gateway that leaves
 GIVE_UP_S = 600.0  # what a gateway waits for a step to end whose session another wants
 
 
@@ -41,6 +43,8 @@ class Peers(Protocol):
     def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]: ...
 
     async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None: ...
+
+    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None: ...
 
 
 class OrderedSessions:
@@ -58,6 +62,7 @@ class OrderedSessions:
         self._heard = 0  # the newest membership of which others spoke
         self._change = asyncio.Event()
         self._forwarded = 0
+        self._is_leaving = False
         self._bringing: dict[tuple[str, str], asyncio.Task[int]] = {}
 
     def gateways_changed(self, members: Sequence[GatewayMember], revision: int) -> None:
@@ -92,8 +97,8 @@ class OrderedSessions:
                     return await self._run_here(block, request, deadline, run)
                 return await self._there.forward(request, self._send_to(owner, deadline))
             except (SessionMoved, Draining, GatewayLost) as error:
-                if isinstance(error, Draining) and owner == self._gateway_id:
-                    raise
+                if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
+                    raise faults.draining() from None
                 await self._be_patient(request, error, change, deadline)
 
     async def stream(
@@ -116,8 +121,10 @@ class OrderedSessions:
                         yield answer
                 return
             except (SessionMoved, Draining, GatewayLost) as error:
-                if has_begun or (isinstance(error, Draining) and owner == self._gateway_id):
+                if has_begun:
                     raise
+                if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
+                    raise faults.draining() from None
                 await self._be_patient(request, error, change, deadline)
 
     # --- what other gateways ask of it
@@ -150,13 +157,43 @@ class OrderedSessions:
                 record = await self._runs.give_up(block_id, session_id)
         except TimeoutError as error:
             raise faults.moved(session_id) from error
-        if record is None or self._stored is not None:
-            return None
-        state = encode_state(record)
-        state.answers.extend(
-            encode_answer(seq_no, kept.position, kept.outcome) for seq_no, kept in record.answers.items()
-        )
-        return state
+        return None if record is None or self._stored is not None else _encode(record)
+
+    def take_over(self, block: BlockDescription, session_id: str, state: pb.SessionState) -> None:
+        if self._runs.knows(block.block_id, session_id) is not None:
+            raise faults.moved(session_id)
+        self._runs.adopt(block, session_id, decode_state(state, state.answers))
+
+    # --- the end
+
+    async def leave(self, deadline: float) -> None:
+        """This gateway will not be listed any more: each session goes to who owns it then, when what runs has ended.
+
+        Who waits for an earlier request hears that this gateway leaves.
+        """
+        heirs = Owners(self._owners.revision, [each for each in self._owners.gateways if each != self._gateway_id])
+        if not heirs.gateways or self._peers is None:
+            return
+        self._is_leaving = True
+        turns = asyncio.Semaphore(GIVEN_AT_ONCE)
+        known = self._runs.known()
+        given = await asyncio.gather(*(self._leave_to(heirs, *session, turns, deadline) for session in known))
+        if known:
+            log.info("sessions_given", sessions=sum(given), lost=len(known) - sum(given))
+
+    async def _leave_to(
+        self, heirs: Owners, block_id: str, session_id: str, turns: asyncio.Semaphore, deadline: float
+    ) -> bool:
+        try:
+            async with asyncio.timeout(deadline - now()), turns:
+                record = await self._runs.give_up(block_id, session_id)
+                if record is not None and self._stored is None:
+                    heir = heirs.of(session_id)
+                    await self._there.give(block_id, session_id, _encode(record), self._to(heir, deadline))
+        except (PenstockError, TimeoutError) as error:
+            log.debug("session_not_given", session=session_id, error=str(error))
+            return False
+        return True
 
     # --- whose it is
 
@@ -226,6 +263,8 @@ class OrderedSessions:
 
     async def _bring(self, block: BlockDescription, request: InferRequest, deadline: float) -> int:
         """Has the session here, with all that is known of it; returns its epoch. Nobody owns it meanwhile but this."""
+        if self._is_leaving:
+            raise faults.draining()
         if self._heard > self._owners.revision:
             await self._agree(self._heard, deadline)
             self._check_owner(request)
@@ -290,6 +329,13 @@ class OrderedSessions:
             return await self._there.fetch(block_id, session_id, self._to(gateway_id, deadline))
         except DeadlineExceeded as error:
             raise faults.moved(session_id) from error
+
+
+def _encode(record: SessionRecord) -> pb.SessionState:
+    state = encode_state(record)
+    answers = [encode_answer(seq_no, kept.position, kept.outcome) for seq_no, kept in record.answers.items()]
+    state.answers.extend(answers)
+    return state
 
 
 def _as_asked(controls: Controls) -> Controls:

@@ -160,6 +160,9 @@ class SessionRuns:
     def knows(self, block_id: str, session_id: str) -> Session | None:
         return self._table.find(block_id, session_id)
 
+    def known(self) -> list[tuple[str, str]]:
+        return self._table.known()
+
     def disown(self, is_ours: Callable[[str], bool]) -> None:
         """Sessions may belong to other gateways now."""
         self._perform(self._table.disown(is_ours))

@@ -120,6 +120,10 @@ class SessionTable:
         block = self._blocks.get(block_id)
         return None if block is None else block.sessions.get(session_id)
 
+    def known(self) -> list[tuple[str, str]]:
+        """The sessions here, by block and id."""
+        return [(block_id, name) for block_id, block in self._blocks.items() for name in block.sessions]
+
     def disown(self, is_ours: Callable[[str], bool]) -> list[Action]:
         """The list of gateways has changed: who waits in a session of another is sent there; what runs is answered."""
         actions: list[Action] = []

@@ -115,6 +115,9 @@ class SessionGateway:
     async def give_up(self, block_id: str, session_id: str, membership: int) -> pb.SessionState | None:
         return await self.sessions.give_up(block_id, session_id, membership)
 
+    def take_over(self, block_id: str, session_id: str, state: pb.SessionState) -> None:
+        self.sessions.take_over(self.block, session_id, state)
+
     def _read(self, request: InferRequest) -> float:
         self.forwarded_requests += 1
         found = request.parameters

@@ -1,6 +1,7 @@
 """Ordered sessions over several gateways: one owns each, the others send it there, and owners may change."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import DeadlineExceeded, GatewayLost, WorkerLost
+from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, WorkerLost
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.serving.sessions import faults
 from penstock.storage.sessions.memory import MemorySessionStore
@@ -130,6 +131,33 @@ async def test_deadlines_and_callers_that_leave_reach_the_owner(cluster: Cluster
     await until(lambda: owner.runs.statistics()["waiting"] == 1)
     leaving.cancel()
     await until(lambda: owner.runs.statistics()["waiting"] == 0)
+
+
+async def test_a_gateway_that_leaves_gives_its_sessions_to_the_others(cluster: Cluster) -> None:
+    cluster.add("a", "b", "c")
+    names = [f"s-{n}" for n in range(30)]
+    for seq_no in (1, 2):
+        await asyncio.gather(*(cluster.gateways["b"].send(name, seq_no) for name in names))
+    cluster.engine.may_run.clear()
+    running = [asyncio.create_task(cluster.gateways["a"].send(name, 3)) for name in names]
+    await until(lambda: len(cluster.engine.begun) == 3 * len(names))
+    waiting = [asyncio.create_task(cluster.gateways["b"].send(name, 4)) for name in names]
+    leaver = cluster.gateways.pop("a")
+    leaving = asyncio.create_task(leaver.sessions.leave(time.monotonic() + 30))
+    await asyncio.sleep(0.05)
+    assert not leaving.done()
+    cluster.engine.may_run.set()
+    await leaving
+    assert leaver.runs.known() == []
+    with pytest.raises(Draining):
+        await leaver.send(cluster.session_of("a"), 1)
+    cluster.tell()
+    assert [place(answer) for answer in await asyncio.gather(*running)] == [3] * len(names)
+    assert [place(answer) for answer in await asyncio.gather(*waiting)] == [4] * len(names)
+    again = await asyncio.gather(*(cluster.gateways["c"].send(name, 1) for name in names))
+    assert all(is_repeat(answer) for answer in again)
+    assert len(cluster.engine.ran) == 4 * len(names)
+    await leaver.close()
 
 
 async def test_after_an_owners_death_the_next_goes_on_from_the_store(stored: Cluster) -> None:
