@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import away, fleet, managers, placement, sessions, upload, workers
+from benchmarks.chaos.cluster import away, canary, fleet, managers, placement, sessions, upload, workers
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
@@ -10,6 +10,7 @@ PARTS: Mapping[str, Scenario] = {
     "managers": managers.run,
     "away": away.run,
     "workers": workers.run,
+    "canary": canary.run,
     "fleet": fleet.run,
     "sessions": sessions.run,
     "upload": upload.run,

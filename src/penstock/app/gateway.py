@@ -202,6 +202,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._serving.shadows.close()
         await self._sessions.close()
         self._peers.close()
         if self._stored is not None:

@@ -11,6 +11,7 @@ from penstock.serving.watches import BlockWatch, Watches
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
 
+OnAnswered = Callable[[InferRequest, InferResponse], None]
 LONGEST_S = 86_400.0  # that any request may take, whatever its caller says
 PROTOCOLS = ("grpc", "grpc-stream", "rest", "websocket")
 
@@ -75,9 +76,17 @@ class Plan:
 class WatchedPlan(Plan):
     """Of a block that a route names."""
 
-    def __init__(self, block: BlockDescription, routing: Routing, metrics: BlockMetrics, watch: BlockWatch) -> None:
+    def __init__(
+        self,
+        block: BlockDescription,
+        routing: Routing,
+        metrics: BlockMetrics,
+        watch: BlockWatch,
+        on_answered: OnAnswered,
+    ) -> None:
         super().__init__(block, routing, metrics)
         self.watch: BlockWatch = watch
+        self._on_answered = on_answered
         self._count = metrics.answered
         self.answered = self._answered
 
@@ -91,6 +100,7 @@ class WatchedPlan(Plan):
     ) -> None:
         self._count(request, start, routed, end, response)
         self.watch.answered(request, response, end - start)
+        self._on_answered(request, response)
 
 
 class Plans:
@@ -98,6 +108,7 @@ class Plans:
         self._metrics = metrics
         self._routing = routing
         self.watches = Watches()
+        self.on_answered: OnAnswered = lambda request, response: None  # told of what the blocks of routes answered
         self._plans: dict[str, Plan] = {}
         self._by_block: dict[str, BlockMetrics] = {}
         self.tallies = Tallies()
@@ -126,6 +137,9 @@ class Plans:
             metrics = self._by_block[block.block_id] = BlockMetrics(self._metrics, block, self.tallies)
         watch = self.watches.of(block.block_id)
         routing = self._routing(block)
-        plan = Plan(block, routing, metrics) if watch is None else WatchedPlan(block, routing, metrics, watch)
+        if watch is None:
+            plan = Plan(block, routing, metrics)
+        else:
+            plan = WatchedPlan(block, routing, metrics, watch, self.on_answered)
         self._plans[block.block_id] = plan
         return plan

@@ -17,6 +17,7 @@ from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.sessions.ordered import OrderedSessions
+from penstock.serving.shadows import Shadows
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.traces import OpenSpan, Traces
 
@@ -44,6 +45,8 @@ class Serving:
         self.traces = traces
         self.is_traced = traces.is_on
         self.plans = Plans(metrics, dispatcher.routing)
+        self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
+        self.plans.on_answered = self.shadows.offer
 
     async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
         """`block` is the request's, where the edge had to resolve it already; so for `stream`."""

@@ -109,6 +109,10 @@ class ServingMetrics(_Metrics):
         self.inflight_requests = self._gauge("inflight_requests", "Requests inside")
         self.inflight_bytes = self._gauge("inflight_bytes", "Bytes of the requests inside")
         self.memory_bytes = self._gauge("gateway_memory_bytes", "Resident memory")
+        self.shadow_requests = self._counter(
+            "shadow_requests", "Copies of requests, by what came of them", *MODEL, "outcome"
+        )
+        self.shadow_seconds = self._histogram("shadow_seconds", "Copies that succeeded, from sending to answer", *MODEL)
 
 
 class RouterMetrics(_Metrics):

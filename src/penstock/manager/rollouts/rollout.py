@@ -94,6 +94,7 @@ class Rollout:
         self.record = record
         self._evidence = Evidence(record.old.block_id, record.new.block_id)
         self.answers = record.answers  # that clients got from the new block, failures included
+        self._has_stepped = bool(record.weight or record.answers)
         self._step_at = now
         self._over_at = now if record.is_over else inf
         self._allowance = self._proved = 0
@@ -124,7 +125,7 @@ class Rollout:
         return self._judge(now) or self._advance(now)
 
     def _count(self, heard: CountsHeard) -> None:
-        if self.record.phase is not RolloutPhase.SHADOWING:
+        if self._has_stepped:  # else they are of copies
             its = [each for each in heard.counts if each.block_id == self.record.new.block_id and not each.is_control]
             self.answers += sum(each.outcomes for each in its)
 
@@ -227,6 +228,7 @@ class Rollout:
     def _step(self, step: int, now: float) -> list[RolloutAction]:
         share = self.record.plan.steps[step]
         text = f"{self.record.new} answers {share:g}%, {self.record.old} the rest"
+        self._has_stepped = True
         actions = self._change("step", text, phase=RolloutPhase.RUNNING, step=step)
         self._begin_step(now)
         return actions
