@@ -117,7 +117,7 @@ def test_every_role_says_how_it_is(cluster: ClusterHosts) -> None:
         status, text = cluster.http(host, "/metrics", port)
         assert status == 200
         assert b"penstock_" in text or host == MANAGER
-    for host, port in ((MANAGER, 7411), (DOOR, 50051), (FURTHER, 7421)):
+    for host, port in ((MANAGER, 7411), (MANAGER, 7400), (DOOR, 50051), (FURTHER, 7421)):
         with grpc.insecure_channel(f"{cluster.address(host)}:{port}") as channel:
             check = health_pb2_grpc.HealthStub(channel).Check
             eventually(lambda c=check: c(health_pb2.HealthCheckRequest(), timeout=WAIT_S).status == 1, f"host {host}")  # type: ignore[misc]
@@ -132,7 +132,9 @@ def test_a_second_host_of_one_name_is_refused(cluster: ClusterHosts) -> None:
         name="second-gateway",
         node="h1",
     )
-    for second, name in ((worker, "h2.worker-0"), (gateway, "h1.gateway-0")):
+    join = ("--join", cluster.address(MANAGER), "--gateways", "0")
+    machine = cluster.role(MANAGER, "serve", *join, name="second-machine", node="h2")
+    for second, name in ((worker, "h2.worker-0"), (gateway, "h1.gateway-0"), (machine, "h2.worker-0")):
         assert second.end() == 2
         said = second.log.read_text()
         assert f"penstock: '{name}' is the name of another that is there" in said
@@ -191,3 +193,16 @@ def test_while_the_manager_is_away_requests_flow_and_the_dead_are_left_out(clust
     found = {worker["id"]: worker["pid"] for worker in cluster.status(DOOR)["workers"]}
     assert found["h1.worker-0"] == pids["h1.worker-0"], "it went on"
     eventually(lambda: load(cluster) == "", "the gateway has found its manager", WAIT_S)
+
+
+def test_one_machine_that_serves_lets_another_join(models: Path, tmp_path: Path) -> None:
+    """Where addresses are told that are not those that are bound."""
+    with ClusterHosts(2, tmp_path) as hosts:
+        here, there = hosts.address(0), hosts.address(1)
+        flags = ("--bind", "0.0.0.0", "--advertise", here, "--host", here, "--insecure")
+        hosts.role(0, "serve", "--models", str(models), *flags)
+        hosts.role(1, "serve", "--join", here, "--bind", "0.0.0.0", "--host", there, "--insecure")
+        workers = {"h0.worker-0", "h1.worker-0"}
+        eventually(lambda: hosts.workers(0) == hosts.workers(1) == workers, "both gateways have both workers", WAIT_S)
+        hosts.wait_ready(1)
+        assert hosts.http(0, "/readyz")[0] == 200

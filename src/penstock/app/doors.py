@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from typing import NamedTuple
 
 import structlog
+from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
@@ -36,9 +37,11 @@ async def open_health_door(
     problem: Problem,
     stack: AsyncExitStack,
     look: Callable[[], Collector] | None = None,
+    health: health_aio.HealthServicer | None = None,
 ) -> None:
     """A usual port that is taken, by another role of the machine, gives way to a free one; one that was asked for
-    does not. `look` gives what is shown beside the metrics of the machine's processes."""
+    does not. `look` gives what is shown beside the metrics of the machine's processes; `health` is what another
+    server of the role says, too."""
 
     def registry() -> CollectorRegistry:
         found = shared_registry(places.metrics)
@@ -47,7 +50,7 @@ async def open_health_door(
         return found
 
     doorman = Doorman(config.model_copy(update={"host": config.health.host}), machine_names())
-    door = HealthDoor(problem, registry, doorman.refusal)
+    door = HealthDoor(problem, registry, doorman.refusal, health)
     stack.push_async_callback(door.close)
     wanted = config.health
     config.check_reach(wanted.host)

@@ -20,6 +20,7 @@ from penstock.core.leaders import LEADER, ManagerRecord
 from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 
 if TYPE_CHECKING:
+    from grpc_health.v1.health import aio as health_aio
     from prometheus_client.registry import Collector
 
     from penstock.manager.models.registry import ModelRegistry
@@ -33,6 +34,7 @@ class OpenManager(NamedTuple):
     problem: "Problem"  # why it is not ready
     look: "Callable[[], Collector]"  # the cluster's metrics, of the moment
     registry: "ModelRegistry"
+    health: "health_aio.HealthServicer"  # of its gRPC door
 
 
 def run_manager(start: RoleStart) -> None:
@@ -51,8 +53,10 @@ async def _manage(run: RoleRun) -> None:
     async with AsyncExitStack() as stack:
         address = reserve_manager(config, stack)
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
-        opened = await open_manager(config, stack, me, str(address))
-        await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look)
+        # What is uploaded needs no folder: one that was not named may be missing.
+        has_models = "models" in config.model_fields_set or config.models.exists()
+        opened = await open_manager(config, stack, me, str(address), has_models=has_models)
+        await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look, opened.health)
         await open_registry_door(config, opened.registry, address.host, stack)
         log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
@@ -68,10 +72,18 @@ def reserve_manager(config: Config, stack: AsyncExitStack) -> Address:
 
 
 async def open_manager(
-    config: Config, stack: AsyncExitStack, me: ManagerRecord, *addresses: str, is_fresh: bool = False
+    config: Config,
+    stack: AsyncExitStack,
+    me: ManagerRecord,
+    *addresses: str,
+    is_fresh: bool = False,
+    has_models: bool = True,
 ) -> "OpenManager":
     """`is_fresh`: its workers and gateways are all yet to be started."""
     # Imported only now: the children of `serve` do the same meanwhile.
+    from grpc_health.v1.health import aio as health_aio
+    from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+
     from penstock.app.registry import open_registry, registry_service
     from penstock.manager.election import LEASE_S, SOLE_LEASE_S
     from penstock.manager.manager import Manager
@@ -84,7 +96,9 @@ async def open_manager(
     is_shared = is_store(config.cluster.join)
     store = await open_metadata(config.cluster.join if is_shared else DEFAULT_URL, config.data_dir)
     stack.push_async_callback(store.close)
-    manager = Manager(store, config.models, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh)
+    manager = Manager(
+        store, config.models if has_models else None, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh
+    )
     stack.push_async_callback(manager.close)
     registry = open_registry(config, store, stack)
     manager.find_version = registry.choose
@@ -92,7 +106,9 @@ async def open_manager(
     await manager.start(is_sole=not is_shared)
     rollouts.start()
     stack.push_async_callback(rollouts.close)
-    services = (partial(add_rollouts, rollouts), registry_service(registry))
+    health = health_aio.HealthServicer()
+    add_health = partial(add_HealthServicer_to_server, health)
+    services = (partial(add_rollouts, rollouts), registry_service(registry), add_health)
     server = await serve_manager(manager, *addresses, further=services)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once
@@ -105,4 +121,4 @@ async def open_manager(
             return "its metadata store does not answer"
         return "" if manager.epoch or manager.election.leader else "no manager leads"
 
-    return OpenManager(problem, Overview(manager).collector, registry)
+    return OpenManager(problem, Overview(manager).collector, registry, health)

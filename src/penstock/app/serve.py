@@ -91,7 +91,7 @@ async def _run_roles(
         from penstock.app.doors import MACHINE_DOOR, open_health_door
 
         await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, stack, look)
-    if config.gateways and not await _until_open(supervisor, stop):
+    if not await _until_open(supervisor, stop):
         return
     http, grpc = f"http://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
     if config.gateways:
@@ -115,7 +115,8 @@ async def _start_children(config: Config, places: ServerPlaces, http_port: int, 
     for index in range(config.workers):
         name = named(config, f"worker-{index}")
         command = places.command("worker", name)
-        await supervisor.start(FleetRole(name, command, says_ready=is_clustered(config)))
+        is_only = not config.gateways  # then nothing else tells whether the machine was let in
+        await supervisor.start(FleetRole(name, command, is_door=is_only, says_ready=is_clustered(config)))
     for name in task_worker_ids(config):
         await supervisor.start(FleetRole(name, places.command("tasks", name)))
     return supervisor

@@ -44,9 +44,13 @@ async def _work(run: RoleRun) -> None:
 
 async def _tell_supervisor(run: RoleRun, worker: Worker) -> None:
     """Its machine has one health door for all."""
-    told = None
+    told, is_open = None, False
     while True:
-        if (problem := await worker.problem()) != told:
+        problem = await worker.problem()
+        if worker.has_attached and not is_open:
+            told, is_open = None, True
+            run.tether.say_open()
+        if problem != told:
             told = problem
             run.tether.say_problem(problem)
         await asyncio.sleep(TELL_S)

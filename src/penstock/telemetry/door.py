@@ -43,8 +43,16 @@ class Answer(NamedTuple):
 
 
 class HealthDoor:
-    def __init__(self, problem: Problem, registry: Callable[[], CollectorRegistry], refusal: Refusal) -> None:
-        """`problem` says why the role is not ready, or nothing; `refusal` why a caller is not answered."""
+    def __init__(
+        self,
+        problem: Problem,
+        registry: Callable[[], CollectorRegistry],
+        refusal: Refusal,
+        health: health_aio.HealthServicer | None = None,
+    ) -> None:
+        """`problem` says why the role is not ready, or nothing; `refusal` why a caller is not answered. `health` is
+        what another server of the role has, too."""
+        self._health = health or health_aio.HealthServicer()
         self._problem = problem
         self._registry = registry
         self._refusal = refusal
@@ -64,14 +72,14 @@ class HealthDoor:
         return Address(address.host, self._http.sockets[0].getsockname()[1])
 
     async def open_grpc(self, address: Address) -> Address:
-        server, health = _health_server()
+        server = _health_server(self._health)
         try:
             port = server.add_insecure_port(str(address))
         except RuntimeError as error:
             raise ConfigError(f"the health door cannot listen for gRPC on {address}") from error
         self._grpc = server
         await server.start()
-        self._looking = asyncio.create_task(self._look_forever(health), name="health-door")
+        self._looking = asyncio.create_task(self._look_forever(), name="health-door")
         return Address(address.host, int(port))
 
     async def close(self) -> None:
@@ -93,14 +101,14 @@ class HealthDoor:
         except PenstockError as error:
             return error.message
 
-    async def _look_forever(self, health: health_aio.HealthServicer) -> None:
+    async def _look_forever(self) -> None:
         was_ready = None
         while True:
             problem = await self.problem()
             if was_ready is not (not problem):
                 was_ready = not problem
                 log.info("readiness", ready=was_ready, why=problem)
-                await health.set("", SERVING if was_ready else NOT_SERVING)
+                await self._health.set("", SERVING if was_ready else NOT_SERVING)
             await asyncio.sleep(LOOK_S)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,7 +167,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def _health_server() -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
+def _health_server(health: health_aio.HealthServicer) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=[
             ("grpc.so_reuseport", 0),
@@ -171,9 +179,8 @@ def _health_server() -> tuple[grpc.aio.Server, health_aio.HealthServicer]:
             ("grpc.server_handshake_timeout_ms", int(1000 * REQUEST_S)),
         ]
     )
-    health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    return server, health
+    return server
 
 
 async def _taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

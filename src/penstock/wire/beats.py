@@ -17,7 +17,7 @@ import zmq
 
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire.endpoints import Endpoint
-from penstock.wire.sockets import bind, notice_breaks
+from penstock.wire.sockets import bind, prepare_tcp
 
 log = structlog.get_logger()
 LATE_BEATS = 2  # a turn of the thread that takes longer was held up itself
@@ -170,7 +170,7 @@ class WorkerHeart(_Heart):
         for endpoint in wanted - self._open.keys():
             socket = self._open[endpoint] = _open(zmq.DEALER)
             socket.set(zmq.IDENTITY, self._identity)
-            notice_breaks(socket, endpoint)
+            prepare_tcp(socket, endpoint)
             socket.connect(endpoint)
             self._poller.register(socket, zmq.POLLIN)
 

@@ -134,11 +134,9 @@ class DealerSocket(_Socket):
 
     def connect(self, endpoint: str, on_break: Callable[[], None] = lambda: None) -> None:
         """`on_break`: what was on its way, here or there, may be lost; it connects again by itself."""
-        notice_breaks(self._socket, endpoint)
+        prepare_tcp(self._socket, endpoint)
         if endpoint.startswith(TCP):  # within a machine only the end of a process breaks a connection
             self._watch_breaks(on_break)
-        if "[" in endpoint:
-            self._socket.set(zmq.IPV6, 1)
         self._socket.connect(endpoint)
         self._start_reading()
 
@@ -172,9 +170,7 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> str:
     """Returns what others connect to."""
     if endpoint.bind.startswith("ipc://"):
         Path(endpoint.bind.removeprefix("ipc://")).unlink(missing_ok=True)
-    elif "[" in endpoint.bind:
-        socket.set(zmq.IPV6, 1)
-    notice_breaks(socket, endpoint.bind)
+    prepare_tcp(socket, endpoint.bind)
     try:
         socket.bind(endpoint.to_bind)
     except zmq.ZMQError as error:
@@ -182,13 +178,14 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> str:
     return endpoint.reached(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
 
 
-def notice_breaks(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+def prepare_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
     """Between hosts a connection may be dead without a word: the kernel alone would wait for it for many minutes."""
     if endpoint.startswith(TCP):
         socket.set(zmq.HEARTBEAT_IVL, PING_MS)
         socket.set(zmq.HEARTBEAT_TIMEOUT, DEAD_MS)
         socket.set(zmq.HEARTBEAT_TTL, DEAD_MS)
         socket.set(zmq.CONNECT_TIMEOUT, CONNECT_MS)
+        socket.set(zmq.IPV6, int("[" in endpoint))
 
 
 def host_identity() -> str:

@@ -81,6 +81,11 @@ class Worker:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def has_attached(self) -> bool:
+        """Whether a manager has ever let it in."""
+        return self._attachment.has_attached
+
     async def problem(self) -> str:
         """Why it is not ready: it is once what it was first told to hold has loaded, or cannot be loaded."""
         if self._is_draining:
