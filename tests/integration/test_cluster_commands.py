@@ -156,7 +156,8 @@ def test_the_managers_door_shows_the_whole_cluster(cluster: Asked) -> None:
     def text() -> str:
         return cluster.http(MANAGER, "/metrics", 7410)[1].decode()
 
-    eventually(lambda: 'penstock_cluster_worker_requests_total{block="blk' in text(), "workers' counts came", WAIT_S)
+    for counts in ("penstock_cluster_requests_total", "penstock_cluster_worker_requests_total"):
+        eventually(lambda counts=counts: f'{counts}{{block="blk' in text(), f"{counts} came", WAIT_S)  # type: ignore[misc]
     for expected in (
         "penstock_cluster_leader 1.0",
         'penstock_cluster_workers{state="alive"} 2.0',

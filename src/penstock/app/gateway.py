@@ -15,7 +15,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from penstock.app.leaders import open_leader
-from penstock.app.places import check_bind, check_join
+from penstock.app.places import check_bind, check_join, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.answer_counts import AnswerCounts
@@ -48,6 +48,7 @@ from penstock.serving.sessions.runs import SessionRuns
 from penstock.serving.sessions.stored import StoredSessions
 from penstock.storage.cache.store import open_store
 from penstock.storage.sessions.opening import open_session_store
+from penstock.telemetry.answers import AnswerReader
 from penstock.telemetry.metrics import (
     CacheMetrics,
     RouterMetrics,
@@ -73,6 +74,7 @@ class Gateway:
         self._metrics_folder = metrics_folder
         registry = CollectorRegistry()
         self._serving_metrics = ServingMetrics(registry)
+        self.answers = AnswerReader(self._serving_metrics)
         self._router_metrics = RouterMetrics(registry)
         self._admission = Admission(config.limits)
         self._large = LargeMessages(config.limits)
@@ -270,7 +272,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(places.gateway(run.name, config))
         leader = open_leader(config, places, stack)
-        control = RemoteControl(leader, run.name, endpoint, gateway.cluster_changed, gateway.counted)
+        answered = gateway.answers.read if is_clustered(config) else lambda is_all: ()
+        control = RemoteControl(leader, run.name, endpoint, gateway.cluster_changed, gateway.counted, answered)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         if control.refusal is not None:

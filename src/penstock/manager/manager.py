@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockView
+from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import (
     ConfigError,
     Conflict,
@@ -51,6 +52,7 @@ LOAD_S = 300.0  # what a model gets to load that has no folder here to say it
 FindVersion = Callable[[str], Awaitable[Choice]]
 OnFolded = Callable[[Folded], None]
 OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
+OnAnswers = Callable[[str, str, Sequence[ModelAnswers]], None]
 OnReign = Callable[[Reign], None]
 BeforeLoad = Callable[[str], Awaitable[None]]
 
@@ -86,6 +88,7 @@ class Manager:
         self.find_version: FindVersion | None = None  # of what was uploaded: NAME, NAME:VERSION or NAME@ALIAS
         self.on_folded: list[OnFolded] = []  # told after what was written is folded
         self.on_counts: list[OnCounts] = []  # told what gateways count: the gateway's id and its counts
+        self.on_answers: list[OnAnswers] = []  # and what they answered: its id, its incarnation, since that began
         self.on_reign: list[OnReign] = []  # told of each that begins, before anybody hears anything of it
         self.before_load: list[BeforeLoad] = []  # asked before a model is loaded anew; may refuse
         self.is_governed: Callable[[str], bool] = lambda model: False  # its folder says no more which versions serve

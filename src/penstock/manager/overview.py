@@ -1,15 +1,14 @@
 """One look at the whole cluster, for its metrics: what workers and gateways have told the manager that leads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from prometheus_client.registry import Collector
 
-from penstock.core.answer_counts import AnswerCounts
+from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.manager.manager import Manager
 from penstock.manager.registry import DeployedBlock
 from penstock.manager.reign import BlockCount, Facts, Load
 from penstock.telemetry.cluster import (
-    AnswerTotals,
     BlockFigures,
     BlockOnWorker,
     ClusterCollector,
@@ -17,13 +16,15 @@ from penstock.telemetry.cluster import (
     WorkerFigures,
 )
 
+Key = tuple[str, str]  # model and version
+
 
 class Overview:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
-        self._epoch = 0
-        self._totals = AnswerTotals()
-        manager.on_counts.append(self._count)
+        self._answers: dict[str, tuple[str, dict[Key, ModelAnswers]]] = {}  # by gateway: its incarnation, and since
+        self._past: dict[Key, ModelAnswers] = {}  # of incarnations that are gone
+        manager.on_answers.append(self._answered)
 
     def collector(self) -> Collector:
         """Of this moment; it may be read in another thread."""
@@ -32,23 +33,31 @@ class Overview:
     def look(self) -> ClusterFigures:
         manager = self._manager
         blocks = [block for block in manager.reign.registry.blocks() if block.is_shown]
-        self._totals.keep(block.block_id for block in blocks)
+        answers = self._totals()
         return ClusterFigures(
             is_leader=bool(manager.epoch),
             epoch=manager.election.leader_epoch,
             revision=manager.desired.revision,
             gateways=len(manager.desired.gateways.gateways),
             managers=len(manager.election.managers),
-            blocks=[self._block(block) for block in blocks],
+            blocks=[self._block(block, answers.get((block.model, block.version))) for block in blocks],
             workers=[self._worker(worker_id) for worker_id in manager.reign.lives.items()],
         )
 
-    def _count(self, gateway_id: str, counts: Sequence[AnswerCounts]) -> None:
-        if self._epoch != self._manager.reign.epoch:
-            self._epoch, self._totals = self._manager.reign.epoch, AnswerTotals()
-        self._totals.add([each for each in counts if not each.is_control])
+    def _answered(self, gateway_id: str, incarnation: str, answers: Sequence[ModelAnswers]) -> None:
+        before, known = self._answers.get(gateway_id, (incarnation, {}))
+        if before != incarnation:
+            _add(self._past, known.values())
+            known = {}
+        self._answers[gateway_id] = (incarnation, known | {(each.model, each.version): each for each in answers})
 
-    def _block(self, block: DeployedBlock) -> BlockFigures:
+    def _totals(self) -> dict[Key, ModelAnswers]:
+        found = dict(self._past)
+        for _, answers in self._answers.values():
+            _add(found, answers.values())
+        return found
+
+    def _block(self, block: DeployedBlock, answers: ModelAnswers | None) -> BlockFigures:
         placed = len(self._manager.reign.placed(block)) if block.is_wanted else 0
         return BlockFigures(
             block.block_id,
@@ -58,8 +67,7 @@ class Overview:
             (block.record.replicas or placed) if block.is_wanted else 0,
             placed,
             sum(found.is_serving for found in block.workers.values()),
-            dict(self._totals.codes.get(block.block_id, {})),
-            dict(self._totals.latencies.get(block.block_id, {})),
+            answers,
         )
 
     def _worker(self, worker_id: str) -> WorkerFigures:
@@ -86,3 +94,9 @@ class Overview:
 
 def _of(count: BlockCount) -> tuple[int, int, float]:
     return count.requests, count.errors, count.latency_s
+
+
+def _add(totals: dict[Key, ModelAnswers], more: Iterable[ModelAnswers]) -> None:
+    for each in more:
+        key = (each.model, each.version)
+        totals[key] = totals[key].plus(each) if key in totals else each

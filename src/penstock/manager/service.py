@@ -11,6 +11,7 @@ import structlog
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
+from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, NotLeader, PenstockError
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import GatewayRecord
@@ -80,6 +81,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 await manager.membership.joined(stream, gateway, first.incarnation)
             except PenstockError as error:
                 await _abort(context, error)
+            self._take_counts(first)
             view = manager.reign.boards.view
             async for delta in self._deltas(view, hearing, lambda: hearing.is_over or manager.epoch != epoch):
                 yield _cluster_view(delta, epoch)
@@ -131,12 +133,21 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         try:
             async for request in requests:
                 hearing.hear(request.is_lost, request.is_leaving)
-                for listener in manager.on_counts if request.counts else ():
-                    listener(request.gateway_id, [_counts(each) for each in request.counts])
+                self._take_counts(request)
                 await manager.notify(is_sure=request.is_lost)
         finally:
             hearing.is_over = True
             await manager.notify(is_sure=True)
+
+    def _take_counts(self, request: pb.WatchRequest) -> None:
+        if request.counts:
+            counts = [_counts(each) for each in request.counts]
+            for of_blocks in self._manager.on_counts:
+                of_blocks(request.gateway_id, counts)
+        if request.answers:
+            answers = [_answers(each) for each in request.answers]
+            for of_models in self._manager.on_answers:
+                of_models(request.gateway_id, request.incarnation, answers)
 
 
 @dataclass(slots=True)
@@ -218,6 +229,11 @@ def _counts(counts: pb.AnswerCounts) -> AnswerCounts:
         dict(counts.waiting),
         counts.is_control,
     )
+
+
+def _answers(answers: pb.ModelAnswers) -> ModelAnswers:
+    codes, buckets = dict(answers.codes), list(answers.buckets)
+    return ModelAnswers(answers.model, answers.version, codes, buckets, answers.seconds)
 
 
 def _assignment(delta: Delta[Given], epoch: int) -> pb.Assignment:

@@ -1,15 +1,17 @@
 """The whole cluster as Prometheus metrics: rate, errors and duration of blocks; what workers use."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
+from math import inf
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
-from penstock.core.answer_counts import BUCKETS, PER_DOUBLING, AnswerCounts, upper_bound_s
+from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.telemetry.metrics import SECONDS
 
-K = TypeVar("K")
+BOUNDS = tuple(floatToGoString(bound) for bound in (*SECONDS, inf))
 BLOCK = ("block", "model", "version")
 OK = "ok"
 
@@ -23,8 +25,7 @@ class BlockFigures:
     wanted: int = 0  # replicas
     placed: int = 0
     serving: int = 0
-    codes: Mapping[str, int] = field(default_factory=dict)  # answers by code, as gateways counted them
-    latencies: Mapping[int, int] = field(default_factory=dict)  # by bucket: core.answer_counts
+    answers: ModelAnswers | None = None  # of all gateways together
 
 
 @dataclass(slots=True)
@@ -65,27 +66,6 @@ class ClusterFigures:
     workers: list[WorkerFigures] = field(default_factory=list)
 
 
-class AnswerTotals:
-    """What gateways counted, block by block, since this manager leads."""
-
-    def __init__(self) -> None:
-        self.codes: dict[str, dict[str, int]] = {}  # by block
-        self.latencies: dict[str, dict[int, int]] = {}
-
-    def add(self, counts: Iterable[AnswerCounts]) -> None:
-        for each in counts:
-            codes = self.codes.setdefault(each.block_id, {})
-            _add(codes, {OK: each.answers - sum(each.errors.values()), **each.errors})
-            _add(self.latencies.setdefault(each.block_id, {}), each.latencies)
-
-    def keep(self, blocks: Iterable[str]) -> None:
-        """Others are gone for good."""
-        wanted = set(blocks)
-        for block_id in [known for known in self.codes if known not in wanted]:
-            del self.codes[block_id]
-            self.latencies.pop(block_id, None)
-
-
 class ClusterCollector(Collector):
     """Of one look at the cluster: it is read in another thread than the one that looked."""
 
@@ -123,10 +103,12 @@ class ClusterCollector(Collector):
             )
             for kind, count in kinds:
                 replicas.add_metric((*labels, kind), count)
-            for code, count in sorted(block.codes.items()):
-                requests.add_metric((*labels, code), count)
-            if block.latencies:
-                seconds.add_metric(labels, *_histogram(block.latencies))
+            if block.answers is not None:
+                for code, count in sorted(block.answers.codes.items()):
+                    requests.add_metric((*labels, code), count)
+                if block.answers.buckets:
+                    buckets = list(zip(BOUNDS, block.answers.buckets, strict=True))
+                    seconds.add_metric(labels, buckets, block.answers.seconds)
         yield from (replicas, requests, seconds)
 
     def _uses(self) -> Iterator[Metric]:
@@ -165,12 +147,6 @@ class ClusterCollector(Collector):
         yield from (requests, seconds)
 
 
-def _add(totals: dict[K, int], more: Mapping[K, int]) -> None:
-    for key, count in more.items():
-        if count:
-            totals[key] = totals.get(key, 0) + count
-
-
 def _counted(name: str, what: str, states: Iterable[str]) -> Metric:
     family = GaugeMetricFamily(name, f"{what}, by state", labels=("state",))
     counts: dict[str, int] = {}
@@ -184,16 +160,3 @@ def _counted(name: str, what: str, states: Iterable[str]) -> Metric:
 def _put(family: GaugeMetricFamily, worker: str, *values: tuple[str, float]) -> None:
     for kind, value in values:
         family.add_metric((worker, kind), value)
-
-
-def _histogram(latencies: Mapping[int, int]) -> tuple[list[tuple[str, float]], float]:
-    """Its buckets, one for each doubling, and its sum, as if each latency lay in the middle of its bucket."""
-    buckets: list[tuple[str, float]] = []
-    seen = 0
-    for bucket in range(BUCKETS - 1):
-        seen += latencies.get(bucket, 0)
-        if bucket % PER_DOUBLING == 0:
-            buckets.append((f"{upper_bound_s(bucket):g}", seen))
-    buckets.append(("+Inf", sum(latencies.values())))
-    middles = ((upper_bound_s(bucket) + (upper_bound_s(bucket - 1) if bucket else 0.0)) / 2 for bucket in latencies)
-    return buckets, sum(count * middle for count, middle in zip(latencies.values(), middles, strict=True))

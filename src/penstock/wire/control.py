@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +13,7 @@ import structlog
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
+from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
@@ -46,8 +48,10 @@ class RemoteControl:
         endpoint: str,
         listener: Listener,
         counted: Callable[[], Sequence[AnswerCounts]] = list,
+        answered: Callable[[bool], Sequence[ModelAnswers]] = lambda is_all: (),
     ) -> None:
-        """`counted` gives what was counted of the blocks that routes name since it was last asked."""
+        """`counted` gives what was counted of the blocks that routes name since it was last asked, `answered` what was
+        answered for models since the process began: of all, or of those that it is another for since it was asked."""
         self._leader = leader
         self._gateway_id = gateway_id
         self._endpoint = endpoint
@@ -57,6 +61,7 @@ class RemoteControl:
         self._is_leaving = False
         self._is_lost = False  # something was missed: everything is wanted
         self._counted = counted
+        self._answered = answered
         self._blocks: dict[str, BlockView] = {}
         self._routes: dict[str, NameRoute] = {}
         self._gateways: tuple[GatewayMember, ...] = ()
@@ -103,9 +108,13 @@ class RemoteControl:
             raise
 
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:
+        told = 0.0  # when the answers were
         while True:
             self._is_asked.clear()
             counts = self._counted()
+            answers: Sequence[ModelAnswers] = ()
+            if time.monotonic() - told >= BEAT_S:
+                answers, told = self._answered(not told), time.monotonic()
             request = pb.WatchRequest(
                 gateway_id=self._gateway_id,
                 endpoint=self._endpoint,
@@ -115,6 +124,7 @@ class RemoteControl:
                 is_lost=self._is_lost,
                 is_leaving=self._is_leaving,
                 counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
+                answers=[pb.ModelAnswers(**each._asdict()) for each in answers],
             )
             self._is_lost = False
             yield request

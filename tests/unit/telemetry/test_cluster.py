@@ -3,15 +3,15 @@
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.core.answer_counts import AnswerCounts, bucket_of
+from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.telemetry.cluster import (
-    AnswerTotals,
     BlockFigures,
     BlockOnWorker,
     ClusterCollector,
     ClusterFigures,
     WorkerFigures,
 )
+from penstock.telemetry.metrics import SECONDS
 
 
 def read(figures: ClusterFigures) -> "Read":
@@ -35,20 +35,15 @@ class Read:
         return (key[0], frozenset(key[1])) in self._samples
 
 
-def test_gateways_counts_add_up_to_rates_errors_and_durations() -> None:
-    totals = AnswerTotals()
-    half, second = bucket_of(0.5), bucket_of(1.0)
-    totals.add([AnswerCounts("b", 10, {"engine_failed": 2}, {half: 8}), AnswerCounts("gone", 1)])
-    totals.add([AnswerCounts("b", 5, {"engine_failed": 1, "queue_full": 1}, {second: 2})])
-    totals.keep(["b"])
-    assert totals.codes == {"b": {"ok": 11, "engine_failed": 3, "queue_full": 1}}
-    block = BlockFigures("b", "m", "1", "ready", 3, 2, 1, totals.codes["b"], totals.latencies["b"])
-    found = read(ClusterFigures(blocks=[block]))
+def test_blocks_have_rates_errors_and_durations() -> None:
+    counts = [0] * (len(SECONDS) - 3) + [2, 8, 10, 10]
+    answers = ModelAnswers("m", "1", {"ok": 11, "engine_failed": 3}, counts, 7.5)
+    found = read(ClusterFigures(blocks=[BlockFigures("b", "m", "1", "ready", 3, 2, 1, answers)]))
     assert found["penstock_cluster_requests_total", ("b", "m", "1", "ok")] == 11
     assert found["penstock_cluster_requests_total", ("b", "m", "1", "engine_failed")] == 3
     assert found["penstock_cluster_request_seconds_count", ("b", "m", "1")] == 10
-    assert 4 < found["penstock_cluster_request_seconds_sum", ("b", "m", "1")] < 8
-    assert found["penstock_cluster_request_seconds_bucket", ("b", "m", "1", "0.8192")] == 8
+    assert found["penstock_cluster_request_seconds_sum", ("b", "m", "1")] == 7.5
+    assert found["penstock_cluster_request_seconds_bucket", ("b", "m", "1", "10.0")] == 8
     kinds = {
         kind: found["penstock_cluster_replicas", ("b", "m", "1", kind)] for kind in ("wanted", "serving", "missing")
     }

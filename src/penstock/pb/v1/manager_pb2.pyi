@@ -188,7 +188,7 @@ class BlockAssignment(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost")
+    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost", "answers")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class WatchRequest(_message.Message):
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     endpoint: str
     incarnation: str
@@ -207,7 +208,29 @@ class WatchRequest(_message.Message):
     counts: _containers.RepeatedCompositeFieldContainer[AnswerCounts]
     is_leaving: bool
     is_lost: bool
-    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ...) -> None: ...
+    answers: _containers.RepeatedCompositeFieldContainer[ModelAnswers]
+    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., answers: _Optional[_Iterable[_Union[ModelAnswers, _Mapping]]] = ...) -> None: ...
+
+class ModelAnswers(_message.Message):
+    __slots__ = ("model", "version", "codes", "buckets", "seconds")
+    class CodesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    codes: _containers.ScalarMap[str, int]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    seconds: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., codes: _Optional[_Mapping[str, int]] = ..., buckets: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClusterView(_message.Message):
     __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways")
