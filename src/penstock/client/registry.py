@@ -54,6 +54,7 @@ class ModelVersion:
 class _Patience:
     """How often, and for how long, something that gets nowhere is tried again."""
 
+    give_up_s: float
     began: float = field(default_factory=time.monotonic)
     backoff_s: float = FIRST_BACKOFF_S
     corrupted: int = 0
@@ -66,7 +67,7 @@ class _Patience:
         if isinstance(error, Corrupted):
             self.corrupted += 1
         may_try = error.is_retryable or error.reason in AGAIN or self.corrupted == 1
-        if not may_try or time.monotonic() - self.began > GIVE_UP_S:
+        if not may_try or time.monotonic() - self.began > self.give_up_s:
             raise error
         await asyncio.sleep(self.backoff_s)
         self.backoff_s = min(2 * self.backoff_s, MAX_BACKOFF_S)
@@ -75,8 +76,9 @@ class _Patience:
 class RegistryClient:
     """Used from one event loop, as a context. Of several addresses another one is tried where one does not answer."""
 
-    def __init__(self, addresses: str = MANAGER_ADDRESS) -> None:
-        """`addresses`: HOST:PORT, with commas between several."""
+    def __init__(self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S) -> None:
+        """`addresses`: HOST:PORT, with commas between several; `give_up_s`: without a byte over all attempts."""
+        self._give_up_s = give_up_s
         is_target = addresses.startswith(("unix:", "ipv4:", "ipv6:", "dns:"))  # gRPC's own, which may name several
         parts = [addresses] if is_target else addresses.split(",")
         self._addresses = [address.strip() for address in parts if address.strip()]
@@ -101,7 +103,7 @@ class RegistryClient:
         on_progress: OnProgress = lambda _: None,
     ) -> ModelVersion:
         """Uploads what is missing of it and makes it a version; `files` by SHA-256."""
-        patience = _Patience()
+        patience = _Patience(self._give_up_s)
         begin = pb.BeginUpload(
             manifest=manifest.encoded, facts=(facts or ModelFacts()).model_dump_json(exclude_none=True).encode()
         )
@@ -137,7 +139,7 @@ class RegistryClient:
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
         """A file's bytes from there on. What was cut goes on; whoever takes it looks at the SHA-256."""
-        patience = _Patience()
+        patience = _Patience(self._give_up_s)
         while True:
             try:
                 request = pb.DownloadRequest(sha256=sha256, offset=offset, is_manifest=is_manifest)

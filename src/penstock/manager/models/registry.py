@@ -139,7 +139,10 @@ class ModelRegistry:
     async def delete(self, model: str, version: str) -> None:
         record = await self._records.remove(model, version)
         log.info("deleted", model=model, version=version, digest=record.digest)
-        manifest = await self.manifest(record.digest)
+        try:
+            manifest = await self.manifest(record.digest)
+        except UnknownModel:  # what it named is found by its age
+            return
         await self.collect(manifest)
 
     # --- what nobody names

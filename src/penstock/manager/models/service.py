@@ -1,12 +1,13 @@
 """The model registry over gRPC."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import grpc
 import structlog
 
-from penstock.core.errors import Corrupted, InvalidRequest, PenstockError
+from penstock.core.errors import Corrupted, InvalidRequest, PenstockError, TooSlow
 from penstock.core.manifest import ModelFacts, read_document, read_manifest
 from penstock.manager.models.records import RegisteredVersion
 from penstock.manager.models.registry import ModelRegistry, UploadProgress
@@ -17,6 +18,7 @@ from penstock.wire.forms import encode_failure
 log = structlog.get_logger()
 T = TypeVar("T")
 CHUNK_BYTES = 1024 * 1024
+SILENCE_S = 60.0  # without a byte of an upload
 Messages = AsyncIterator[pb.UploadChunk]
 
 
@@ -95,7 +97,7 @@ class _Chunks:
 
     async def start(self) -> pb.UploadStart | None:
         """None: that was all."""
-        message, self._next = self._next or await anext(self._messages, None), None
+        message, self._next = self._next or await self._receive(), None
         if message is None:
             return None
         if message.WhichOneof("content") != "start":
@@ -103,11 +105,18 @@ class _Chunks:
         return message.start
 
     async def data(self) -> AsyncIterator[bytes]:
-        async for message in self._messages:
+        while (message := await self._receive()) is not None:
             if message.WhichOneof("content") == "start":
                 self._next = message
                 return
             yield message.data
+
+    async def _receive(self) -> pb.UploadChunk | None:
+        try:
+            return await asyncio.wait_for(anext(self._messages, None), SILENCE_S)
+        except TimeoutError:
+            said = f"nothing came for {SILENCE_S:g} s; begin again and go on from what is there"
+            raise TooSlow(said, reason="incomplete") from None
 
 
 async def _done(call: Awaitable[None]) -> pb.RegistryResponse:

@@ -4,16 +4,18 @@ A folder an upload, called by its manifest's digest: `manifest.json`, `facts.jso
 """
 
 import asyncio
+import errno
 import hashlib
 import os
 import re
 import shutil
 import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -26,7 +28,8 @@ from penstock.storage.objects.keys import blob_key
 log = structlog.get_logger()
 STATS = 16  # objects that are looked for at once
 HASH_BYTES = 1024 * 1024
-SMALL_BYTES = 256 * 1024 * 1024  # an upload that leaves less room than that is not begun
+SMALL_BYTES = 256 * 1024 * 1024  # an upload leaves the disk so much room
+MAX_DIGESTS = 1024
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Uploads:
         self._objects = objects
         self._settings = settings
         self._parts: dict[tuple[str, str], _Part] = {}
+        self._digests: OrderedDict[tuple[str, str], PartDigest] = OrderedDict()  # of what was cut
         self._beginning = asyncio.Lock()
 
     async def begin(self, manifest: Manifest, facts: ModelFacts) -> dict[str, int]:
@@ -96,7 +100,9 @@ class Uploads:
         try:
             async with part.lock:
                 with _telling():
-                    writer = await asyncio.to_thread(_PartWriter, self._part(upload_id, sha256), offset, size)
+                    known = self._digests.pop((upload_id, sha256), None)
+                    file = self._part(upload_id, sha256)
+                    writer = await asyncio.to_thread(_PartWriter, file, offset, size, known)
             try:
                 async for piece in pieces:
                     async with part.lock:
@@ -106,6 +112,8 @@ class Uploads:
                             await asyncio.to_thread(writer.write, piece)
             finally:
                 writer.close()
+                if part.owner is owner and writer.offset < size:
+                    self._remember((upload_id, sha256), writer)
             if writer.offset == size:
                 async with part.lock:
                     await self._keep(upload_id, sha256, writer.digest())
@@ -131,6 +139,12 @@ class Uploads:
             log.info("upload_expired", upload=place.name)
             await self.drop(place.name)
         return gone
+
+    def _remember(self, key: tuple[str, str], writer: "_PartWriter") -> None:
+        """Whoever goes on need not read it all again; what is forgotten is read."""
+        self._digests[key] = PartDigest(writer.sha256, writer.offset)
+        if len(self._digests) > MAX_DIGESTS:
+            self._digests.popitem(last=False)
 
     def _check(self, manifest: Manifest) -> None:
         limits = self._settings
@@ -193,19 +207,26 @@ class Uploads:
         return self._place(upload_id) / f"{sha256}.part"
 
 
+class PartDigest(NamedTuple):
+    sha256: Any  # of as many bytes, and goes on
+    offset: int
+
+
 class _PartWriter:
     """Blocks: for a thread."""
 
-    def __init__(self, file: Path, offset: int, size: int) -> None:
+    def __init__(self, file: Path, offset: int, size: int, known: PartDigest | None) -> None:
         there = max(0, _size_of(file))
         if there != offset:
             raise wrong_offset(there)
         self.offset = offset
         self._size = size
-        self._sha256 = hashlib.sha256()
-        if offset:
+        self.sha256 = hashlib.sha256()
+        if known is not None and known.offset == offset:
+            self.sha256 = known.sha256
+        elif offset:
             with file.open("rb") as opened:
-                _feed(self._sha256, opened)
+                _feed(self.sha256, opened)
         self._file = file
         self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
@@ -213,15 +234,18 @@ class _PartWriter:
         if self.offset + len(piece) > self._size:
             self._file.unlink(missing_ok=True)
             raise InvalidRequest(f"more came than the {self._size} bytes that the manifest tells of the file")
+        disk = os.fstatvfs(self._fd)
+        if disk.f_bavail * disk.f_frsize < SMALL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what else the manager keeps there needs some
         left = memoryview(piece)
         while left:
             written = os.write(self._fd, left)
-            self._sha256.update(left[:written])
+            self.sha256.update(left[:written])
             self.offset += written
             left = left[written:]
 
     def digest(self) -> str:
-        return self._sha256.hexdigest()
+        return str(self.sha256.hexdigest())
 
     def close(self) -> None:
         os.close(self._fd)

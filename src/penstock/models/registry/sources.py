@@ -1,16 +1,21 @@
 """Where a block's files are: in a folder, or in the registry, from which they are fetched first."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
-from penstock.client.registry import RegistryClient
+from penstock.client.registry import GIVE_UP_S, RegistryClient
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable, UnknownModel
 from penstock.core.manifest import SOURCE
 from penstock.models.registry.cache import ModelCache, RegistryFiles
 from penstock.storage.objects.base import ObjectStore, open_objects
 from penstock.storage.objects.keys import blob_key, manifest_key
+
+ONE_S = 2.0  # what one manager gets without a byte; another may lead by then
+PAUSE_S = 0.5
 
 
 class OpenedModel(Protocol):
@@ -65,9 +70,23 @@ class ManagersFiles:
         self._manager = manager
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
+        began = time.monotonic()
+        while True:
+            try:
+                async for piece in self._read(sha256, offset, is_manifest):
+                    offset += len(piece)
+                    began = time.monotonic()
+                    yield piece
+                return
+            except Unavailable:
+                if time.monotonic() - began > GIVE_UP_S:
+                    raise
+                await asyncio.sleep(PAUSE_S)
+
+    async def _read(self, sha256: str, offset: int, is_manifest: bool) -> AsyncIterator[bytes]:
         if not (address := self._manager()):
             raise Unavailable("no manager is known that a model could be fetched from; try again")
-        async with RegistryClient(address) as client:
+        async with RegistryClient(address, give_up_s=ONE_S) as client:
             async for piece in client.read(sha256, offset, is_manifest=is_manifest):
                 yield piece
 

@@ -95,8 +95,7 @@ async def test_what_would_not_load_is_not_sent(bed: RegistryBed, terminal: Termi
         await terminal.run("push", str(folder), "--no-check")
 
 
-async def test_what_is_no_manager_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.client.registry.GIVE_UP_S", 0.0)
+async def test_what_is_no_manager_is_told(tmp_path: Path) -> None:
     result = await asyncio.to_thread(
         CliRunner().invoke, app, ["model", "pull", "x", str(tmp_path), "--manager", "127.0.0.1:1"]
     )

@@ -20,6 +20,7 @@ from penstock.core.errors import (
     Overloaded,
     PenstockError,
     RequestTooLarge,
+    Unavailable,
     UnknownModel,
 )
 from penstock.core.manifest import ModelFacts, make_manifest
@@ -334,3 +335,24 @@ async def test_files_that_are_being_collected_are_no_versions(bed: RegistryBed, 
     await bed.registry.commit(begun.upload_id)
     with pytest.raises(Conflict):  # a version was added since
         await records.doom([sha256(b"weights")], revision)
+
+
+async def test_a_file_in_many_small_pieces_is_read_once(bed: RegistryBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = secrets.token_bytes(1000)
+    begun = await bed.registry.begin(manifest_of(model_of(data)), ModelFacts())
+    fed: list[object] = []
+    monkeypatch.setattr("penstock.manager.models.uploads._feed", lambda *each: fed.append(each))
+    for start in range(0, 1000, 100):
+        there = await bed.registry.append(begun.upload_id, sha256(data), start, pieces(data[start : start + 100]))
+        assert there == start + 100
+    assert fed == []
+    assert sha256(data) in bed.stored()
+
+
+async def test_an_upload_leaves_the_disk_some_room(bed: RegistryBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = await bed.registry.begin(manifest_of(model_of(b"0123")), ModelFacts())
+    with monkeypatch.context() as context:
+        context.setattr("penstock.manager.models.uploads.SMALL_BYTES", 2**62)
+        with pytest.raises(Unavailable, match="No space left"):
+            await bed.registry.append(begun.upload_id, sha256(b"0123"), 0, pieces(b"0123"))
+    assert await bed.registry.append(begun.upload_id, sha256(b"0123"), 0, pieces(b"0123")) == 4

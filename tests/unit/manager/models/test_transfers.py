@@ -81,3 +81,15 @@ async def test_a_registry_on_s3_whose_workers_read_the_store_themselves(server: 
         await client.delete("m", "1")
         assert [found.key async for found in objects.list("blobs")] == []
         assert [found.key async for found in objects.list("manifests")] == []
+
+
+async def test_a_worker_fetches_from_whoever_leads_by_then(bed: RegistryBed, tmp_path: Path) -> None:
+    data = secrets.token_bytes(3 * MIB)
+    files = model_of(data)
+    async with bed.client() as client:
+        made = await client.push(manifest_of(files), write_files(tmp_path / "m", files))
+    leaders = iter(["", "127.0.0.1:1"])
+    sources = ModelSources(load_config(data_dir=tmp_path / "worker"), lambda: next(leaders, bed.address))
+    opened = await sources.open(f"registry:{made.digest}")
+    assert (opened.folder / "1" / "model.onnx").read_bytes() == data
+    opened.close()
