@@ -201,6 +201,17 @@ class RegistryClient:
             raise decode_failure(response.failure)
 
     async def _call(self, method: str, request: Any, timeout_s: float = CALL_S) -> Any:
+        """Asks every manager once before it gives up."""
+        for is_last in (*[False] * (len(self._addresses) - 1), True):
+            try:
+                return await self._call_one(method, request, timeout_s)
+            except Unavailable as error:
+                if is_last:
+                    raise
+                await self._try_next(error)
+        raise AssertionError("the last one raises")
+
+    async def _call_one(self, method: str, request: Any, timeout_s: float) -> Any:
         response = await self._within(getattr(self._stub, method)(request, timeout=timeout_s), None)
         if response.HasField("failure"):
             raise decode_failure(response.failure)

@@ -28,10 +28,11 @@ TIMEOUT_S = 10.0
 def open_client(managers: str | None, config: Path | None, timeout_s: float) -> "ClusterClient":
     from penstock.client.cluster import ClusterClient
 
-    return ClusterClient(_addresses(managers, config), timeout_s).ask_leader()
+    return ClusterClient(find_addresses(managers, config), timeout_s).ask_leader()
 
 
-def _addresses(managers: str | None, file: Path | None) -> list[str]:
+def find_addresses(managers: str | None, file: Path | None) -> list[str]:
+    """Of those that were given, of the setting cluster.join, or this machine's."""
     from penstock.app.places import MANAGER_PORT, find_managers
     from penstock.core.config import load_config
 

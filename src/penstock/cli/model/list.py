@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.cluster.asking import AskingConfig, Managers
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.repository import MODELS, Repository
@@ -13,16 +14,18 @@ from penstock.core.errors import ConfigError
 
 def list_models(
     repository: Repository = MODELS,
-    manager: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="List the registry of this cluster instead of a repository.")
-    ] = "",
+    registry: Annotated[
+        bool, typer.Option("--registry", help="The models of a cluster's registry; so also with --manager or --config.")
+    ] = False,
+    manager: Managers = None,
+    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served; or those of a registry."""
-    if manager:
+    if registry or manager or config:
         from penstock.cli.model.registry import list_registry
 
-        list_registry(manager, as_json)
+        list_registry(manager, config, as_json)
         return
     from penstock.models.folder import list_model_folders
 

@@ -2,19 +2,20 @@
 
 import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.terminal.options import MANAGER_ADDRESS, AsJson, ManagerAddress
-from penstock.cli.terminal.output import make_console, plain, print_json
+from penstock.cli.cluster.asking import AskingConfig, Managers, find_addresses, print_rows
+from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.progress import show_bytes, show_steps
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from penstock.client.registry import ModelVersion
+    from penstock.client.registry import ModelVersion, RegistryClient
     from penstock.core.manifest import ModelFacts
 
 T = TypeVar("T")
@@ -27,11 +28,11 @@ def push(
     tag: Annotated[list[str] | None, typer.Option(help="A tag beside those of model.yaml; may be repeated.")] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not load the model here first.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that it may take to load and answer here.")] = 300.0,
-    manager: ManagerAddress = MANAGER_ADDRESS,
+    manager: Managers = None,
+    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a version of a model to the registry. What was sent before is not sent again; what is cut goes on."""
-    from penstock.client.registry import RegistryClient
     from penstock.core.manifest import ModelFacts
     from penstock.models.registry.scan import check_facts, scan
 
@@ -45,12 +46,11 @@ def push(
             facts = check_facts(folder, manifest.version, timeout)
     facts = _tagged(facts, tag or [])
 
-    async def send() -> "ModelVersion":
-        async with RegistryClient(manager) as client:
-            with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
-                return await client.push(manifest, scanned.files, facts, on_progress)
+    async def send(client: "RegistryClient") -> "ModelVersion":
+        with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
+            return await client.push(manifest, scanned.files, facts, on_progress)
 
-    made = _run(send())
+    made = _ask(manager, config, send)
     if as_json:
         print_json(_as_json(made))
     else:
@@ -60,22 +60,21 @@ def push(
 def pull(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="The model's folder; it is made, or gets one more version.")],
-    manager: ManagerAddress = MANAGER_ADDRESS,
+    manager: Managers = None,
+    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a version of a model from the registry, verified file by file."""
-    from penstock.client.registry import RegistryClient
     from penstock.models.registry.pull import CountedFiles
     from penstock.models.registry.pull import pull as fetch
 
-    async def get() -> "ModelVersion":
-        async with RegistryClient(manager) as client:
-            found = await client.find(name)
-            with show_bytes(f"{found.model}:{found.version}", found.size_bytes) as on_progress:
-                await fetch(CountedFiles(client, on_progress), found.digest, found.version, folder.absolute())
-            return found
+    async def get(client: "RegistryClient") -> "ModelVersion":
+        found = await client.find(name)
+        with show_bytes(f"{found.model}:{found.version}", found.size_bytes) as on_progress:
+            await fetch(CountedFiles(client, on_progress), found.digest, found.version, folder.absolute())
+        return found
 
-    found = _run(get())
+    found = _ask(manager, config, get)
     if as_json:
         print_json({**_as_json(found), "folder": str(folder)})
     else:
@@ -84,76 +83,55 @@ def pull(
 
 def delete(
     name: Annotated[str, typer.Argument(metavar="NAME:VERSION")],
-    manager: ManagerAddress = MANAGER_ADDRESS,
+    manager: Managers = None,
+    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a version from the registry. One that is deployed, or that an alias names, is not deleted."""
-    from penstock.client.registry import RegistryClient
-
     model, version = _split(name)
-
-    async def go() -> None:
-        async with RegistryClient(manager) as client:
-            await client.delete(model, version)
-
-    _run(go())
+    _ask(manager, config, lambda client: client.delete(model, version))
     print_json({"deleted": name}) if as_json else print(f"deleted {name}")
 
 
 def alias(
     name: Annotated[str, typer.Argument(metavar="NAME[:VERSION]", help="Without a version the alias goes.")],
     alias: Annotated[str, typer.Argument(help="As in `stable`; `latest` moves by itself.")],
-    manager: ManagerAddress = MANAGER_ADDRESS,
+    manager: Managers = None,
+    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a name such as `stable` stand for a version of a model."""
-    from penstock.client.registry import RegistryClient
-
     model, version = _split(name) if ":" in name else (name, "")
-
-    async def go() -> None:
-        async with RegistryClient(manager) as client:
-            await client.set_alias(model, alias, version)
-
-    _run(go())
+    _ask(manager, config, lambda client: client.set_alias(model, alias, version))
     if as_json:
         print_json({"model": model, "alias": alias, "version": version or None})
     else:
         print(f"{model}@{alias} is {model}:{version}" if version else f"{model} has no alias {alias} any more")
 
 
-def list_registry(manager: str, as_json: bool) -> None:
-    from penstock.client.registry import RegistryClient
-
-    async def go() -> "list[ModelVersion]":
-        async with RegistryClient(manager) as client:
-            return await client.list()
-
-    versions = _run(go())
+def list_registry(manager: str | None, config: Path | None, as_json: bool) -> None:
+    versions = _ask(manager, config, lambda client: client.list())
     if as_json:
         print_json([_as_json(each) for each in versions])
         return
-    if not versions:
-        print("the registry has no models: penstock model push FOLDER sends one")
-        return
-    from rich.table import Table
+    titles = ("model", "version", "aliases", "task", "engine", "size", "files", "tags", "blocks", "pushed")
+    print_rows(titles, map(_row, versions), "the registry has no models: penstock model push FOLDER sends one")
 
-    table = Table("model", "version", "aliases", "task", "engine", "size", "files", "tags", "blocks", "pushed")
-    for each in versions:
-        facts = each.facts
-        table.add_row(
-            each.model,
-            each.version,
-            ", ".join(each.aliases),
-            str(facts.get("task", "")),
-            str(facts.get("engine", "")),
-            _size(each.size_bytes),
-            str(each.files),
-            plain(", ".join(facts.get("tags", ()))),
-            ", ".join(each.blocks),
-            each.created_at[:16].replace("T", " "),
-        )
-    make_console(160).print(table)
+
+def _row(found: "ModelVersion") -> tuple[object, ...]:
+    facts = found.facts
+    return (
+        found.model,
+        found.version,
+        ", ".join(found.aliases),
+        facts.get("task", ""),
+        facts.get("engine", ""),
+        _size(found.size_bytes),
+        found.files,
+        ", ".join(facts.get("tags", ())),
+        ", ".join(found.blocks),
+        found.created_at[:16].replace("T", " "),
+    )
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -167,16 +145,24 @@ def _tagged(facts: "ModelFacts", tags: list[str]) -> "ModelFacts":
     return facts.model_copy(update={"tags": (*facts.tags, *tags)})
 
 
-def _run(call: Coroutine[Any, Any, T]) -> T:
+def _ask(manager: str | None, config: Path | None, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:
     """What a server would log, a command keeps to itself: its standard output is the answer's."""
     import logging
 
     import structlog
 
+    from penstock.client.registry import RegistryClient
+
+    addresses = ",".join(find_addresses(manager, config))
+
+    async def call() -> T:
+        async with RegistryClient(addresses) as client:
+            return await act(client)
+
     before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
-        return asyncio.run(call)
+        return asyncio.run(call())
     finally:
         structlog.configure(**before)
 

@@ -5,13 +5,9 @@ from typing import Annotated
 import typer
 
 GRPC_ADDRESS = "127.0.0.1:50051"
-MANAGER_ADDRESS = "127.0.0.1:7400"
 HTTP_ADDRESS = "http://127.0.0.1:8080"
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 GrpcAddress = Annotated[str, typer.Option("--grpc", metavar="HOST:PORT", help="The server's gRPC address.")]
 HttpAddress = Annotated[str, typer.Option("--http", metavar="URL", help="The server's HTTP address.")]
-ManagerAddress = Annotated[
-    str, typer.Option("--manager", metavar="HOST:PORT", help="The cluster's manager, or several with commas between.")
-]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.001, help="Seconds that one request may take.")]

@@ -61,6 +61,8 @@ async def test_of_several_managers_another_is_asked_where_one_does_not_answer(be
     files = model_of(b"weights")
     async with RegistryClient(f"127.0.0.1:1,{bed.address}") as client:
         assert (await client.push(manifest_of(files), write_files(tmp_path / "m", files))).version == "1"
+    async with RegistryClient(f"127.0.0.1:1,{bed.address}") as client:
+        assert (await client.find("m")).version == "1"
 
 
 async def test_a_registry_on_s3_whose_workers_read_the_store_themselves(server: S3Server, tmp_path: Path) -> None:
