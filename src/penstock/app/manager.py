@@ -85,7 +85,7 @@ async def open_manager(
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
     from penstock.app.registry import open_registry, registry_service
-    from penstock.manager.election import LEASE_S, SOLE_LEASE_S
+    from penstock.manager.election import SOLE_LEASE_S
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
     from penstock.manager.rollouts.runs import Rollouts
@@ -97,7 +97,11 @@ async def open_manager(
     store = await open_metadata(config.cluster.join if is_shared else DEFAULT_URL, config.data_dir)
     stack.push_async_callback(store.close)
     manager = Manager(
-        store, config.models if has_models else None, me, LEASE_S if is_shared else SOLE_LEASE_S, is_fresh=is_fresh
+        store,
+        config.models if has_models else None,
+        me,
+        config.cluster.lease_s if is_shared else SOLE_LEASE_S,
+        is_fresh=is_fresh,
     )
     stack.push_async_callback(manager.close)
     registry = open_registry(config, store, stack)

@@ -131,6 +131,7 @@ class ClusterSettings(Section):
     join: Annotated[str, BeforeValidator(_with_commas)] = ""  # managers, HOST[:PORT],… or etcd://…
     bind: AddressText = ""  # where its roles are reached by those of other hosts; empty: `host`
     advertise: AddressText = ""  # what they are told to reach it by; empty: where it listens
+    lease_s: Annotated[float, Field(ge=2, le=60)] = 2.0  # of several managers the one that leads is silent for less
 
 
 class HealthSettings(Section):

@@ -36,7 +36,6 @@ from penstock.storage.metadata.following import follow
 
 log = structlog.get_logger()
 M = TypeVar("M", bound=ManagerRecord)
-LEASE_S = 2.0  # of one of several managers: the least that etcd gives
 SOLE_LEASE_S = 86_400.0  # of a manager that has its store for itself
 RESIGN_S = 1.0
 

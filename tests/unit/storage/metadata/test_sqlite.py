@@ -1,8 +1,10 @@
 """The metadata store's file: an earlier version's is taken over, one process has it, full disks are lived with."""
 
+import asyncio
 import errno
 import shutil
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,3 +206,38 @@ async def test_a_closed_store_says_so(tmp_path: Path) -> None:
         await store.put("a", b"1")
     with pytest.raises(StoreUnavailable, match="closed"):
         await anext(watching)
+
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
+
+async def main():
+    store = await SqliteMetadataStore.open(Path(sys.argv[1]))
+    lease = await store.grant(60.0)
+    for number in range(1_000_000):
+        await store.put("number", str(number).encode())
+        print(number, await store.put("leased", b"", lease=lease), flush=True)
+
+asyncio.run(main())
+"""
+
+
+async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    file = tmp_path / "metadata.db"
+    writer = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WRITER, str(file), stdout=asyncio.subprocess.PIPE
+    )
+    assert writer.stdout is not None
+    lines = [await writer.stdout.readline() for _ in range(20)]
+    writer.kill()
+    lines += (await writer.communicate())[0].splitlines(keepends=True)
+    said = [line for line in lines if line.endswith(b"\n")][-1].split()
+    store = await SqliteMetadataStore.open(file)
+    record = await store.get("number")
+    assert record is not None
+    assert int(record.value) >= int(said[0])
+    assert (await store.list("")).revision >= int(said[1])
+    assert await store.get("leased") is None
+    await store.close()
