@@ -273,6 +273,10 @@ class Registry:
                 self._touched.add(block.model)
         self._advance(self._models)
 
+    def worker_forgotten(self, worker: str) -> None:
+        """It left, or nobody waits for it any more."""
+        self._interrupted.pop(worker, None)
+
     def end_adoption(self) -> None:
         """Whoever an earlier manager had told something has come, or has ended."""
         self._is_adopting = False

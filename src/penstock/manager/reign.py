@@ -224,9 +224,10 @@ class Reign:
                     self.notices.append(Notice(f"worker_{state}", worker_id, reason))
                     self._must_place = True
                     if state not in PRESENT:
-                        self.registry.worker_left(worker_id)
+                        self.registry.worker_detached(worker_id)  # of its process nobody knows: it may only be silent
                         self.boards.forget(worker_id)
                     if state is LifeState.FORGOTTEN:
+                        self.registry.worker_forgotten(worker_id)
                         self.facts.pop(worker_id, None)
                         self.loads.pop(worker_id, None)
 

@@ -60,8 +60,9 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                     yield _assignment(delta, epoch)
             if stream in reign.refused:
                 refusal = reign.refused[stream]
-                code = grpc.StatusCode.ALREADY_EXISTS if refusal.is_name_taken else grpc.StatusCode.ABORTED
-                await context.abort(code, refusal.reason)
+                is_removed = reign.record(worker).removed == arrived.incarnation
+                code = grpc.StatusCode.FAILED_PRECONDITION if is_removed else grpc.StatusCode.ABORTED
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS if refusal.is_name_taken else code, refusal.reason)
         finally:
             listening.cancel()
             reign.end(WorkerStreamEnded(worker, stream, hearing.is_leaving), now())

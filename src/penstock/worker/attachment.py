@@ -38,6 +38,7 @@ class AttachmentOwner:
     statistics: Callable[[], Sequence[BlockStatistics]]
     work: Callable[[], WorkInHand]
     refused: Callable[[NameTaken], None]  # for good: another has its name
+    removed: Callable[[], None]  # an operator wants nothing more of this process
 
 
 class Attachment:
@@ -67,13 +68,18 @@ class Attachment:
         await self._leader.attend(self._attend)
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
+        call = manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True)
         try:
-            async for assignment in manager_pb2_grpc.ManagerStub(channel).Attach(self._reports(), wait_for_ready=True):
+            async for assignment in call:
                 if not self._take(assignment):
                     break
         except grpc.aio.AioRpcError as error:
             self._look_at_name(error)
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                self._owner.removed()
             raise
+        finally:
+            call.cancel()  # a manager that is not obeyed hears nothing more
 
     def _look_at_name(self, error: grpc.aio.AioRpcError) -> None:
         """One that came and was never let in gives up, after the time in which a dead one of its name is noticed."""
@@ -90,8 +96,10 @@ class Attachment:
         is_first = True
         while True:
             self._changed.clear()
-            await self._owner.be_heard()  # first: who is told that a block is here, or gone, may rely on every gateway
-            held = {block_id: _state(block_id, each) for block_id, each in self._owner.held()}
+            if self._held() != told:
+                # First: who is told that a block is here, or gone, may rely on every gateway.
+                await self._owner.be_heard()
+            held = self._held()
             report = pb.WorkerReport(
                 worker_id=self._worker_id,
                 pid=os.getpid(),
@@ -110,6 +118,9 @@ class Attachment:
             yield report
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._beat_s)
+
+    def _held(self) -> dict[str, pb.BlockState]:
+        return {block_id: _state(block_id, each) for block_id, each in self._owner.held()}
 
     def _add_load(self, report: pb.WorkerReport, is_first: bool) -> None:
         """A new stream may be another manager's: it is told all counts."""

@@ -66,7 +66,14 @@ class Worker:
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
         self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, lambda: leader.address)
         talk = AttachmentOwner(
-            blocks.held, self._be_heard, blocks.assign, self._meet, blocks.statistics, blocks.work, self._refused
+            blocks.held,
+            self._be_heard,
+            blocks.assign,
+            self._meet,
+            blocks.statistics,
+            blocks.work,
+            self._refused,
+            self._removed,
         )
         node = config.cluster.node or socket.gethostname()
         machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
@@ -98,6 +105,10 @@ class Worker:
                     return f"model '{held.block.model}' version {held.block.version} is being loaded"
             self._has_settled = True
         return ""
+
+    def _removed(self) -> None:
+        log.warning("removed", advice="an operator removed this worker: it ends what it runs, and leaves")
+        self._stop.set()
 
     def _refused(self, error: NameTaken) -> None:
         self._failure = error

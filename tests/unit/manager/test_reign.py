@@ -231,3 +231,22 @@ def test_many_that_come_to_a_successor_keep_what_they_hold() -> None:
     after.pass_time(RULES.offline_s + 1)
     assert all(len(after.holders(f"blk-{n}")) == 3 for n in range(100))
     assert all(after.holders(f"blk-{n}") == before.holders(f"blk-{n}") for n in range(100))
+
+
+def test_one_that_was_only_silent_has_not_ended_over_what_it_loaded() -> None:
+    cluster = Cluster(workers=1)
+    cluster.deploy("a")
+    cluster.work()
+    record = BlockRecord(model="a", version="2", source="/m", role=BlockRole.CHOSEN)
+    old = BlockRecord(model="a", version="1", source="/m", role=BlockRole.SPARE, generation=1)
+    cluster.write((BLOCKS + "a", encode(old)), (BLOCKS + "b", encode(record)))
+    new = cluster.reign.registry.get("b")
+    assert new is not None
+    assert new.is_new
+    for _ in range(3):  # it loads, and its loop does not turn meanwhile
+        cluster.pass_time(RULES.offline_s + 1, "w0")
+        cluster.reign.end(WorkerStreamEnded("w0", cluster.stream["w0"]), cluster.now)
+        cluster.arrive("w0", holds=("a",))
+    assert not new.is_given_up
+    cluster.work()
+    assert cluster.holders("b") == ["w0"]

@@ -11,10 +11,12 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
+from penstock.manager.admin import ClusterService
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
 from penstock.pb.v1 import job_pb2 as pb
+from penstock.pb.v1.cluster_pb2 import RemoveWorkerRequest
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -157,3 +159,14 @@ async def test_a_manager_that_comes_back_takes_the_worker_back_as_it_is(cluster:
     await manager.load("eager")
     await manager.unload("lazy")
     await until(lambda: gateway.offers().keys() == {"eager"})
+
+
+async def test_a_worker_that_is_removed_ends_what_it_runs_and_leaves(cluster: Cluster) -> None:
+    await cluster.manager.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
+    service = ClusterService(cluster.manager)
+    answer = await service.RemoveWorker(RemoveWorkerRequest(worker_id="worker-7"), None)
+    assert not answer.HasField("failure")
+    assert cluster.running is not None
+    async with asyncio.timeout(30):
+        await cluster.running
+    assert not cluster.gateway.hellos[-1].blocks
