@@ -4,9 +4,10 @@
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+import structlog
 from pydantic import ValidationError
 
 from penstock.core.blocks import BlockRecord, BlockRole, Resources, WorkerRecord
@@ -21,8 +22,12 @@ from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
 
+log = structlog.get_logger()
+R = TypeVar("R")
 UNKNOWN = "unknown"  # how a worker is, to a manager that does not lead
 MAX_LISTED = 1000  # events in one answer
+ASK_S = 2.0  # what the leader gets to answer another manager
+ASKED = ("penstock-asked", "manager")  # by another manager: who does not lead after all answers what it knows
 
 
 class ClusterService(cluster_pb2_grpc.ClusterServicer):
@@ -35,7 +40,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         manager, election = self._manager, self._manager.election
         desired, leader = manager.desired, election.leader
         leader_id = leader.manager_id if leader is not None else ""
-        return pb.StatusResponse(
+        status = pb.StatusResponse(
             manager_id=election.manager_id,
             is_leader=bool(manager.epoch),
             leader=leader.address if leader is not None else "",
@@ -47,13 +52,20 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             ],
             gateways=[manager_pb2.GatewayMember(**each._asdict()) for each in desired.gateways.members()],
             membership=desired.membership,
-            workers=Counter(str(life.state) for life in manager.reign.lives.items().values()),
-            blocks=Counter(self._state(block) for block in manager.reign.registry.shown()),
         )
+        if told := await self._ask_leader(pb.StatusResponse, request, context):
+            status.workers.update(told.workers)
+            status.blocks.update(told.blocks)
+        else:
+            status.workers.update(Counter(str(life.state) for life in manager.reign.lives.items().values()))
+            status.blocks.update(Counter(self._state(block) for block in manager.reign.registry.shown()))
+        return status
 
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListWorkersResponse:
+        if told := await self._ask_leader(pb.ListWorkersResponse, request, context):
+            return told
         lives = self._manager.reign.lives.items()
         names = sorted({*lives, *self._manager.desired.workers})
         return pb.ListWorkersResponse(workers=[self._worker(name, lives.get(name)) for name in names])
@@ -61,6 +73,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListBlocksResponse:
+        if told := await self._ask_leader(pb.ListBlocksResponse, request, context):
+            return told
         blocks = [
             block
             for block in self._manager.reign.registry.blocks()
@@ -72,8 +86,10 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def ExplainBlock(
         self, request: pb.ExplainBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.ExplainBlockResponse:
+        if told := await self._ask_leader(pb.ExplainBlockResponse, request, context):
+            return told
         try:
-            self._manager.check_leads()  # nobody else knows the workers
+            self._manager.check_leads()
             block = self._find(request.block_id)
             sentences = self._manager.reign.explain(block.block_id)
         except PenstockError as error:
@@ -157,6 +173,21 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         self._manager.events.tell("block_removed", block_id, f"model '{block.model}' version {block.version}")
 
     # --- what they are made of
+
+    async def _ask_leader(self, kind: type[R], request: Any, context: grpc.aio.ServicerContext) -> R | None:
+        """What the leader answers, who alone hears the workers; None: this one leads, or nobody answers."""
+        leader = self._manager.election.leader
+        is_asked = context is not None and ASKED in (context.invocation_metadata() or ())
+        if self._manager.epoch or leader is None or not leader.address or is_asked:
+            return None
+        try:
+            async with grpc.aio.insecure_channel(leader.address) as channel:
+                call = getattr(cluster_pb2_grpc.ClusterStub(channel), kind.__name__.removesuffix("Response"))
+                answer = await call(request, timeout=ASK_S, metadata=(ASKED,))
+                return answer if isinstance(answer, kind) else None
+        except grpc.aio.AioRpcError as error:
+            log.info("leader_away", leader=leader.address, error=error.details())
+            return None
 
     def _find(self, block_id: str) -> DeployedBlock:
         block = self._manager.reign.registry.get(block_id)

@@ -23,8 +23,12 @@ from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
 
 class Cluster:
-    def __init__(self, manager: Manager, follower: Manager, stub: Any, follower_stub: Any) -> None:
-        self.manager, self.follower, self.stub, self.follower_stub = manager, follower, stub, follower_stub
+    def __init__(self, manager: Manager, server: grpc.aio.Server, stub: Any, follower_stub: Any) -> None:
+        self.manager, self.server, self.stub, self.follower_stub = manager, server, stub, follower_stub
+
+    async def stop_leader(self) -> None:
+        """It leads on, but answers nobody."""
+        await self.server.stop(None)
 
     async def join(self, worker: str, **facts: Any) -> None:
         arrived = WorkerArrived(worker, "1-life", int(worker[1:]))
@@ -63,7 +67,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await until(lambda: second.election.leader is not None and len(first.election.managers) == 2)
     servers = [await serve_manager(first, addresses[0]), await serve_manager(second, addresses[1])]
     async with grpc.aio.insecure_channel(addresses[0]) as one, grpc.aio.insecure_channel(addresses[1]) as other:
-        yield Cluster(first, second, cluster_pb2_grpc.ClusterStub(one), cluster_pb2_grpc.ClusterStub(other))
+        yield Cluster(first, servers[0], cluster_pb2_grpc.ClusterStub(one), cluster_pb2_grpc.ClusterStub(other))
     for server in servers:
         await server.stop(None)
     await second.close()
@@ -186,10 +190,25 @@ async def test_what_is_wrong_is_told(cluster: Cluster, method: str, request_: An
 
 async def test_a_follower_reads_and_names_the_leader(cluster: Cluster) -> None:
     await cluster.join("w1")
-    status = await cluster.follower_stub.Status(pb.StatusRequest())
+    stub = cluster.follower_stub
+    status = await stub.Status(pb.StatusRequest())
     assert (status.manager_id, status.is_leader, status.leader.endswith("first.sock")) == ("second", False, True)
-    (block,) = (await cluster.follower_stub.ListBlocks(pb.ListBlocksRequest())).blocks
-    assert (block.spec.model, block.state) == ("m", "unknown")
-    answer = await cluster.follower_stub.ScaleBlock(pb.ScaleBlockRequest(block_id=block.block_id, replicas=1))
+    assert dict(status.workers) == {"alive": 1}, "it asks the leader"
+    (block,) = (await stub.ListBlocks(pb.ListBlocksRequest())).blocks
+    assert (block.spec.model, block.state) == ("m", "ready")
+    assert [each.worker_id for each in (await stub.ListWorkers(pb.ListWorkersRequest())).workers] == ["w1"]
+    explained = await stub.ExplainBlock(pb.ExplainBlockRequest(block_id=block.block_id))
+    assert "w1" in " ".join(explained.sentences)
+    answer = await stub.ScaleBlock(pb.ScaleBlockRequest(block_id=block.block_id, replicas=1))
     assert answer.failure.code == "not_leader"
     assert answer.failure.fields["leader"].endswith("first.sock")
+
+
+async def test_a_follower_answers_from_the_store_while_the_leader_does_not(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    await cluster.stop_leader()
+    stub = cluster.follower_stub
+    (block,) = (await stub.ListBlocks(pb.ListBlocksRequest())).blocks
+    assert (block.spec.model, block.state) == ("m", "unknown")
+    explained = await stub.ExplainBlock(pb.ExplainBlockRequest(block_id=block.block_id))
+    assert explained.failure.code == "not_leader"
