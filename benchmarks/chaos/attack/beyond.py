@@ -98,7 +98,16 @@ async def _odd_files(scene: Scene) -> None:
         shutil.rmtree(folder)
 
 
+async def _thousand_texts(scene: Scene) -> None:
+    """A request that takes its model long, within all limits: others of the same model are served in between."""
+    texts = [f"{number} " + "word " * 300 for number in range(1000)]
+    async with httpx.AsyncClient(base_url=scene.server.http_url, timeout=120) as client:
+        answer = await client.post("/v1/embeddings", json={"model": "minilm", "input": texts})
+    scene.must(answer.status_code in (200, 504), f"answered {answer.status_code} {answer.text[:200]}")
+
+
 ATTACKS = (
+    Attack("beyond: a thousand long texts at once", _thousand_texts),
     Attack("beyond: a method whose name is no text", _no_text),
     Attack("beyond: what stands behind a request", _behind_others),
     Attack("beyond: a crowd at the metrics", _metrics),

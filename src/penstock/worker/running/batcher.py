@@ -6,9 +6,10 @@ may fill: each that is taken from further back makes the others wait longer. A b
 budget, where padding would pass its bound, or because nothing more that fits is waiting. It is work-conserving:
 only `max_delay_s` makes it wait.
 
-Within a level nobody starves: its oldest piece is in the level's next batch. A lower level has what the higher ones
-leave, and waits for as long as they leave nothing: its queue timeout is what bounds that. A piece past its queue
-deadline is taken out; or it is delayed, where its level says so, and served when nothing else waits.
+Within a level nobody starves: its oldest piece is in the level's next batch, or in the one after it where its request
+has had many and others wait, so that a request of a thousand pieces does not hold them up to its end. A lower level has
+what the higher ones leave, and waits for as long as they leave nothing: its queue timeout is what bounds that. A piece
+past its queue deadline is taken out; or it is delayed, where its level says so, and served when nothing else waits.
 """
 
 from bisect import bisect_left, insort
@@ -76,6 +77,9 @@ _position = attrgetter("length", "sequence")
 # Added to the rank of what is delayed. No level is lower, so all that is not delayed comes first, as in the gateways.
 DELAYED = 1000
 
+# Batches in a row that the pieces of one request may anchor; then every second is another's.
+IN_A_ROW = 16
+
 # Yields the entry to try next, and is sent whether it was taken.
 Line = Generator[QueuedPiece, bool, None]
 
@@ -88,6 +92,8 @@ class Batcher:
         self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
         self._order: list[_Level] = []  # the same, the first to be served first
         self._sequence = 0
+        self._head = 0  # the id of the oldest piece's owner, and how many batches its pieces have anchored
+        self._anchored = 0
         self.tokens = 0  # of all pieces in line
         self.due = inf  # the earliest time at which `expire` may have something to do: what was due may have left
 
@@ -141,7 +147,7 @@ class Batcher:
                 break
         else:
             return None
-        batch = self._fill(next(iter(level.line.values())))
+        batch = self._fill(self._anchor(level))
         if batch.closed is Closed.EMPTY and self._budget.max_delay_s > 0:
             if now < self.wake_at():
                 return None
@@ -149,6 +155,16 @@ class Batcher:
         for entry in batch.entries:
             self._take(entry)
         return batch
+
+    def _anchor(self, level: _Level) -> QueuedPiece:
+        """The oldest piece; now and then that of another request."""
+        oldest = next(iter(level.line.values()))
+        if id(oldest.owner) != self._head:
+            self._head, self._anchored = id(oldest.owner), 0
+        self._anchored += 1
+        if self._anchored > IN_A_ROW and self._anchored % 2:
+            return next((entry for entry in level.line.values() if entry.owner is not oldest.owner), oldest)
+        return oldest
 
     def wake_at(self) -> float:
         """When to ask for a batch again although nothing has arrived; inf: no need."""

@@ -3,7 +3,7 @@
 import random
 from math import inf
 
-from penstock.worker.running.batcher import Batch, Batcher, Closed, QueuedPiece
+from penstock.worker.running.batcher import IN_A_ROW, Batch, Batcher, Closed, QueuedPiece
 from penstock.worker.running.budget import Budget
 
 
@@ -39,6 +39,28 @@ def test_idle_instance_takes_what_is_there_now() -> None:
     assert batch is not None
     assert batch.closed is Closed.EMPTY
     assert len(batcher) == 0
+
+
+def test_a_request_of_many_pieces_lets_others_in_between() -> None:
+    batcher = Batcher(Budget(4))
+    large, small = object(), object()
+    batcher.append([entry(large) for _ in range(400)], 0.0)
+    for _ in range(IN_A_ROW):
+        assert set(owners(batcher.next_batch(0.0))) == {large}
+    batcher.append([entry(small)], 1.0)
+    batches = [owners(batcher.next_batch(1.0)) for _ in range(2)]
+    assert sum(batch.count(small) for batch in batches) == 1, "it need not wait for all of the large one"
+    while len(batcher):
+        assert owners(batcher.next_batch(2.0))
+
+
+def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
+    batcher = Batcher(Budget(4))
+    first, second = object(), object()
+    batcher.append([entry(first) for _ in range(4 * IN_A_ROW)], 0.0)
+    batcher.append([entry(second) for _ in range(4 * IN_A_ROW)], 0.0)
+    served = [set(owners(batcher.next_batch(0.0))) for _ in range(2 * IN_A_ROW)]
+    assert served == [{first}] * IN_A_ROW + [{second}] * IN_A_ROW
 
 
 def test_closes_at_rows() -> None:
