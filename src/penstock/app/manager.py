@@ -10,7 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder
-from penstock.app.places import advertised_manager, check_bind, is_store, manager_address
+from penstock.app.places import advertised_manager, check_bind, check_store, is_store, manager_address
 from penstock.app.ports import reserve_port
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.cluster.addresses import Address
@@ -40,6 +40,7 @@ class OpenManager(NamedTuple):
 def run_manager(start: RoleStart) -> None:
     assert start.config is not None
     check_bind(start.config)
+    check_store(start.config)
     with data_folder(start.config.data_dir):
         run_role("manager", start, _manage)
 

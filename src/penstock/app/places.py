@@ -127,6 +127,14 @@ def find_managers(join: str) -> list[str]:
     return [str(each.at(MANAGER_PORT)) for each in join_addresses(join)]
 
 
+def check_store(config: Config) -> None:
+    """A manager joins no other managers: several of them meet in a store."""
+    if config.cluster.join and not is_store(config.cluster.join):
+        raise ConfigError(
+            f"--join {config.cluster.join}: managers of one cluster share an etcd: give each --join etcd://HOST:PORT"
+        )
+
+
 def check_bind(config: Config) -> None:
     """What is open to other hosts has to be meant."""
     config.check_reach(_bound(config).host)

@@ -38,6 +38,7 @@ log = structlog.get_logger()
 M = TypeVar("M", bound=ManagerRecord)
 SOLE_LEASE_S = 86_400.0  # of a manager that has its store for itself
 RESIGN_S = 1.0
+MOST_TAKEN = 30  # after some seconds
 
 
 class Election:
@@ -59,6 +60,7 @@ class Election:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._revoked: asyncio.Task[None] | None = None
+        self._taken = 0  # how often another was found to have its name
         self.leader: LeaderRecord | None = None  # who leads as far as is known here
         self._leader_revision = 0
         self.managers: dict[str, ManagerRecord] = {}  # those that hold a lease
@@ -103,7 +105,7 @@ class Election:
 
     def not_leading(self) -> NotLeader:
         leader = self.leader
-        if leader is None or leader.manager_id == self.manager_id:
+        if leader is None or leader.address == self._manager.address:
             return NotLeader("no manager leads this cluster just now; try again", leader="")
         return NotLeader(
             f"manager '{leader.manager_id}' leads this cluster, at {leader.address}", leader=leader.address
@@ -162,9 +164,15 @@ class Election:
             self._handle(LeaseKept(lease, left_s, sent_at))
 
     async def _register(self, lease: int) -> None:
-        value = self._manager.model_dump_json().encode()
+        key, value = f"{MANAGERS}{self.manager_id}", self._manager.model_dump_json().encode()
         try:
-            await self._store.put(f"{MANAGERS}{self.manager_id}", value, lease=lease)
+            found = await self._store.get(key)
+            other = _read(ManagerRecord, found.value) if found is not None else None
+            if other is not None and other.address != self._manager.address:
+                self._name_taken(other)
+                self._handle(Registered(lease, is_done=False))
+                return
+            await self._store.put(key, value, lease=lease)
         except LeaseLost:
             self._handle(LeaseEnded(lease))
         except PenstockError as error:
@@ -172,6 +180,12 @@ class Election:
             self._handle(Registered(lease, is_done=False))
         else:
             self._handle(Registered(lease, is_done=True))
+
+    def _name_taken(self, other: ManagerRecord) -> None:
+        """It may be of an earlier life, and ends soon; or somebody has forgotten to give each host its name."""
+        self._taken += 1
+        if self._taken == MOST_TAKEN:
+            log.error("manager_name_taken", name=self.manager_id, by=other.address, advice="set --node on each host")
 
     async def _campaign(self, lease: int, expected: int) -> None:
         leader = LeaderRecord(**self._manager.model_dump(), lease=lease)

@@ -9,6 +9,7 @@ from penstock.app.places import (
     advertised_manager,
     check_bind,
     check_join,
+    check_store,
     gateway_endpoint,
     is_clustered,
     join_addresses,
@@ -52,6 +53,13 @@ def test_roles_of_a_cluster_have_their_nodes_name() -> None:
 )
 def test_managers_that_are_joined(tmp_path: Path, join: str, managers: tuple[str, ...]) -> None:
     assert ServerPlaces(tmp_path).managers(config(join=join)) == managers
+
+
+def test_managers_meet_in_a_store() -> None:
+    check_store(config())
+    check_store(config(join="etcd://a:2379"))
+    with pytest.raises(ConfigError, match="share an etcd"):
+        check_store(config(join="10.0.0.1:7400"))
 
 
 def test_hosts_of_what_is_joined() -> None:

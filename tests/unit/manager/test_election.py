@@ -99,3 +99,18 @@ async def test_a_manager_with_a_store_of_its_own_leads_at_once_with_a_later_epoc
         await store.close()  # as if it were killed
         await manager.close()
     assert epochs == sorted(set(epochs))
+
+
+async def test_two_of_one_name_lead_one_at_a_time_and_the_second_waits_for_the_name(store: SqliteMetadataStore) -> None:
+    first = Candidate(store, "same")
+    first.start()
+    await until(lambda: first.epoch and first.managers)
+    second = Candidate(store, "same")
+    second._manager = ManagerRecord(manager_id="same", address="elsewhere:1")
+    second.start()
+    await until(lambda: second.leader)
+    assert second.not_leading().fields == {"leader": "same:1"}
+    await first.close()
+    await until(lambda: second.epoch and second.managers)
+    assert second.managers["same"].address == "elsewhere:1"
+    await second.close()
