@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,26 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
             finally:
                 asking.cancel()
                 await asyncio.gather(asking, return_exceptions=True)
+        await _from_the_command_line(server, repository)
         assert not heard.failures
         assert server.metric("penstock_rollout_changes_total", kind="rolled_back") == 2
-        assert server.metric("penstock_rollout_weight") == 100
+        assert server.metric("penstock_rollout_changes_total", kind="undone") == 1
+
+
+async def _from_the_command_line(server: ServerProcess, repository: Path) -> None:
+    async def penstock(*arguments: str) -> str:
+        command = [sys.executable, "-m", "penstock", "rollout", *arguments, "--manager", manager_of(server)]
+        process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
+        said, _ = await process.communicate()
+        assert process.returncode == 0, said
+        return said.decode()
+
+    add_version(repository, 5, "old")
+    started = json.loads(await penstock("start", MODEL, "--to", "5", "--steps", "10", "--hold", "3600", "--json"))
+    assert (started["phase"], started["old"]["version"], started["new"]["version"]) == ("waiting", "4", "5")
+    assert "is paused at" in await penstock("pause", MODEL)
+    assert "canary:5" in await penstock("status")
+    assert "canary:4 answers for 'canary' again" in await penstock("undo", MODEL)
 
 
 async def _shadow(rollouts: Any, repository: Path, server: ServerProcess) -> None:

@@ -1,8 +1,10 @@
 """The folders of a server, each locked while it runs: its data, and where its processes meet."""
 
 import fcntl
+import json
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from penstock.storage.disk import is_unwritable, lock_file
 log = structlog.get_logger()
 LOCK = "server.lock"
 RUN_PREFIX = "penstock-"
+MANAGER_SOCKET = "manager.sock"  # in a run folder
 RUN_MARK = "locked"  # in a run folder: it is a server's, and was locked
 LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's limit of a socket's path
 
@@ -43,6 +46,32 @@ def run_folder() -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
+
+
+def local_managers(data_dir: Path) -> list[str]:
+    """Where the managers of this user's servers on this machine listen: of those with this data directory, if any."""
+    found = Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*/{MANAGER_SOCKET}")
+    living = [file for file in sorted(found) if _answers(file)]
+    ours = [file for file in living if _data_dir(file.parent) == data_dir.absolute()]
+    return [f"unix:{file}" for file in ours or living]
+
+
+def _answers(socket_file: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(socket_file))
+        except OSError:  # of a server that was killed, or of another user
+            return False
+    return True
+
+
+def _data_dir(run: Path) -> Path | None:
+    """Of the server with that run folder."""
+    try:
+        return Path(json.loads((run / "config.json").read_text())["data_dir"]).absolute()
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 @contextmanager

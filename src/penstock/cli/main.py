@@ -11,6 +11,14 @@ from penstock.cli.bench import bench
 from penstock.cli.classify import classify
 from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
 from penstock.cli.cluster.events import events
+from penstock.cli.cluster.rollout import (
+    forget_rollout,
+    pause_rollout,
+    resume_rollout,
+    rollout_status,
+    start_rollout,
+    undo_rollout,
+)
 from penstock.cli.cluster.status import cluster_status
 from penstock.cli.cluster.worker import drain_worker, list_workers, remove_worker
 from penstock.cli.embed import embed
@@ -57,6 +65,11 @@ for name, of_blocks in (("list", list_blocks), ("scale", scale_block), ("explain
     block.command(name)(of_blocks)
 block.command("deploy")(deploy_block)
 block.command("remove")(remove_block)
+rollout = typer.Typer(no_args_is_help=True, help="Rollouts: a name moves from one block to another, in steps.")
+for name, of_rollouts in (("start", start_rollout), ("status", rollout_status), ("pause", pause_rollout)):
+    rollout.command(name)(of_rollouts)
+for name, of_ended in (("resume", resume_rollout), ("undo", undo_rollout), ("forget", forget_rollout)):
+    rollout.command(name)(of_ended)
 workers = typer.Typer()
 workers.callback(invoke_without_command=True)(worker)
 for name, of_workers in (("list", list_workers), ("drain", drain_worker), ("remove", remove_worker)):
@@ -64,6 +77,7 @@ for name, of_workers in (("list", list_workers), ("drain", drain_worker), ("remo
 app.add_typer(workers, name="worker")
 app.add_typer(cluster, name="cluster")
 app.add_typer(block, name="block")
+app.add_typer(rollout, name="rollout")
 app.add_typer(model, name="model")
 fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
 for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):

@@ -71,8 +71,11 @@ class ClusterClient:
     def _ask(self, manager: str, method: str, request: Any, timeout_s: float) -> Any:
         if manager not in self._channels:
             self._channels[manager] = grpc.insecure_channel(manager, options=OPTIONS)
-        stub = cluster_pb2_grpc.ClusterStub(self._channels[manager])
-        answer = getattr(stub, method)(request, timeout=max(0.1, timeout_s))
+        stubs = [
+            make(self._channels[manager]) for make in (cluster_pb2_grpc.ClusterStub, cluster_pb2_grpc.RolloutsStub)
+        ]
+        ask = next(getattr(stub, method) for stub in stubs if hasattr(stub, method))
+        answer = ask(request, timeout=max(0.1, timeout_s))
         if answer.HasField("failure"):
             raise decode_failure(answer.failure)
         return answer

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal.output import make_console, plain, print_json
-from penstock.core.errors import Unavailable
+from penstock.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -33,13 +33,20 @@ def open_client(managers: str | None, config: Path | None, timeout_s: float) -> 
 
 def find_addresses(managers: str | None, file: Path | None) -> list[str]:
     """Of those that were given, of the setting cluster.join, or this machine's."""
+    from penstock.app.folders import local_managers
     from penstock.app.places import MANAGER_PORT, find_managers
     from penstock.core.config import load_config
 
-    join = managers or load_config(file).cluster.join
+    settings = load_config(file)
+    join = managers or settings.cluster.join
     if "://" in join:
         return managers_in(join)
-    return find_managers(join) if join else [f"127.0.0.1:{MANAGER_PORT}"]
+    if join:
+        return find_managers(join)
+    found = local_managers(settings.data_dir)
+    if len(found) > 1:
+        raise InvalidRequest(f"several servers run on this machine: choose with --manager one of {', '.join(found)}")
+    return found or [f"127.0.0.1:{MANAGER_PORT}"]
 
 
 def managers_in(url: str) -> list[str]:
