@@ -68,3 +68,10 @@ def draining() -> Draining:
 def moved(session: Session | str) -> SessionMoved:
     named = session if isinstance(session, Session) else f"session '{session}'"
     return SessionMoved(f"{named} has another gateway now, and nothing was run; send the request again")
+
+
+def lost_with_gateway(session_id: str) -> SessionError:
+    return SessionError(
+        f"session '{session_id}' is lost: its gateway is gone and with it the session's record (sessions.url); "
+        "start it anew with sequence_start, or take another session_id"
+    )

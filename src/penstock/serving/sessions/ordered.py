@@ -30,6 +30,8 @@ from penstock.serving.sessions.stored import StoredSessions, record_of
 log = structlog.get_logger()
 now = time.monotonic
 AGAIN_S = 0.05  # until a request is sent anew, where no other list of gateways comes before
+MAX_BEFORE = 16  # lists of gateways that are remembered, to know whose sessions may be lost
+BEGIN_S = 5.0  # what the first request of a session that may be lost gets to come after later ones
 FETCH_S = 30.0  # what the last owner gets to end what runs; then it is asked again
 GIVEN_AT_ONCE = 64  # sessions of a gateway that leaves
 GIVE_UP_S = 600.0  # what a gateway waits for a step to end whose session another wants
@@ -59,6 +61,7 @@ class OrderedSessions:
         self._stored = stored
         self._owners = Owners(0, ())
         self._changed_at = 0.0
+        self._before: list[tuple[Owners, float]] = []  # lists that had gateways which are gone, and since when
         self._heard = 0  # the newest membership of which others spoke
         self._change = asyncio.Event()
         self._forwarded = 0
@@ -68,8 +71,10 @@ class OrderedSessions:
     def gateways_changed(self, members: Sequence[GatewayMember], revision: int) -> None:
         if revision == self._owners.revision or self._peers is None:
             return
-        self._owners = Owners(revision, [member.gateway_id for member in members])
+        before, self._owners = self._owners, Owners(revision, [member.gateway_id for member in members])
         self._changed_at = now()
+        if not set(before.gateways) <= set(self._owners.gateways):
+            self._before = [*self._before[1 - MAX_BEFORE :], (before, now())]
         self._peers.meet(members)
         self._runs.disown(self._is_ours)
         change, self._change = self._change, asyncio.Event()
@@ -199,7 +204,8 @@ class OrderedSessions:
 
     @property
     def _is_alone(self) -> bool:
-        return self._stored is None and len(self._owners.gateways) <= 1 and self._heard <= self._owners.revision
+        has_others = len(self._owners.gateways) > 1 or self._before or self._heard > self._owners.revision
+        return self._stored is None and not has_others
 
     @property
     def _there(self) -> Peers:
@@ -287,7 +293,28 @@ class OrderedSessions:
         except PenstockError as error:
             raise copy(error) from None  # others hear of it, too
         self._check_owner(request)
+        if self._stored is None and self._may_be_lost(session_id, block.settings.sessions.idle_s):
+            await self._be_begun(block, request, deadline)
         return epoch
+
+    def _may_be_lost(self, session_id: str, idle_s: float) -> bool:
+        """Whether a gateway that went had the session, unless it is new: nobody else knows of it."""
+        return any(
+            before.of(session_id) not in self._owners.gateways for before, at in self._before if now() - at < idle_s
+        )
+
+    async def _be_begun(self, block: BlockDescription, request: InferRequest, deadline: float) -> None:
+        """Raises SessionError where the request goes on with a session that is not there."""
+        step = request.controls.session
+        assert step is not None, "the request has no session"
+        goes_on = not step.is_start and (
+            block.settings.sessions.is_stateful if step.seq_no is None else step.seq_no > 1
+        )
+        until = 0.0 if step.seq_no is None else min(deadline, now() + BEGIN_S)
+        while goes_on and self._runs.knows(block.block_id, step.session_id) is None:
+            if now() >= until:
+                raise faults.lost_with_gateway(step.session_id)
+            await asyncio.sleep(AGAIN_S)
 
     async def _fetch(self, block: BlockDescription, session_id: str, deadline: float) -> int:
         if self._stored is not None:

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, WorkerLost
+from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, SessionError, WorkerLost
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.serving.sessions import faults
+from penstock.serving.sessions import faults, ordered
 from penstock.storage.sessions.memory import MemorySessionStore
 from tests.unit.serving.sessions.gateways import Cluster, block, is_repeat, place
 
@@ -173,6 +173,38 @@ async def test_after_an_owners_death_the_next_goes_on_from_the_store(stored: Clu
     assert place(await stored.gateways["c"].send(session, 3)) == 3
     assert place(await waiting) == 4
     assert stored.engine.ran == [(session, seq_no) for seq_no in (1, 2, 3, 4)]
+
+
+async def test_without_a_store_an_owners_sessions_are_lost_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered, "BEGIN_S", 0.3)
+    cluster = Cluster(tmp_path)
+    cluster.add("a", "b", "c")
+    lost, kept = cluster.session_of("a"), cluster.session_of("b")
+    for session in (lost, kept):
+        await cluster.gateways["b"].send(session, 1)
+    cluster.kill("a")
+    cluster.tell()
+    assert place(await cluster.gateways["c"].send(kept, 2)) == 2
+    with pytest.raises(SessionError, match="its gateway is gone and with it the session's record"):
+        await cluster.gateways["b"].send(lost, 2)
+    assert place(await cluster.gateways["c"].send(lost, 7, is_start=True)) == 1
+    new = f"{lost}-new"
+    later = asyncio.create_task(cluster.gateways["b"].send(new, 2))
+    assert [place(await cluster.gateways["c"].send(new, 1)), place(await later)] == [1, 2]
+    for gateway in cluster.gateways.values():
+        gateway.block = block(is_stateful=True)
+    stateful = next(f"t-{n}" for n in range(10_000) if cluster.gateways["b"].sessions._may_be_lost(f"t-{n}", 60.0))
+    with pytest.raises(SessionError, match="is lost"):
+        await cluster.gateways["b"].send(stateful, None)
+    assert place(await cluster.gateways["b"].send(stateful, None, is_start=True)) == 1
+    last = next(f"u-{n}" for n in range(10_000) if cluster.owner(f"u-{n}") == "c")
+    cluster.kill("c")
+    cluster.tell()
+    with pytest.raises(SessionError, match="is lost"):
+        await cluster.gateways["b"].send(last, 2)
+    await cluster.close()
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
