@@ -334,6 +334,9 @@ class OrderedSessions:
 
     async def _take(self, stored: StoredSessions, block: BlockDescription, session_id: str, deadline: float) -> int:
         settings = block.settings
+        is_heir = False
+        for old in self._runs.ancestors(block):
+            is_heir = await stored.inherit(old, block.block_id, session_id) or is_heir
         taken = await stored.take(block.block_id, settings.sessions, session_id)
         if taken.holder:
             if taken.holder in self._owners.gateways:
@@ -348,6 +351,8 @@ class OrderedSessions:
         if record is not None:
             if settings.is_idempotent:
                 record = replace(record, begun=0)
+            if is_heir and settings.sessions.is_stateful and record.has_state:
+                record = replace(record, over=faults.REPLACED)
             self._runs.adopt(block, session_id, record, taken.epoch)
         return taken.epoch
 

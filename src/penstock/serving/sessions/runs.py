@@ -97,6 +97,7 @@ class SessionRuns:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._is_closed = False
+        self._ancestors: dict[str, dict[str, float]] = {}  # by block: those whose place it took, and when
         self._at_rest: dict[Session, asyncio.Event] = {}  # of sessions that are to be given up when nothing runs
 
     async def run(
@@ -154,6 +155,11 @@ class SessionRuns:
 
     def retire(self, block_id: str, error: PenstockError, heir: BlockDescription | None = None) -> None:
         """The block takes no more: its sessions go on with its heir, or what waits in them fails."""
+        if self._stored is not None and heir is not None:
+            # They are in the store: who sends the next request takes them from there.
+            old = self._ancestors.setdefault(heir.block_id, {})
+            old[block_id] = now()
+            heir = None
         inherits = None if heir is None else (heir.block_id, heir.settings.sessions)
         self._perform(self._table.retire(block_id, error, inherits, now()))
 
@@ -193,6 +199,14 @@ class SessionRuns:
 
     def adopt(self, block: BlockDescription, session_id: str, record: SessionRecord, epoch: int = 0) -> None:
         self._table.adopt(block.block_id, block.settings.sessions, session_id, record, epoch, now())
+
+    def ancestors(self, block: BlockDescription) -> list[str]:
+        """The blocks whose place it took, as long as their sessions may go on with it."""
+        found = self._ancestors.get(block.block_id)
+        if not found:
+            return []
+        since = now() - block.settings.sessions.idle_s
+        return [block_id for block_id, at in found.items() if at > since]
 
     def tick(self) -> None:
         """Forgets idle sessions: call it now and then. Deadlines have a timer of their own."""

@@ -24,6 +24,10 @@ class StoredSessions:
     async def take(self, block_id: str, settings: Sessions, session_id: str, instead_of: int = 0) -> TakenSession:
         return await self._store.take(_key(block_id, session_id), self._gateway_id, settings.idle_s, instead_of)
 
+    async def inherit(self, old_block_id: str, block_id: str, session_id: str) -> bool:
+        """The block takes another's place: a session of that goes on as its own. False: there was none."""
+        return await self._store.move(_key(old_block_id, session_id), _key(block_id, session_id))
+
     async def begin(self, block_id: str, step: Step) -> None:
         """Raises SessionMoved where the session has another owner, and Unavailable; then the step must not run."""
         session = step.session

@@ -41,6 +41,10 @@ class SessionStore(Protocol):
         """Makes `owner` the session's owner: where nobody is, where it was, or instead of the one of that epoch."""
         ...
 
+    async def move(self, key: str, to: str) -> bool:
+        """The record has another key from now on, and no owner. False: there is none, or one under that key."""
+        ...
+
     async def begin(self, key: str, step: StepRow, ttl_s: float) -> bool:
         """The step runs now. False: the session has another owner, or is further on; nothing may run."""
         ...

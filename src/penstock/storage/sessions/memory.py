@@ -39,6 +39,14 @@ class MemorySessionStore:
         row.expires = self._clock() + ttl_s
         return TakenSession(row.epoch, "", row.state, row.begun, dict(row.answers))
 
+    async def move(self, key: str, to: str) -> bool:
+        self._expire()
+        if key not in self._rows or to in self._rows:
+            return False
+        row = self._rows[to] = self._rows.pop(key)
+        row.owner = ""
+        return True
+
     async def begin(self, key: str, step: StepRow, ttl_s: float) -> bool:
         row = self._rows.get(key)
         if row is None or row.epoch != step.epoch or (row.life == step.life and row.next > step.number):

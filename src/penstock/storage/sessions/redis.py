@@ -49,10 +49,16 @@ redis.call('HDEL', KEYS[1], ARGV[6])
 redis.call('PEXPIRE', KEYS[1], ARGV[7])
 return 1
 """
+_MOVE = """
+if redis.call('EXISTS', KEYS[1]) == 0 or redis.call('RENAMENX', KEYS[1], KEYS[2]) == 0 then return 0 end
+redis.call('HSET', KEYS[2], 'owner', '')
+return 1
+"""
 _RELEASE = """
 if redis.call('HGET', KEYS[1], 'epoch') == ARGV[1] then redis.call('HSET', KEYS[1], 'owner', '') end
 return 1
 """
+SCRIPTS = (_TAKE, _MOVE, _BEGIN, _END, _RELEASE)
 
 
 class RedisSessionStore:
@@ -89,7 +95,7 @@ class RedisSessionStore:
             raise ConfigError(f"sessions.url at {self._place}: {error}") from error
         self._client = Redis.from_pool(pool)
         self._faults = (RedisError, OSError, TimeoutError)
-        self._scripts = {script: self._client.register_script(script) for script in (_TAKE, _BEGIN, _END, _RELEASE)}
+        self._scripts = {script: self._client.register_script(script) for script in SCRIPTS}
 
     async def close(self) -> None:
         client, self._client = self._client, None
@@ -102,7 +108,7 @@ class RedisSessionStore:
             log.debug("session_store_close_failed", error=str(error))
 
     async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:
-        epoch, holder, *rows = await self._run(_TAKE, key, owner, instead_of, _ms(ttl_s))
+        epoch, holder, *rows = await self._run(_TAKE, [key], owner, instead_of, _ms(ttl_s))
         if holder:
             return TakenSession(int(epoch), holder.decode())
         (row,) = rows
@@ -110,22 +116,25 @@ class RedisSessionStore:
         answers = {int(name): value for name, value in found.items() if name.isdigit()}
         return TakenSession(int(epoch), "", found.get(b"state", b""), int(found.get(b"begun", 0)), answers)
 
+    async def move(self, key: str, to: str) -> bool:
+        return bool(await self._run(_MOVE, [key, to]))
+
     async def begin(self, key: str, step: StepRow, ttl_s: float) -> bool:
-        return bool(await self._run(_BEGIN, key, step.epoch, step.life, step.number, step.state, _ms(ttl_s)))
+        return bool(await self._run(_BEGIN, [key], step.epoch, step.life, step.number, step.state, _ms(ttl_s)))
 
     async def end(self, key: str, step: StepRow, ttl_s: float) -> bool:
         old = step.number - step.answers
         arguments = (step.epoch, step.number, step.number + 1, step.state, step.answer, old, _ms(ttl_s))
-        return bool(await self._run(_END, key, *arguments))
+        return bool(await self._run(_END, [key], *arguments))
 
     async def release(self, key: str, epoch: int) -> None:
-        await self._run(_RELEASE, key, epoch)
+        await self._run(_RELEASE, [key], epoch)
 
-    async def _run(self, script: str, key: str, *arguments: str | bytes | int) -> Any:
+    async def _run(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
         assert self._client is not None, "start the store first"
         try:
             async with asyncio.timeout(self._timeout_s):
-                answer = await self._scripts[script](keys=[NAMESPACE + key], args=arguments)
+                answer = await self._scripts[script](keys=[NAMESPACE + key for key in keys], args=arguments)
         except self._faults as error:
             if not self._is_away:
                 log.warning("session_store_away", place=self._place, error=str(error) or type(error).__name__)

@@ -166,6 +166,7 @@ class Cluster:
     def __init__(self, folder: Path, store: SessionStore | None = None) -> None:
         self._folder = folder
         self._store = store
+        self.has_store = store is not None
         self.engine = SharedEngine()
         self.gateways: dict[str, SessionGateway] = {}
         self.revision = 10

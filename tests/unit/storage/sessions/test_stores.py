@@ -104,6 +104,17 @@ async def test_a_session_that_begins_anew_has_no_answers_of_the_one_before(store
     assert (taken.state, taken.answers) == (b"state 1", {1: b"a1"})
 
 
+async def test_a_record_may_get_another_key(store: SessionStore, key: str) -> None:
+    await store.take(key, "g-0", TTL_S)
+    await play(store, key, 1, 1)
+    assert await store.move(key, f"{key}-new")
+    assert not await store.move(key, f"{key}-new")
+    taken = await store.take(f"{key}-new", "g-1", TTL_S)
+    assert (taken.epoch, taken.state, taken.answers) == (2, b"state 1", {1: b"a1"})
+    await store.take(key, "g-0", TTL_S)
+    assert not await store.move(key, f"{key}-new")  # there is one
+
+
 async def test_what_is_idle_goes(store: SessionStore, key: str) -> None:
     await store.take(key, "g-0", 0.02)
     await asyncio.sleep(0.1)
