@@ -23,7 +23,6 @@ from penstock.app.places import (
 )
 from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, OF_TERMINALS, spare_collector, stop_on_signals
-from penstock.app.registry import open_registry_door
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
@@ -83,6 +82,8 @@ async def _run_roles(
             me = ManagerRecord(manager_id=named(config, "manager"), address=told)
         opened = await open_manager(config, stack, me, places.manager, *map(str, bound), is_fresh=not bound)
         for address in bound:
+            from penstock.app.registry import open_registry_door
+
             await open_registry_door(config, opened.registry, address.host, stack)
         look = opened.look
     supervisor = await _start_children(config, places, http_port, grpc_port)

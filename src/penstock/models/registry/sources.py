@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
-from penstock.client.registry import GIVE_UP_S, RegistryClient
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable, UnknownModel
 from penstock.core.manifest import SOURCE
@@ -14,6 +13,7 @@ from penstock.models.registry.cache import ModelCache, RegistryFiles
 from penstock.storage.objects.base import ObjectStore, open_objects
 from penstock.storage.objects.keys import blob_key, manifest_key
 
+GIVE_UP_S = 120.0  # without a byte
 ONE_S = 2.0  # what one manager gets without a byte; another may lead by then
 PAUSE_S = 0.5
 
@@ -84,6 +84,8 @@ class ManagersFiles:
                 await asyncio.sleep(PAUSE_S)
 
     async def _read(self, sha256: str, offset: int, is_manifest: bool) -> AsyncIterator[bytes]:
+        from penstock.client.registry import RegistryClient  # few workers need it
+
         if not (address := self._manager()):
             raise Unavailable("no manager is known that a model could be fetched from; try again")
         async with RegistryClient(address, give_up_s=ONE_S) as client:

@@ -13,7 +13,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
-from penstock.core.errors import message_of
+from penstock.core.errors import Unavailable, message_of
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics
 from penstock.models.loading import LoadedBlock, load_block, trim
@@ -34,6 +34,7 @@ from penstock.worker.running.runner import WorkerTools
 log = structlog.get_logger()
 now = time.monotonic
 CLOSE_S = 6.0  # what the models of a worker that leaves get to end
+AGAIN_S = 15.0  # after which a model that could not be fetched is asked for again
 END_S = 0.1  # and what still runs, which `drain` has waited for
 
 
@@ -214,12 +215,25 @@ class Blocks:
             opened = await self._sources.open(block.folder)
         except Exception as error:  # noqa: BLE001 - it is reported, whatever kept it from being fetched
             self._surveyed(block, message_of(error))
+            self._fetch_again(block, error)
             return
         try:
             ((_, found),) = await asyncio.to_thread(survey, [replace(block, folder=str(opened.folder))])
         finally:
             opened.close()
         self._surveyed(block, found)
+
+    def _fetch_again(self, block: Assigned, error: Exception) -> None:
+        """What could not be had may be had later: it is asked for for as long as the block is wanted."""
+
+        async def again() -> None:
+            await asyncio.sleep(AGAIN_S)
+            held = self._residency.held.get(block.block_id)
+            if held is not None and held.block == block and not self._is_leaving:
+                await self._survey_registered(block)
+
+        if isinstance(error, Unavailable) and block.folder.startswith(SOURCE):
+            self._owner.spawn(again())
 
     def _surveyed(self, block: Assigned, found: Surveyed | str) -> None:
         at = self._look()
@@ -244,6 +258,7 @@ class Blocks:
                 raise
         except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
             self._perform(self._residency.failed(block, message_of(error), self._look()))
+            self._fetch_again(block, error)
             return
         is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
         if is_wanted and not self._is_leaving:

@@ -1,7 +1,7 @@
 """A worker's blocks with real models: loaded when they are wanted, let go of, reloaded."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from penstock.core.blocks import BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.errors import ModelNotReady, PenstockError
 from penstock.core.tensors import Tensor, from_array, to_array
+from penstock.models.registry.scan import scan
 from penstock.tasks.base import TaskRequest
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.blocks import Blocks, BlocksOwner, now
 from penstock.worker.residency.steps import Assigned
+from tests.registry_bed import registry_bed
 from tests.servers import write_factor
 
 LAZY = "residence: {load: lazy}\n"
@@ -41,7 +43,7 @@ def pad(repository: Path, name: str) -> None:
 class Bed:
     """The blocks of one worker, which ticks."""
 
-    def __init__(self, repository: Path, budget_bytes: int = 0) -> None:
+    def __init__(self, repository: Path, budget_bytes: int = 0, manager: Callable[[], str] = str) -> None:
         self.repository = repository
         self.handed_back: list[WorkerJob] = []
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
@@ -49,9 +51,9 @@ class Bed:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ids = iter(range(1_000_000))
         self._registry = CollectorRegistry()
-        config = Config(worker=WorkerSettings(memory_budget_bytes=budget_bytes))
+        config = Config(worker=WorkerSettings(memory_budget_bytes=budget_bytes), data_dir=repository / "data")
         owner = BlocksOwner(self._spawn, self._announce, lambda: None, self.handed_back.extend)
-        self.blocks = Blocks(config, WorkerMetrics(self._registry), Traces(Telemetry(), "test"), owner)
+        self.blocks = Blocks(config, WorkerMetrics(self._registry), Traces(Telemetry(), "test"), owner, (), manager)
         self._spawn(self._tick_forever())
 
     def assign(self, *names: str, revision: int = 1) -> None:
@@ -277,3 +279,25 @@ async def test_probes(bed: Bed) -> None:
     assert told["lazy"] == told["eager"] == ""
     assert told["nobody"]
     assert bed.offers()["lazy"] == (True, False), "a probe loads nothing"
+
+
+async def test_what_is_in_a_registry_is_fetched_as_soon_as_it_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.models.registry.sources.GIVE_UP_S", 0.0)
+    monkeypatch.setattr("penstock.worker.residency.blocks.AGAIN_S", 0.05)
+    write_factor(tmp_path / "models", "double", 2.0)
+    async with registry_bed(tmp_path / "registry") as registry:
+        scanned = scan(tmp_path / "models" / "double", "")
+        async with registry.client() as client:
+            made = await client.push(scanned.manifest, scanned.files)
+        address = ""
+        bed = Bed(tmp_path / "worker", manager=lambda: address)
+        bed.blocks.assign([Assigned("blk-double", "double", "1", f"registry:{made.digest}", 1)])
+        await until(lambda: bed.state("double") is BlockState.FAILED, "no manager is there")
+        address = registry.address
+        await until(lambda: bed.state("double") is BlockState.READY, "it is fetched", WAIT_S)
+        assert await bed.ask("double", 4.0) == 8.0
+        bed.blocks.assign([])
+        await until(lambda: not dict(bed.blocks.held()), "it is let go of", WAIT_S)
+        await bed.close()
