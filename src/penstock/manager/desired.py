@@ -7,6 +7,7 @@
 | `folders/<model>` | FolderRecord: what the model's folder had when it was last deployed |
 | `workers/<worker_id>` | core.blocks.WorkerRecord |
 | `members/gateways` | GatewayList |
+| `members/workers` | PresentWorkers: those whom a successor may expect |
 | `events/<number>` | manager/events.py |
 | `leader`, `managers/<id>` | core/leaders.py |
 """
@@ -22,7 +23,7 @@ from penstock.core.settings import Routing
 from penstock.storage.metadata.base import Change, Snapshot
 
 BLOCKS, ROUTING, FOLDERS, WORKERS = "blocks/", "routing/", "folders/", "workers/"
-GATEWAYS, EVENTS = "members/gateways", "events/"
+GATEWAYS, PRESENT, EVENTS = "members/gateways", "members/workers", "events/"
 V = TypeVar("V", bound=StoredValue)
 
 
@@ -43,6 +44,10 @@ class GatewayList(StoredValue):
 
     def members(self) -> tuple[GatewayMember, ...]:
         return tuple(GatewayMember(each.gateway_id, each.endpoint, each.address) for each in self.gateways)
+
+
+class PresentWorkers(StoredValue):
+    worker_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,7 @@ class DesiredState:
         self.workers: dict[str, WorkerRecord] = {}
         self.gateways = GatewayList()
         self.membership = 0  # the revision of the list of gateways
+        self.present: PresentWorkers | None = None  # None: nobody has written it down
         self.events: dict[int, bytes] = {}  # by number
         self.others: dict[str, bytes] = {}  # what other modules keep: by key
         self._models: dict[str, dict[str, DesiredBlock]] = {}
@@ -134,6 +140,8 @@ class DesiredState:
         elif key == GATEWAYS:
             self.gateways = GatewayList() if value is None else GatewayList.model_validate_json(value)
             self.membership, folded.has_gateways = change.revision, True
+        elif key == PRESENT:
+            self.present = None if value is None else PresentWorkers.model_validate_json(value)
         elif key.startswith(EVENTS):
             number = int(key.removeprefix(EVENTS))
             self.events.pop(number, None)
@@ -164,6 +172,7 @@ class DesiredState:
             *(FOLDERS + each for each in self.folders),
             *(WORKERS + each for each in self.workers),
             *([GATEWAYS] if self.gateways.gateways else []),
+            *([PRESENT] if self.present is not None else []),
             *(f"{EVENTS}{number:020}" for number in self.events),
             *self.others,
         ]

@@ -30,7 +30,7 @@ from penstock.core.errors import (
 from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
 from penstock.manager.deployment import Choice, Deployment
-from penstock.manager.desired import BLOCKS, ROUTING, DesiredState, Folded, FolderRecord
+from penstock.manager.desired import BLOCKS, PRESENT, ROUTING, DesiredState, Folded, FolderRecord, encode
 from penstock.manager.election import SOLE_LEASE_S, Election
 from penstock.manager.events import Events
 from penstock.manager.lives import LifeRules
@@ -296,7 +296,18 @@ class Manager:
             await asyncio.sleep(TURN_S)
             self.reign.turn(now())
             await self.membership.turn(now())
+            await self._write_present()
             await self.notify()
+
+    async def _write_present(self) -> None:
+        """A successor need not wait for others than those."""
+        present = self.reign.present()
+        if self.reign.is_adopting or present == self.desired.present:
+            return
+        try:
+            await self.commit([Write(PRESENT, encode(present), may_wait=True)])
+        except PenstockError as error:
+            log.warning("present_workers_not_written", error=error.message)
 
     def _tell_begun(self, error: PenstockError | None) -> None:
         if self._begun.done():

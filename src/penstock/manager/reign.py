@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
 from penstock.core.routes import NameRoute
-from penstock.manager.desired import DesiredState, Folded
+from penstock.manager.desired import DesiredState, Folded, PresentWorkers
 from penstock.manager.lives import (
     LifeAction,
     LifeChanged,
@@ -97,6 +97,7 @@ class Reign:
         self.notices: list[Notice] = []
         self._state = state
         self._is_adopting = not is_fresh
+        self._expected = None if state.present is None else frozenset(state.present.worker_ids)
         self._placed: dict[str, tuple[str, ...]] = {}
         self._must_place = True
         self._place_at = 0.0
@@ -175,8 +176,8 @@ class Reign:
 
     def turn(self, now: float) -> None:
         self._perform(self.lives.handle(LivesTurn(), now))
-        if self._is_adopting and self.lives.is_settled:
-            self._is_adopting = False
+        if self._is_adopting and (self.lives.is_settled or self._are_all_here()):
+            self._is_adopting, self._has_news = False, True
             self.registry.end_adoption()
             self._must_place = True
         self._settle(now)
@@ -197,6 +198,11 @@ class Reign:
     def is_adopting(self) -> bool:
         return self._is_adopting
 
+    def present(self) -> PresentWorkers:
+        """Whom a successor may expect."""
+        lives = self.lives.items().items()
+        return PresentWorkers(worker_ids=tuple(sorted(name for name, life in lives if life.state in PRESENT)))
+
     def record(self, worker_id: str) -> WorkerRecord:
         return self._state.workers.get(worker_id) or WorkerRecord()
 
@@ -214,6 +220,10 @@ class Reign:
         return self._place().explain(block_id)
 
     # --- how it follows
+
+    def _are_all_here(self) -> bool:
+        """Those whom the manager before had."""
+        return self._expected is not None and self._expected <= self.registry.workers()
 
     def _perform(self, actions: Iterable[LifeAction]) -> None:
         for action in actions:

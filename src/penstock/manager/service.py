@@ -83,7 +83,11 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             except PenstockError as error:
                 await _abort(context, error)
             self._take_counts(first)
-            view = manager.reign.boards.view
+            reign = manager.reign
+            if first.epoch:
+                # Until the workers have come, what it last heard of another manager is better than what is known here.
+                await manager.wait_until(lambda: hearing.is_over or manager.epoch != epoch or not reign.is_adopting)
+            view = reign.boards.view
             async for delta in self._deltas(view, hearing, lambda: hearing.is_over or manager.epoch != epoch):
                 yield _cluster_view(delta, epoch)
         finally:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from penstock.core.blocks import BlockRecord, BlockRole, BlockState, WorkerRecord
-from penstock.manager.desired import BLOCKS, WORKERS, DesiredState, encode
+from penstock.manager.desired import BLOCKS, PRESENT, WORKERS, DesiredState, encode
 from penstock.manager.lives import LifeRules, WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Reign, Report
@@ -250,3 +250,21 @@ def test_one_that_was_only_silent_has_not_ended_over_what_it_loaded() -> None:
     assert not new.is_given_up
     cluster.work()
     assert cluster.holders("b") == ["w0"]
+
+
+def test_a_successor_waits_for_no_others_than_those_who_were_there() -> None:
+    before = Cluster(workers=2)
+    before.deploy("a", "b", "c", replicas=1)
+    before.work()
+    before.write((PRESENT, encode(before.reign.present())))
+    held = {worker: tuple(name for name in "abc" if worker in before.holders(name)) for worker in ("w0", "w1")}
+    after = Cluster()
+    after.state = before.state
+    after.reign = Reign(2, before.state, RULES, 0.0)
+    after.arrive("w0", holds=held["w0"])
+    after.pass_time(1.0)
+    assert after.reign.is_adopting
+    after.arrive("w1", holds=held["w1"])
+    after.pass_time(BEAT_S)
+    assert not after.reign.is_adopting
+    assert all(after.holders(name) == before.holders(name) for name in "abc")
