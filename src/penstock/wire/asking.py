@@ -75,7 +75,8 @@ class AskedManagers:
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             log.debug("manager_does_not_answer", address=address, error=str(error))
             return None
-        self._learn(told.managers)
+        if told.managers and told.epoch >= self._best.epoch:  # one that was cut off knows nobody
+            self._learn(told.managers)
         if told.is_leader:
             self._is_lost = self._is_lost and told.epoch < self._best.epoch
             return LeaderAt(address, told.epoch)  # where it was reached, whatever it is told to be

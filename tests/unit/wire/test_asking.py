@@ -57,6 +57,16 @@ async def test_the_leader_is_named_by_whoever_answers_and_others_are_learned() -
     assert await anext(heard) == LeaderAt("c", 6), "which was not among those that were given"
 
 
+async def test_who_was_learned_is_not_forgotten_for_one_that_was_cut_off() -> None:
+    managers = FakeManagers()
+    managers.lead("a", 5, "b", "c")
+    heard = following(AskedManagers(["a"], managers.ask))
+    assert await anext(heard) == LeaderAt("a", 5)
+    managers.answers["a"] = LeaderResponse()
+    managers.lead("c", 6, "b")
+    assert await anext(heard) == LeaderAt("c", 6)
+
+
 async def test_a_leader_is_called_where_it_was_reached() -> None:
     managers = FakeManagers()
     managers.lead("a", 5)
