@@ -23,4 +23,4 @@ def test_a_cluster_of_three_hosts(options: list[str]) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.count("[2.0, 4.0, 6.0]") == 2 + len(options), ran.stdout
-    assert {"h2.worker-0", "h3.worker-0", "h3.worker-1"} <= set(ran.stdout.split()), ran.stdout
+    assert {"h1.manager", "h2.gateway-0", "h2.worker-0", "h3.worker-0", "h3.worker-1"} <= set(ran.stdout.split())

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 import penstock
 from penstock.app.gateway import Gateway
 from penstock.app.ports import open_http_socket
-from penstock.core.blocks import BlockState
+from penstock.core.blocks import BlockState, GatewayMember
 from penstock.core.config import Config, Telemetry
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
@@ -102,7 +102,7 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         endpoint = gateway.listen(Endpoint(f"ipc://{tmp_path / 'gateway.ipc'}"))
         leader = Leader(SoleManager(control))
         stack.push_async_callback(leader.close)
-        remote = RemoteControl(leader, "gateway-0", endpoint, gateway.cluster_changed)
+        remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         port = await gateway.open(remote, 0, open_http_socket(config.host, 0))
         stop = asyncio.Event()

@@ -15,11 +15,11 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from penstock.app.leaders import open_leader
-from penstock.app.places import check_bind, check_join, is_clustered
+from penstock.app.places import check_bind, check_join, clients_address, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.answer_counts import AnswerCounts
-from penstock.core.blocks import ClusterPicture, Control
+from penstock.core.blocks import ClusterPicture, Control, GatewayMember
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
@@ -273,7 +273,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         endpoint = gateway.listen(places.gateway(run.name, config))
         leader = open_leader(config, places, stack)
         answered = gateway.answers.read if is_clustered(config) else lambda is_all: ()
-        control = RemoteControl(leader, run.name, endpoint, gateway.cluster_changed, gateway.counted, answered)
+        me = GatewayMember(run.name, endpoint, clients_address(config, grpc_port))
+        control = RemoteControl(leader, me, gateway.cluster_changed, gateway.counted, answered)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         if control.refusal is not None:

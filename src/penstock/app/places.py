@@ -111,6 +111,14 @@ def gateway_endpoint(config: Config, number: int) -> Endpoint:
     return Endpoint(f"tcp://{host}:{port}", told.host, told.port + after if told.port else 0)
 
 
+def clients_address(config: Config, grpc_port: int) -> str:
+    """What clients are told to reach a gateway by, over gRPC."""
+    host = config.host
+    if Address(host).is_wildcard:
+        host = _advertised(config).host if is_clustered(config) else socket.gethostname()
+    return str(Address(host, grpc_port))
+
+
 def check_join(config: Config) -> None:
     """Whether there is a manager to join, by what was given."""
     if not config.cluster.join:

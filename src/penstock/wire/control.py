@@ -44,8 +44,7 @@ class RemoteControl:
     def __init__(
         self,
         leader: Leader,
-        gateway_id: str,
-        endpoint: str,
+        me: GatewayMember,
         listener: Listener,
         counted: Callable[[], Sequence[AnswerCounts]] = list,
         answered: Callable[[bool], Sequence[ModelAnswers]] = lambda is_all: (),
@@ -53,8 +52,7 @@ class RemoteControl:
         """`counted` gives what was counted of the blocks that routes name since it was last asked, `answered` what was
         answered for models since the process began: of all, or of those that it is another for since it was asked."""
         self._leader = leader
-        self._gateway_id = gateway_id
-        self._endpoint = endpoint
+        self._me = me
         self._incarnation = secrets.token_hex(8)
         self._listener = listener
         self._heard = Heard()
@@ -104,7 +102,7 @@ class RemoteControl:
                     break
         except grpc.aio.AioRpcError as error:
             is_taken = error.code() is grpc.StatusCode.ALREADY_EXISTS
-            self.refusal = NameTaken(error.details() or self._gateway_id) if is_taken else None
+            self.refusal = NameTaken(error.details() or self._me.gateway_id) if is_taken else None
             raise
 
     async def _requests(self) -> AsyncIterator[pb.WatchRequest]:
@@ -116,8 +114,9 @@ class RemoteControl:
             if time.monotonic() - told >= BEAT_S:
                 answers, told = self._answered(not told), time.monotonic()
             request = pb.WatchRequest(
-                gateway_id=self._gateway_id,
-                endpoint=self._endpoint,
+                gateway_id=self._me.gateway_id,
+                endpoint=self._me.endpoint,
+                address=self._me.address,
                 incarnation=self._incarnation,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,

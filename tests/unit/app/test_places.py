@@ -10,6 +10,7 @@ from penstock.app.places import (
     check_bind,
     check_join,
     check_store,
+    clients_address,
     gateway_endpoint,
     is_clustered,
     join_addresses,
@@ -99,6 +100,12 @@ def test_gateways_have_ports_one_after_the_other(cluster: dict[str, str], number
 def test_what_listens_at_any_address_is_told_by_the_way_to_the_manager() -> None:
     found = gateway_endpoint(config(join="192.0.2.1", bind="0.0.0.0"), 0)
     assert found.host not in ("", "0.0.0.0")
+
+
+def test_clients_are_told_an_address_that_they_can_reach() -> None:
+    assert clients_address(config("10.0.0.2", join="m"), 50051) == "10.0.0.2:50051"
+    assert clients_address(config("0.0.0.0", join="m", advertise="g:7401"), 50051) == "g:50051"
+    assert not clients_address(config("0.0.0.0"), 1).startswith("0.0.0.0")
 
 
 @pytest.mark.parametrize("cluster", [{"bind": "10.0.0.1"}, {"bind": "0.0.0.0:7400"}, {"bind": "box"}])

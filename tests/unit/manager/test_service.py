@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.core.blocks import BlockView, ClusterPicture
+from penstock.core.blocks import BlockView, ClusterPicture, GatewayMember
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.manager import Manager
@@ -30,7 +30,7 @@ class Gateway:
         self.picture = ClusterPicture(())
         self._changed = asyncio.Event()
         self.leader = Leader(SoleManager(address))
-        self.control = RemoteControl(self.leader, "gateway-1", "ipc://nowhere", self._listen)
+        self.control = RemoteControl(self.leader, GatewayMember("gateway-1", "ipc://nowhere"), self._listen)
 
     async def until_routing(self, routing: str) -> None:
         async with asyncio.timeout(20):
