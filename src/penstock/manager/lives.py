@@ -4,8 +4,8 @@ A worker has an id that outlives it, an incarnation for each of its processes, a
 The newest stream of the newest incarnation speaks for it; what others say is not heard. Another process that comes
 while one is heard is a stranger of the same name, and refused: two hosts were called alike. One that is silent is
 suspect, then offline, then forgotten; whoever is heard again before that is taken back. Time in which the manager
-itself did not turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new until it has
-stayed.
+itself did not turn is nobody's silence. One that comes and goes too often is alive, but gets nothing new that another
+may have until it has stayed.
 """
 
 from collections import deque
@@ -164,6 +164,8 @@ class Lives:
             return [StreamRefused(worker_id, stream, NameTaken.of(worker_id).message, is_name_taken=True)]
         life.superseded.append(life.incarnation)
         life.incarnation = incarnation
+        if life.state is LifeState.SUSPECT:
+            self._count_return(life)
         actions = self._leave_stream(worker_id, life, stream)
         return [*actions, *self._hear(worker_id, life)]
 
@@ -178,7 +180,9 @@ class Lives:
         if life.state is LifeState.ALIVE:
             return []
         was, life.state, life.since = life.state, LifeState.ALIVE, self._listened_s
-        self._count_return(life)
+        if was is LifeState.OFFLINE:
+            self._count_return(life)
+        life.is_open = self._is_steady(life)
         return [self._changed(worker_id, life, f"it was {was}, and is heard again")]
 
     def _end(self, worker_id: str, life: Life, has_left: bool) -> list[LifeAction]:
@@ -205,7 +209,7 @@ class Lives:
         match life.state:
             case LifeState.ALIVE if silent_s >= rules.suspect_s:
                 return [self._fall(worker_id, life, LifeState.SUSPECT, f"silent for {silent_s:.1f} s")]
-            case LifeState.ALIVE if not life.is_open and self._listened_s >= life.steady_from:
+            case LifeState.ALIVE if not life.is_open and self._is_steady(life):
                 life.is_open = True
                 return [self._changed(worker_id, life, "it has stayed")]
             case LifeState.SUSPECT if silent_s >= rules.offline_s or is_gone:
@@ -227,12 +231,15 @@ class Lives:
         return LifeChanged(worker_id, state, False, why)
 
     def _count_return(self, life: Life) -> None:
+        """One that was silent for a moment, and lost nothing by it, was there."""
         now, flapping_s = self._listened_s, self._rules.flapping_s
         life.returns.append(now)
-        is_flapping = len(life.returns) == MAX_RETURNS and now - life.returns[0] < flapping_s
-        life.steady_from = now + flapping_s if is_flapping else now
-        life.is_open = not is_flapping
+        if len(life.returns) == MAX_RETURNS and now - life.returns[0] < flapping_s:
+            life.steady_from = now + flapping_s
+
+    def _is_steady(self, life: Life) -> bool:
+        return self._listened_s >= life.steady_from
 
     def _changed(self, worker_id: str, life: Life, why: str) -> LifeChanged:
-        wait = "" if life.is_open else f"; it comes and goes, and gets nothing new for {self._rules.flapping_s:g} s"
+        wait = "" if life.is_open else f"; it comes and goes, and gets little for {self._rules.flapping_s:g} s"
         return LifeChanged(worker_id, life.state, life.is_open, why + wait)

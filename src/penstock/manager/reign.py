@@ -11,6 +11,7 @@ from penstock.core.blocks import WorkerRecord
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import DesiredState, Folded, PresentWorkers
 from penstock.manager.lives import (
+    Life,
     LifeAction,
     LifeChanged,
     LifeRules,
@@ -270,9 +271,9 @@ class Reign:
             if not block.is_everywhere
         }
         present = [(worker, life) for worker, life in self.lives.items().items() if life.state in PRESENT]
-        return place(map(_demand, blocks), [self._capacity(worker, life.is_open) for worker, life in present], held)
+        return place(map(_demand, blocks), [self._capacity(worker, life) for worker, life in present], held)
 
-    def _capacity(self, worker_id: str, is_open: bool) -> WorkerCapacity:
+    def _capacity(self, worker_id: str, life: Life) -> WorkerCapacity:
         facts, record = self.facts.get(worker_id, Facts()), self.record(worker_id)
         return WorkerCapacity(
             worker_id,
@@ -282,7 +283,8 @@ class Reign:
             memory_bytes=facts.memory_bytes or float("inf"),
             gpu_memory_bytes=facts.gpu_memory_bytes,
             labels={**facts.labels, **record.labels},
-            is_open=is_open,
+            is_open=life.state is LifeState.ALIVE,
+            is_last=not life.is_open,
             is_leaving=self._is_closed(worker_id),
         )
 

@@ -154,11 +154,29 @@ def test_one_that_comes_and_goes_gets_nothing_new_until_it_has_stayed() -> None:
     seen = []
     for stream in range(2, 5):
         bed.do(WorkerStreamEnded("w", stream - 1))
-        bed.wait(0.5)
+        bed.wait(2)
         seen += states(bed.do(WorkerArrived("w", FIRST, stream)))
     assert seen == [(ALIVE, True), (ALIVE, True), (ALIVE, False)]
     assert bed.wait(29.5, ("w", 4)) == []
     assert states(bed.wait(1, ("w", 4))) == [(ALIVE, True)]
+
+
+def test_a_process_that_is_started_again_and_again_comes_and_goes_too() -> None:
+    bed = Bed()
+    seen = []
+    for stream in range(1, 5):
+        seen += states(bed.do(WorkerArrived("w", f"{stream}-x", stream)))
+        bed.wait(0.5)
+        bed.do(WorkerStreamEnded("w", stream))
+    assert seen == [(ALIVE, True), (ALIVE, True), (ALIVE, True), (ALIVE, False)]
+
+
+def test_one_whose_connection_breaks_for_a_moment_did_not_go() -> None:
+    bed = Bed()
+    bed.do(WorkerArrived("w", FIRST, 1))
+    for stream in range(2, 9):
+        bed.do(WorkerStreamEnded("w", stream - 1))
+        assert states(bed.do(WorkerArrived("w", FIRST, stream))) == [(ALIVE, True)]
 
 
 def test_a_removed_worker_is_forgotten_and_its_stream_ended() -> None:

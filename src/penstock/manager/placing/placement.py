@@ -67,6 +67,8 @@ class Placement:
         if refusal := site.refusal(demand):
             return refusal
         level = f"its load is {site.level:.3g}, the mean is {mean:.3g}"
+        if site.is_last:
+            return f"it comes and goes, so it is asked only where nobody else may ({level})"
         if demand.replicas and len(self.holders[demand.block_id]) >= demand.replicas:
             return f"it could, but there are enough, and moving one would not pay ({level})"
         return f"it could, but has not been asked yet ({level})"
@@ -170,11 +172,11 @@ class _Placing:
     def _best(self, block: BlockDemand, without: Site | None = None) -> Site | None:
         holders = self._holders[block.block_id]
         best: list[Site] = []
-        best_score: tuple[Nearness, float] = ((0, 0, 0), inf)
+        best_score: tuple[bool, Nearness, float] = (False, (0, 0, 0), inf)
         for site in self._open:
             if site.worker_id in holders or site.refusal(block):
                 continue
-            score = self._nearness(block, site, without), site.level_with(block)
+            score = site.is_last, self._nearness(block, site, without), site.level_with(block)
             if not best or score < best_score:
                 best, best_score = [site], score
             elif score == best_score:
@@ -230,6 +232,8 @@ class _Placing:
         for receiver in by_level:
             if receiver.level >= mean:
                 break
+            if receiver.is_last:
+                continue
             is_poor = receiver.level < LOW * mean
             for donor in reversed(by_level):
                 if donor.level <= receiver.level or not (is_poor or donor.level > HIGH * mean):
@@ -276,7 +280,7 @@ class _Placing:
             if donor is None or not donor.is_open or not any(self._nearness(block, donor)[:2]):
                 continue
             receiver = self._best(block, without=donor)
-            if receiver is None or receiver.level_with(block) > most:
+            if receiver is None or receiver.is_last or receiver.level_with(block) > most:
                 continue
             if self._gain(block, donor, receiver) > (0, 0, 0):
                 self._move(block, donor, receiver, f"{donor.worker_id} had it too near to another replica")

@@ -34,6 +34,7 @@ class WorkerCapacity:
     labels: Mapping[str, str] = field(default_factory=dict)  # worker, host and zone are labels, too
     weight: float = 1.0  # what it can do beside others
     is_open: bool = True  # it takes what it did not hold; one that is silent does not
+    is_last: bool = False  # it is asked only where nobody else may
     is_leaving: bool = False  # it is to hold nothing
 
 
@@ -45,6 +46,7 @@ class Site:
         self.host = capacity.host or capacity.worker_id
         self.zone = capacity.zone
         self.is_open = capacity.is_open and not capacity.is_leaving
+        self.is_last = capacity.is_last
         self.is_leaving = capacity.is_leaving
         self.weight = capacity.weight
         self.blocks: dict[str, BlockDemand] = {}

@@ -125,6 +125,16 @@ def test_a_silent_worker_keeps_what_it_has_and_is_given_nothing() -> None:
     assert "w1 not: it has not been heard of lately, so it is given nothing new." in placed.explain("b")
 
 
+def test_one_that_comes_and_goes_is_asked_only_where_nobody_else_may() -> None:
+    there = [WorkerCapacity("w1", is_last=True), *workers("w2")]
+    blocks = [BlockDemand(f"b{n}", 1) for n in range(4)]
+    placed = place(blocks, there, {})
+    assert {*placed.holders.values()} == {("w2",)}
+    assert place(blocks, there, placed.holders).moves == []
+    assert "it comes and goes, so it is asked only where nobody else may" in said(placed, "b0")
+    assert place([BlockDemand("a", 2)], there, {"a": ["w2"]}).holders == {"a": ("w1", "w2")}
+
+
 def test_what_is_on_a_worker_that_leaves_goes_elsewhere_first() -> None:
     leaving = WorkerCapacity("w1", is_leaving=True)
     placed = place([BlockDemand("a", 1)], [leaving, *workers("w2")], {"a": ["w1"]})
