@@ -47,6 +47,7 @@ class Boards:
     def __init__(self) -> None:
         self.view: Ledger[Shown] = Ledger()
         self._assignments: dict[str, Ledger[Given]] = {}  # by worker
+        self._forgotten = 0  # the highest revision of those that are no more
         self._given: dict[str, set[str]] = {}  # by block, the workers in whose assignment it is
         self._shown: dict[str, set[str]] = {}  # by model, the blocks in the view
         self._wanted: dict[str, tuple[AssignedBlock, frozenset[str]]] = {}  # by block, as it was last assigned
@@ -64,7 +65,7 @@ class Boards:
             self._publish_model(model, registry, state)
         attached = registry.workers()
         for worker in workers & attached:
-            ledger = self._assignments.setdefault(worker, Ledger())
+            ledger = self._ledger(worker)
             ledger.put(GATEWAYS, _endpoints(state))
             for block in registry.assigned():
                 if worker in registry.assigned_to(block):
@@ -84,7 +85,9 @@ class Boards:
             self.view.put(key, route)
 
     def forget(self, worker: str) -> None:
-        self._assignments.pop(worker, None)
+        forgotten = self._assignments.pop(worker, None)
+        if forgotten is not None:
+            self._forgotten = max(self._forgotten, forgotten.revision)
         for given in self._given.values():
             given.discard(worker)
 
@@ -114,8 +117,14 @@ class Boards:
             self._give(worker, wanted[0])
 
     def _give(self, worker: str, block: AssignedBlock) -> None:
-        self._assignments.setdefault(worker, Ledger()).put(BLOCK + block.block_id, block)
+        self._ledger(worker).put(BLOCK + block.block_id, block)
         self._given.setdefault(block.block_id, set()).add(worker)
+
+    def _ledger(self, worker: str) -> Ledger[Given]:
+        """One that comes back may have heard an earlier one's revisions: they are none of this one's."""
+        if worker not in self._assignments:
+            self._assignments[worker] = Ledger(after=self._forgotten)
+        return self._assignments[worker]
 
     def _take(self, worker: str, block_id: str) -> None:
         self._given[block_id].discard(worker)

@@ -25,13 +25,14 @@ class Delta(Generic[T]):
 
 
 class Ledger(Generic[T]):
-    def __init__(self, max_gone: int = MAX_GONE) -> None:
-        self.revision = 0
+    def __init__(self, max_gone: int = MAX_GONE, after: int = 0) -> None:
+        """`after`: the last revision of an earlier one; who has seen that, or less, gets everything."""
+        self.revision = after + 1 if after else 0
         self._max_gone = max_gone
         self._items: dict[str, T] = {}
         self._changes: dict[str, int] = {}  # key to the revision of its last change, oldest first; also what is gone
         self._gone = 0
-        self._floor = 0  # who has seen less cannot be told what went
+        self._floor = self.revision  # who has seen less cannot be told what went
 
     def __contains__(self, key: str) -> bool:
         return key in self._items

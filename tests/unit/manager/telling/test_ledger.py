@@ -113,3 +113,15 @@ def test_whoever_hears_at_any_time_has_what_is_there() -> None:
             if rng.random() < 0.1:
                 follower.hear(ledger.since(follower.revision))
                 assert follower.items == ledger.items()
+
+
+def test_who_has_seen_an_earlier_ledger_gets_everything() -> None:
+    earlier: Ledger[int] = Ledger()
+    for key in "abc":
+        earlier.put(key, 1)
+    later: Ledger[int] = Ledger(after=earlier.revision)
+    assert later.since(earlier.revision).is_snapshot
+    for key in "xyz":
+        later.put(key, 1)
+    assert all(later.since(seen).is_snapshot for seen in range(earlier.revision + 1))
+    assert not later.since(later.revision - 1).is_snapshot
