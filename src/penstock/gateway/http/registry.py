@@ -44,6 +44,7 @@ FILE_PATH = ROOT + "/uploads/{upload}/files/{sha256}"
 TUS = {"tus-resumable": "1.0.0"}
 OFFSET_STREAM = "application/offset+octet-stream"
 MAX_CONNECTIONS = 256
+PIECE_BYTES = 512 * 1024
 CLOSE_S = 2
 SILENCE_S = 30.0  # without a byte of a body
 RANGE = re.compile(r"bytes=(?:(?P<first>[0-9]{1,18})-(?P<last>[0-9]{0,18})|-(?P<tail>[0-9]{1,18}))")
@@ -231,16 +232,25 @@ def _bound(handler: Handler, rest: RegistryRest) -> Callable[[Request], Awaitabl
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes."""
+    """The body as it comes, in pieces that are worth a write; what came before it was cut is not lost."""
     stream = request.stream()
-    while True:
+    held = bytearray()
+    failure: Exception | None = None
+    is_over = False
+    while not is_over:
         try:
             piece = await asyncio.wait_for(anext(stream, b""), SILENCE_S)
+            is_over = not piece
+            held += piece
         except TimeoutError:
-            raise TooSlow(f"nothing came for {SILENCE_S:g} s; go on from what HEAD tells") from None
-        if not piece:
-            return
-        yield piece
+            failure = TooSlow(f"nothing came for {SILENCE_S:g} s; go on from what HEAD tells")
+        except ClientDisconnect as error:
+            failure = error
+        if held and (is_over or failure is not None or len(held) >= PIECE_BYTES):
+            yield bytes(held)
+            held.clear()
+        if failure is not None:
+            raise failure
 
 
 async def _document(request: Request) -> dict[str, Any]:

@@ -45,7 +45,9 @@ def complete_facts(manifest: Manifest, settings: ModelSettings, told: ModelFacts
         inputs=_agreed("inputs", inputs, told.inputs),
         outputs=_agreed("outputs", outputs, told.outputs),
         batchable=_agreed("batchable", is_batched, told.batchable),
-        quantized=_agreed("quantized", manifest.has(f"{manifest.version}/{QUANTIZATION}") or None, told.quantized),
+        quantized=bool(
+            _agreed("quantized", manifest.has(f"{manifest.version}/{QUANTIZATION}") or None, told.quantized)
+        ),
         shards=_agreed("shards", count_shards(manifest), told.shards),
     )
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.manifest import ModelFacts, make_manifest
+from penstock.manager.models.registry import ModelRegistry
 from tests.registry_bed import RegistryBed, manifest_of, model_of, registry_bed, write_files
 
 
@@ -356,3 +358,25 @@ async def test_an_upload_leaves_the_disk_some_room(bed: RegistryBed, monkeypatch
         with pytest.raises(Unavailable, match="No space left"):
             await bed.registry.append(begun.upload_id, sha256(b"0123"), 0, pieces(b"0123"))
     assert await bed.registry.append(begun.upload_id, sha256(b"0123"), 0, pieces(b"0123")) == 4
+
+
+async def test_managers_that_share_their_stores_share_one_registry(bed: RegistryBed, tmp_path: Path) -> None:
+    other = ModelRegistry(bed.store, bed.objects, tmp_path / "elsewhere", RegistrySettings())
+
+    async def upload(registry: ModelRegistry, data: bytes) -> str:
+        files = model_of(data)
+        begun = await registry.begin(manifest_of(files), ModelFacts())
+        for each in files.values():
+            with suppress(Conflict):  # the other one had it
+                await registry.append(begun.upload_id, sha256(each), 0, pieces(each))
+        return (await registry.commit(begun.upload_id)).record.digest
+
+    made = await asyncio.gather(upload(bed.registry, b"one"), upload(other, b"two"), return_exceptions=True)
+    assert sorted(isinstance(each, PenstockError) for each in made) == [False, True]
+    (won,) = (each for each in made if isinstance(each, str))
+    for registry in (bed.registry, other):
+        assert [each.record.digest for each in await registry.list()] == [won]
+        manifest = await registry.manifest(won)
+        for file in manifest.files:
+            assert [piece async for piece in registry.read(file.sha256)]
+    assert [file for file in (tmp_path / "elsewhere").rglob("*") if file.is_file()] == bed.staged() == []
