@@ -117,15 +117,27 @@ class Manager:
 
         What served before serves until then, and on where it fails.
         """
-        await self.wait_loaded(model, await self._deploy(model))
+        load_s = await self._deploy(model)
+        try:
+            await self.wait_loaded(model, load_s)
+        except ModelNotReady as error:
+            self.events.tell("model_not_loaded", model, error.message)
+            raise
+        self.events.tell("model_loaded", model, "it was loaded anew")
 
     async def wait_loaded(self, model: str, timeout_s: float) -> None:
         """Returns when those workers have it that should, and raises where one cannot load it."""
         registry = self.reign.registry
         if not await self._becomes(lambda: registry.has_answered(model), timeout_s):
             self._check_reign(registry)
-            versions = ", ".join(block.version for block in registry.of_model(model) if block.is_wanted)
-            raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {timeout_s} s")
+            wanted = [block for block in registry.of_model(model) if block.is_wanted]
+            why = "".join(
+                f"; no worker can take version {block.version}: see 'penstock block explain {block.block_id}'"
+                for block in wanted
+                if registry.workers() and not registry.targets(block)
+            )
+            versions = ", ".join(block.version for block in wanted)
+            raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {timeout_s} s{why}")
         if failure := registry.failure(model):
             raise ModelNotReady(f"model '{model}' {failure}")
         await self._becomes(lambda: registry.is_settled(model), GO_S)
@@ -137,6 +149,7 @@ class Manager:
             if not self.desired.of_model(model):
                 raise UnknownModel(f"the repository has no model '{model}'")
             await self.commit(self._deployment().unload(model))
+        self.events.tell("model_unloaded", model, "it stays unloaded until it is loaded")
         registry = self.reign.registry
         if not await self._becomes(lambda: registry.is_settled(model), UNLOAD_S):
             self._check_reign(registry)
@@ -275,7 +288,12 @@ class Manager:
         await self.membership.turn(now())
         await self.notify(is_sure=True)
         self.events.tell("leader", self.election.manager_id, f"it leads, in epoch {epoch}")
-        for coroutine in (self._deploy_repository(), self.events.write_forever(), self._turn_forever()):
+        for coroutine in (
+            self._turn_forever(),
+            self._deploy_repository(),
+            self._write_members_forever(),
+            self.events.write_forever(),
+        ):
             self._during_reign(coroutine)
 
     async def _deploy_repository(self) -> None:
@@ -295,19 +313,21 @@ class Manager:
         while True:
             await asyncio.sleep(TURN_S)
             self.reign.turn(now())
-            await self.membership.turn(now())
-            await self._write_present()
             await self.notify()
 
-    async def _write_present(self) -> None:
-        """A successor need not wait for others than those."""
-        present = self.reign.present()
-        if self.reign.is_adopting or present == self.desired.present:
-            return
-        try:
-            await self.commit([Write(PRESENT, encode(present), may_wait=True)])
-        except PenstockError as error:
-            log.warning("present_workers_not_written", error=error.message)
+    async def _write_members_forever(self) -> None:
+        """Apart from the turns: while the store is slow, workers are looked after."""
+        while True:
+            await asyncio.sleep(TURN_S)
+            await self.membership.turn(now())
+            present = self.reign.present()
+            if self.reign.is_adopting or present == self.desired.present:
+                continue
+            try:  # a successor need not wait for others than those
+                await self.commit([Write(PRESENT, encode(present), may_wait=True)])
+            except PenstockError as error:
+                log.warning("present_workers_not_written", error=error.message)
+                await asyncio.sleep(RETRY_S)
 
     def _tell_begun(self, error: PenstockError | None) -> None:
         if self._begun.done():

@@ -212,3 +212,17 @@ async def test_a_follower_answers_from_the_store_while_the_leader_does_not(clust
     assert (block.spec.model, block.state) == ("m", "unknown")
     explained = await stub.ExplainBlock(pb.ExplainBlockRequest(block_id=block.block_id))
     assert explained.failure.code == "not_leader"
+
+
+async def test_a_block_that_no_worker_can_take_says_so(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    spec = pb.BlockSpec(model="m", version="1", replicas=1, labels={"disk": "none has it"})
+    answer = await cluster.stub.DeployBlock(pb.DeployBlockRequest(spec=spec, is_beside=True, wait_s=0.05))
+    assert answer.failure.code == "model_not_ready"
+    assert f"penstock block explain {answer.block_ids[0]}" in answer.failure.message
+    (sentence,) = [
+        each
+        for each in (await cluster.stub.ExplainBlock(pb.ExplainBlockRequest(block_id=answer.block_ids[0]))).sentences
+        if "w1" in each
+    ]
+    assert "disk" in sentence
