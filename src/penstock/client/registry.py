@@ -23,6 +23,7 @@ CALL_S = 60.0  # of a call that moves no files
 COMMIT_S = 600.0  # files may be copied into another store
 STALL_S = 30.0  # without a byte: the connection is given up
 GIVE_UP_S = 120.0  # without a byte over all attempts
+REACH_S = 5.0  # where no manager was ever reached
 CHUNK_BYTES = 1024 * 1024
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.1, 5.0
 # What another attempt puts right: it begins with asking how far the files are.
@@ -103,13 +104,14 @@ class RegistryClient:
         on_progress: OnProgress = lambda _: None,
     ) -> ModelVersion:
         """Uploads what is missing of it and makes it a version; `files` by SHA-256."""
-        patience = _Patience(self._give_up_s)
+        patience = _Patience(min(REACH_S, self._give_up_s))
         begin = pb.BeginUpload(
             manifest=manifest.encoded, facts=(facts or ModelFacts()).model_dump_json(exclude_none=True).encode()
         )
         while True:
             try:
                 state = await self._call("Begin", begin)
+                patience.give_up_s = self._give_up_s  # somebody is there: it is worth waiting for
                 if state.is_committed:
                     return await self.find(f"{manifest.model}:{manifest.version}")
                 if any(file.offset < file.size_bytes for file in state.files):

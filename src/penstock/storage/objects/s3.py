@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
 from obstore.store import S3Store
 
 from penstock.core.config import S3Settings
@@ -39,7 +39,7 @@ class S3Objects:
         options: Any = {
             "timeout": TIMEOUT,
             "read_timeout": READ_TIMEOUT,
-            "allow_http": settings.endpoint.startswith("http://"),
+            "allow_http": True,
         }
         self._bucket = parts.hostname
         try:
@@ -114,6 +114,11 @@ class S3Objects:
     def _telling(self, what: str) -> Iterator[None]:
         try:
             yield
+        except (PermissionDeniedError, UnauthenticatedError) as error:
+            raise ConfigError(
+                f"s3://{self._bucket} cannot be {what}: the store refuses the key; see s3.access_key_id and "
+                "s3.secret_access_key, or what AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY say"
+            ) from error
         except BaseError as error:
             raise Unavailable(f"s3://{self._bucket} cannot be {what}: {_reason(error)}") from error
 

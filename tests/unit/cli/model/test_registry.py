@@ -101,3 +101,12 @@ async def test_what_is_no_manager_is_told(tmp_path: Path) -> None:
     )
     assert isinstance(result.exception, PenstockError)
     assert "no manager of Penstock answers at 127.0.0.1:1" in result.exception.message
+
+
+async def test_pushing_where_nobody_is_does_not_wait_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.client.registry.REACH_S", 0.0)
+    write_factor(tmp_path, "double", 2.0)
+    words = ["model", "push", str(tmp_path / "double"), "--no-check", "--manager", "127.0.0.1:1"]
+    result = await asyncio.to_thread(CliRunner().invoke, app, words)
+    assert isinstance(result.exception, PenstockError)
+    assert "no manager of Penstock answers" in result.exception.message
