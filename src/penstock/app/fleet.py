@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.places import check_join
+from penstock.app.places import SECRETS, check_join
 from penstock.app.process import LEAVE_S
 from penstock.core.cluster.addresses import is_loopback
 from penstock.core.config import Config
@@ -65,7 +65,7 @@ def role_name(role: str, number: int) -> str:
 def up(address: str, plan: FleetPlan) -> Standings:
     """What is there already stays as it is."""
     plan.check()
-    config = plan.config.model_dump_json(exclude_unset=True, exclude={"s3": {"secret_access_key"}})
+    config = plan.config.model_dump_json(exclude_unset=True, exclude=SECRETS)
 
     async def act(fleet: "RayFleet") -> None:
         fleet.configure(config, plan.host)

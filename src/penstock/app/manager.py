@@ -92,6 +92,7 @@ async def open_manager(
     from penstock.manager.rollouts.runs import Rollouts
     from penstock.manager.rollouts.service import add_rollouts
     from penstock.manager.server import serve_manager
+    from penstock.manager.triggers import Triggers
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
     is_shared = is_store(config.cluster.join)
@@ -107,6 +108,10 @@ async def open_manager(
     stack.push_async_callback(manager.close)
     registry = open_registry(config, store, stack)
     manager.find_version = registry.choose
+    triggers = Triggers(config.triggers)
+    manager.events.on_event.append(triggers.told)
+    stack.push_async_callback(triggers.close)
+    triggers.start()
     rollouts = Rollouts(manager, RolloutMetrics(CollectorRegistry()))
     await manager.start(is_sole=not is_shared)
     rollouts.start()

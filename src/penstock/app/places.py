@@ -11,6 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.wire.endpoints import Endpoint
 
 MANAGER_PORT = 7400
+# Of the configuration, for the manager alone.
+SECRETS: dict[str, bool | set[str]] = {"s3": {"secret_access_key"}, "triggers": True}
 ETCD = "etcd://"
 WORKERS_PORT = 7401  # of the first gateway, for workers; its heart has the next one
 PORTS_A_GATEWAY = 2
@@ -44,7 +46,7 @@ class ServerPlaces:
     def write_config(self, config: Config) -> None:
         try:
             # Without secrets: the manager, which needs them, has them.
-            self.config.write_text(config.model_dump_json(exclude={"s3": {"secret_access_key"}}))
+            self.config.write_text(config.model_dump_json(exclude=SECRETS))
         except OSError as error:
             raise ConfigError(
                 f"{self.config}: the configuration cannot be written for the server's processes: {error.strerror}; "

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.cluster.addresses import is_loopback, parse_address
@@ -142,6 +142,29 @@ class HealthSettings(Section):
     grpc_port: Port | None = None
 
 
+class TriggerSettings(Section):
+    """What an event calls."""
+
+    on: Names = ("*",)  # kinds of events, with * for any letters
+    command: tuple[str, ...] = ()  # a program and its arguments
+    url: Annotated[str, Field(pattern=r"^(https?://[^/?#\s]+\S*)?$")] = ""
+    secret: SecretStr | None = None  # that what is sent to the URL is signed with
+    timeout_s: Annotated[float, Field(gt=0, le=300)] = 10.0  # of one attempt
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+
+    @property
+    def name(self) -> str:
+        return self.url.partition("?")[0] or self.command[0]
+
+    @model_validator(mode="after")
+    def _calls_one_thing(self) -> "TriggerSettings":
+        if bool(self.url) == bool(self.command):
+            raise ValueError("a trigger has a command or a url")
+        if self.url and (self.secret is None or len(self.secret.get_secret_value()) < 16):
+            raise ValueError("a trigger's url needs a secret of at least 16 characters, to sign what is sent")
+        return self
+
+
 class Telemetry(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
@@ -170,6 +193,7 @@ class Config(Section):
     s3: S3Settings = S3Settings()
     cluster: ClusterSettings = ClusterSettings()
     health: HealthSettings = HealthSettings()
+    triggers: tuple[TriggerSettings, ...] = ()  # what events call
     telemetry: Telemetry = Telemetry()
 
     @property

@@ -40,11 +40,15 @@ class Events:
         self._clock = clock
         self._waiting: deque[Event] = deque(maxlen=MAX_WAITING)
         self._told = asyncio.Event()
+        self.on_event: list[Callable[[Event], None]] = []
 
     def tell(self, kind: str, subject: str, text: str) -> None:
         log.info("event", kind=kind, subject=subject, text=text)
-        self._waiting.append(Event(at=self._clock(), kind=kind, subject=subject, text=text))
+        event = Event(at=self._clock(), kind=kind, subject=subject, text=text)
+        self._waiting.append(event)
         self._told.set()
+        for listener in self.on_event:
+            listener(event)
 
     def read(self, after: int = 0, limit: int = 100, kind: str = "", subject: str = "") -> list[tuple[int, Event]]:
         """The newest of those that match, oldest first."""

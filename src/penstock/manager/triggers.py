@@ -1,0 +1,141 @@
+"""What events call: a command, or a signed URL. Nobody waits for them, and what they answer is not read."""
+
+import asyncio
+import hashlib
+import hmac
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from urllib.parse import urlsplit
+
+import structlog
+
+from penstock.core.config import TriggerSettings
+from penstock.manager.events import Event
+
+log = structlog.get_logger()
+MAX_WAITING = 256  # events of one trigger; the oldest go
+FIRST_PAUSE_S = 1.0  # before what failed is tried again; doubles
+SIGNATURE, TIMESTAMP = "X-Penstock-Signature", "X-Penstock-Timestamp"
+TRY_AGAIN = 429  # and all from 500 up
+LOCAL = "http"
+
+
+class Triggers:
+    """Used from the manager's event loop."""
+
+    def __init__(self, settings: Sequence[TriggerSettings], first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self._triggers = [_Trigger(each, first_pause_s) for each in settings]
+
+    def told(self, event: Event) -> None:
+        for trigger in self._triggers:
+            trigger.told(event)
+
+    def start(self) -> None:
+        for trigger in self._triggers:
+            trigger.start()
+
+    async def close(self) -> None:
+        for trigger in self._triggers:
+            await trigger.close()
+
+
+class _Trigger:
+    """One of them: an event at a time, in their order."""
+
+    def __init__(self, settings: TriggerSettings, first_pause_s: float) -> None:
+        self._settings = settings
+        self._first_pause_s = first_pause_s
+        self._waiting: deque[Event] = deque(maxlen=MAX_WAITING)
+        self._told = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def told(self, event: Event) -> None:
+        if not any(fnmatchcase(event.kind, pattern) for pattern in self._settings.on):
+            return
+        if len(self._waiting) == MAX_WAITING:
+            log.warning("trigger_dropped", trigger=self._settings.name, kind=self._waiting[0].kind)
+        self._waiting.append(event)
+        self._told.set()
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run_forever(), name="trigger")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run_forever(self) -> None:
+        while True:
+            await self._told.wait()
+            self._told.clear()
+            while self._waiting:
+                await self._call(self._waiting.popleft())
+
+    async def _call(self, event: Event) -> None:
+        settings, pause_s = self._settings, self._first_pause_s
+        problem = ""
+        for attempt in range(settings.attempts):
+            if attempt:
+                await asyncio.sleep(pause_s)
+                pause_s *= 2
+            try:
+                async with asyncio.timeout(settings.timeout_s):
+                    problem = await self._try(event)
+            except TimeoutError:
+                problem = f"it took longer than {settings.timeout_s:g} s"
+            except (OSError, HTTPException) as error:
+                problem = str(error) or type(error).__name__
+            if not problem:
+                return
+        log.warning("trigger_failed", trigger=settings.name, kind=event.kind, error=problem)
+
+    async def _try(self, event: Event) -> str:
+        """Returns what is wrong; empty: nothing is."""
+        body = event.model_dump_json().encode()
+        if self._settings.command:
+            return await run_command(self._settings.command, body)
+        secret = self._settings.secret
+        headers = {
+            "Content-Type": "application/json",
+            TIMESTAMP: str(event.at),
+            SIGNATURE: sign(secret.get_secret_value() if secret is not None else "", body),
+        }
+        return await asyncio.to_thread(post, self._settings.url, body, headers, self._settings.timeout_s)
+
+
+def sign(secret: str, body: bytes) -> str:
+    return f"sha256={hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()}"
+
+
+async def run_command(command: Sequence[str], body: bytes) -> str:
+    """Without a shell, and with the event on its standard input."""
+    nowhere = asyncio.subprocess.DEVNULL
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=nowhere, stderr=nowhere)
+    )
+    try:
+        await (await asyncio.shield(starting)).communicate(body)
+    finally:
+        process = await starting  # nobody would end one that is only half started
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return f"it ended with status {process.returncode}" if process.returncode else ""
+
+
+def post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> str:
+    """Neither follows redirects nor reads the answer."""
+    parts = urlsplit(url)
+    connect = HTTPConnection if parts.scheme == LOCAL else HTTPSConnection
+    connection = connect(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request("POST", f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}", body, headers)
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    return f"it answered {status}" if status == TRY_AGAIN or status >= 500 else ""
