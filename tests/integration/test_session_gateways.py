@@ -2,23 +2,27 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from tests.servers import answered, floats, write_identity, write_slow
+from tests.servers import ROOT, answered, floats, write_identity, write_slow
 from tests.valkey import Valkey
 
 WAIT_S = 60.0
+PAUSE_S = 0.05
 CONNECTIONS = 8  # the system gives each to one of the gateways
 SESSIONS = 40
+COUNTER = "session_counter"  # keeps state: the numbers that it has seen of each session
 ROUNDS = 500.0  # of the slow model: about a quarter of a second
 AGAIN = ("session_moved", "gateway_lost", "unavailable", "draining", "deadline_exceeded", "model_not_ready")
 
@@ -27,6 +31,7 @@ AGAIN = ("session_moved", "gateway_lost", "unavailable", "draining", "deadline_e
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("gateways")
     write_identity(folder / "models", "echo", "FP32")
+    shutil.copytree(ROOT / "tests/data/python_models" / COUNTER, folder / "models" / COUNTER)
     write_slow(folder / "models", "slow", "batching: {max_rows: 1}\ninstances: {count: 1}\n")
     with Valkey(folder / "valkey") as valkey:
         settings = {"sessions": {"url": valkey.url}}
@@ -59,53 +64,78 @@ def is_repeat(answer: pb.ModelInferResponse) -> bool:
     return bool(answer.parameters["session_repeat"].bool_param)
 
 
-async def insist(
-    stubs: list[Any], session: str, seq_no: int, model: str = "echo", number: float = 0.0
-) -> pb.ModelInferResponse:
+async def insist(stubs: list[Any], message: pb.ModelInferRequest) -> pb.ModelInferResponse:
     """As a client does that wants its answer: sends the request again, over other connections."""
-    for attempt in range(200):
-        stub = stubs[(seq_no + attempt) % len(stubs)]
+    for attempt in range(int(WAIT_S / PAUSE_S)):
+        stub = stubs[(hash(message.id) + attempt) % len(stubs)]
         try:
-            answer: pb.ModelInferResponse = await stub.ModelInfer(step(session, seq_no, model, number), timeout=WAIT_S)
+            answer: pb.ModelInferResponse = await stub.ModelInfer(message, timeout=WAIT_S)
         except grpc.aio.AioRpcError as error:
             code = dict(error.trailing_metadata() or ()).get("penstock-code", "")
             if code not in AGAIN and error.code() is not grpc.StatusCode.UNAVAILABLE:
                 raise
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(PAUSE_S)
             continue
         return answer
-    raise AssertionError(f"{session} {seq_no} was never answered")
+    raise AssertionError(f"{message.id} was never answered")
 
 
-async def test_the_steps_of_a_session_may_come_to_any_gateway(server: ServerProcess, stubs: list[Any]) -> None:
-    sent = [(f"any-{n}", seq_no) for n in range(SESSIONS) for seq_no in (3, 1, 2, 4, 2)]
+async def play(stubs: list[Any], name: str) -> None:
+    """Each step over another connection, out of order and some twice."""
+    sent = [(f"{name}-{n}", seq_no) for n in range(SESSIONS) for seq_no in (3, 1, 2, 4, 2)]
     answers = await asyncio.gather(
         *(stubs[i % CONNECTIONS].ModelInfer(step(*each), timeout=WAIT_S) for i, each in enumerate(sent))
     )
     for (_, seq_no), answer in zip(sent, answers, strict=True):
         assert (place(answer), answered(answer)) == (seq_no, [float(seq_no)])
-    again = await asyncio.gather(*(stub.ModelInfer(step("any-0", 2), timeout=WAIT_S) for stub in stubs))
+
+
+async def test_the_steps_of_a_session_may_come_to_any_gateway(server: ServerProcess, stubs: list[Any]) -> None:
+    for attempt in range(int(WAIT_S)):
+        await play(stubs, f"any-{attempt}")
+        await asyncio.sleep(0.5)  # until it is counted; and the second gateway may be slow to come
+        if await asyncio.to_thread(server.metric, "penstock_session_forwarded") > 0:
+            break
+    else:
+        raise AssertionError("nothing went from gateway to gateway")
+    again = await asyncio.gather(*(stub.ModelInfer(step("any-0-0", 2), timeout=WAIT_S) for stub in stubs))
     assert all(is_repeat(answer) for answer in again)
-    await until_seen(lambda: server.metric("penstock_session_forwarded") > 0, "some went from gateway to gateway")
 
 
 async def test_a_gateway_that_is_killed_loses_no_session(server: ServerProcess, stubs: list[Any]) -> None:
     names = [f"mortal-{n}" for n in range(SESSIONS)]
     for seq_no in (1, 2):
-        await asyncio.gather(*(insist(stubs, name, seq_no) for name in names))
-    fourth = [asyncio.create_task(insist(stubs, name, 4)) for name in names]
+        await asyncio.gather(*(insist(stubs, step(name, seq_no)) for name in names))
+    fourth = [asyncio.create_task(insist(stubs, step(name, 4))) for name in names]
     await until_seen(lambda: server.metric("penstock_session_waiting") == SESSIONS, "they wait for the third")
     gateways = server.children("gateway")
     os.kill(gateways["gateway-0"], signal.SIGKILL)
-    third = await asyncio.gather(*(insist(stubs, name, 3) for name in names))
+    third = await asyncio.gather(*(insist(stubs, step(name, 3)) for name in names))
     assert [place(answer) for answer in third] == [3] * SESSIONS
     assert [place(answer) for answer in await asyncio.gather(*fourth)] == [4] * SESSIONS
-    again = await asyncio.gather(*(insist(stubs, name, 2) for name in names))
+    again = await asyncio.gather(*(insist(stubs, step(name, 2)) for name in names))
     assert all(is_repeat(answer) and place(answer) == 2 for answer in again)
     await until_seen(lambda: len(server.children("gateway")) == 2, "it is back", WAIT_S)
-    fifth = await asyncio.gather(*(insist(stubs, name, 5) for name in names))
+    fifth = await asyncio.gather(*(insist(stubs, step(name, 5)) for name in names))
     assert [place(answer) for answer in fifth] == [5] * SESSIONS
     assert not server.tracebacks()
+
+
+async def test_a_model_keeps_its_state_over_gateways(server: ServerProcess, stubs: list[Any]) -> None:
+    def count(session: str, seq_no: int) -> pb.ModelInferRequest:
+        message = step(session, seq_no, COUNTER)
+        message.inputs[0].CopyFrom(pb.ModelInferRequest.InferInputTensor(name="INPUT", datatype="INT32", shape=(1,)))
+        message.raw_input_contents[0] = np.array([seq_no], np.int32).tobytes()
+        return message
+
+    for seq_no in range(1, 5):
+        if seq_no == 3:
+            os.kill(server.children("gateway")["gateway-0"], signal.SIGKILL)
+        for name in ("counted-0", "counted-1", "counted-2", "counted-3"):
+            answer = await insist(stubs, count(name, seq_no))
+            found = {output.name: raw for output, raw in zip(answer.outputs, answer.raw_output_contents, strict=True)}
+            assert np.frombuffer(found["SEEN"], np.int64).tolist() == list(range(1, seq_no + 1))
+    await until_seen(lambda: len(server.children("gateway")) == 2, "it is back", WAIT_S)
 
 
 async def test_a_step_that_runs_as_its_gateway_is_killed_runs_once(server: ServerProcess, stubs: list[Any]) -> None:
@@ -120,7 +150,7 @@ async def test_a_step_that_runs_as_its_gateway_is_killed_runs_once(server: Serve
 
     before = await runs()
     names = [f"slow-{n}" for n in range(6)]
-    running = [asyncio.create_task(insist(stubs, name, 1, "slow", ROUNDS)) for name in names]
+    running = [asyncio.create_task(insist(stubs, step(name, 1, "slow", ROUNDS))) for name in names]
     await until_seen(lambda: server.metric("penstock_inflight_requests") >= len(names), "they are inside")
     await asyncio.sleep(0.3)
     os.kill(server.children("gateway")["gateway-1"], signal.SIGKILL)

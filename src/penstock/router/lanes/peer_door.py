@@ -21,6 +21,7 @@ from penstock.wire.forms import encode_failure
 log = structlog.get_logger()
 now = time.monotonic
 MAX_HOPS = 1  # a request goes from the gateway that got it to the one that owns its session, and no further
+MAX_PEERS = 1024
 ASKED = frozenset({"peer_hello", "forward", "session_fetch", "session_given"})  # what no worker says
 
 Say = Callable[[bytes, list[Buffer]], bool]
@@ -113,6 +114,8 @@ class PeerDoor:
         if hello.protocol != frames.PROTOCOL:
             raise WireError(f"protocol {hello.protocol} is not spoken here: use {frames.PROTOCOL}")
         if (peer := self._peers.get(identity)) is None:
+            if len(self._peers) >= MAX_PEERS:
+                raise WireError(f"{MAX_PEERS} gateways are connected already")
             self._peers[identity] = _Peer(hello.gateway_id, now())
             log.info("peer_joined", gateway=hello.gateway_id)
         else:  # its connection broke: it has given up what it had here
