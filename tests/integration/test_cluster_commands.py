@@ -173,3 +173,10 @@ def test_what_happened_is_told(cluster: Asked) -> None:
     eventually(
         lambda: {"worker_alive", "worker_drained", "block_scaled", "block_deployed"} <= kinds(), "events", WAIT_S
     )
+
+
+def test_a_drained_worker_leaves_where_that_is_asked_for(cluster: Asked) -> None:
+    """The last: one worker is left."""
+    assert cluster.ask("worker", "drain", "h2.worker-0", "--leave")["has_left"]
+    eventually(lambda: not cluster.roles["h2.worker"].is_running(), "its process ended", WAIT_S)
+    assert cluster.infer("factor") == 6.0

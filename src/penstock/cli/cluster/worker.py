@@ -48,6 +48,9 @@ def list_workers(
 def drain_worker(
     worker: WorkerId,
     undo: Annotated[bool, typer.Option("--undo", help="It takes blocks again.")] = False,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="Then have it leave: it is removed, and its process ends.")
+    ] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it holds nothing; 0: none.")] = 300.0,
     manager: Managers = None,
     config: AskingConfig = None,
@@ -62,9 +65,12 @@ def drain_worker(
         if undo:
             print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
             return
-        left = _wait_empty(client, worker, wait) if wait else None
-    said = f"{worker} gives its blocks away" if left is None else f"{worker} holds nothing more: it can be stopped"
-    print_done(as_json, said, worker=worker, is_draining=True, is_empty=left is not None)
+        is_empty = _wait_empty(client, worker, wait) if wait or leave else False
+        if leave:
+            client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+    said = f"{worker} holds nothing more: it can be stopped" if is_empty else f"{worker} gives its blocks away"
+    said = f"{worker} held nothing more, and leaves" if leave else said
+    print_done(as_json, said, worker=worker, is_draining=True, is_empty=is_empty, has_left=leave)
 
 
 def remove_worker(

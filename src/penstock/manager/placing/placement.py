@@ -54,9 +54,12 @@ class Placement:
         if demand is None:
             return [f"{block_id} is not wanted, so no worker holds it."]
         holders = self.holders[block_id]
-        found = [_heading(demand, len(holders), self.missing.get(block_id, 0))]
-        found += [f"{worker} holds it: {self._reasons[block_id, worker]}." for worker in holders]
         mean = _mean(self._sites.values())
+        found = [_heading(demand, len(holders), self.missing.get(block_id, 0))]
+        for worker in holders:
+            site = self._sites[worker]
+            merits = "; ".join([*site.merits(demand), f"its load is {site.level:.3g}, the mean is {mean:.3g}"])
+            found.append(f"{worker} holds it: {self._reasons[block_id, worker]} ({merits}).")
         without: dict[str, list[str]] = {}
         for site in self._sites.values():
             if site.worker_id not in holders:

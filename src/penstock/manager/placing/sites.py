@@ -108,6 +108,20 @@ class Site:
             return f"the block is not to be beside {self._enemy(block)}, which is there"
         return ""
 
+    def merits(self, block: BlockDemand) -> list[str]:
+        """What it has of what the block asks for, with the block on it; each the beginning of a sentence."""
+        has = [_label(key, self._labels[key]) for key in block.labels if self._labels.get(key)]
+        found = [f"it has {', '.join(has)}"] if has else []
+        if block.cpu and self._cpu < inf:
+            found.append(f"{self._cpu:g} of {self._capacity.cpu:g} cores are left")
+        for what, needed, left, whole in (
+            ("memory", block.memory_bytes, self._memory, self._capacity.memory_bytes),
+            ("GPU memory", block.gpu_memory_bytes, self._gpu_memory, self._capacity.gpu_memory_bytes),
+        ):
+            if needed and whole < inf:
+                found.append(f"{left / GIB:.3g} of {whole / GIB:.3g} GiB of {what} are left")
+        return found
+
     def _enemy(self, block: BlockDemand) -> str:
         return next(
             other.block_id

@@ -175,6 +175,11 @@ def test_draining_waits_until_the_worker_holds_nothing(manager: FakeManager) -> 
     assert "takes blocks again" in ask(manager, "worker", "drain", "n1.worker-0", "--undo").output
 
 
+def test_a_drained_worker_leaves_where_that_is_asked_for(manager: FakeManager) -> None:
+    assert values(manager, "worker", "drain", "n1.worker-0", "--leave")["has_left"]
+    assert manager.asked[-1] == pb.RemoveWorkerRequest(worker_id="n1.worker-0")
+
+
 def test_draining_tells_what_cannot_go(manager: FakeManager) -> None:
     manager.workers[1].blocks.add(block_id="blk-2")
     error = ask(manager, "worker", "drain", "n2.worker-0", "--wait", "0.1").exception

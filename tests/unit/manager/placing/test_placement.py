@@ -141,7 +141,7 @@ def test_what_is_on_a_worker_that_leaves_goes_elsewhere_first() -> None:
     assert placed.holders == {"a": ("w2",)}
     assert placed.assigned("a", holding=["w1"], serving=["w1"]) == ["w1", "w2"]
     assert placed.assigned("a", holding=["w1", "w2"], serving=["w1", "w2"]) == ["w2"]
-    assert "w2 holds it: w1 no longer does, and it was the emptiest worker that may hold it." in placed.explain("a")
+    assert "w2 holds it: w1 no longer does, and it was the emptiest worker that may hold it (" in said(placed)
     assert "w1 not: it is being drained." in placed.explain("a")
 
 
@@ -156,11 +156,22 @@ def test_an_explanation_names_every_worker_and_groups_those_that_are_alike() -> 
     placed = place([BlockDemand("a", 1)], workers("w1", "w2", "w3", "w4", "w5"), {"a": ["w2"]})
     assert placed.explain("a") == [
         "a wants one replica: 1 placed.",
-        "w2 holds it: it held the block before, and nothing speaks against it.",
+        "w2 holds it: it held the block before, and nothing speaks against it (its load is 1, the mean is 0.2).",
         "w1, w3, w4 and 1 more not: it could, but there are enough, and moving one would not pay "
         "(its load is 0, the mean is 0.2).",
     ]
     assert placed.explain("z") == ["z is not wanted, so no worker holds it."]
+
+
+def test_an_explanation_tells_what_a_holder_has_of_what_was_asked_for() -> None:
+    there = [
+        WorkerCapacity("w1", cpu=8, memory_bytes=16 * GIB, gpu_memory_bytes=GIB, labels={"tier": "gold", "ssd": "x"})
+    ]
+    block = BlockDemand("a", 1, 2, 4 * GIB, GIB // 2, {"tier": "gold", "ssd": ""})
+    assert said(place([block], there, {})).splitlines()[1] == (
+        "w1 holds it: it was the emptiest worker that may hold it (it has tier=gold, ssd=x; 6 of 8 cores are left; "
+        "12 of 16 GiB of memory are left; 0.5 of 1 GiB of GPU memory are left; its load is 1, the mean is 1)."
+    )
 
 
 # --- what always holds
