@@ -307,6 +307,8 @@ def _demand(block: DeployedBlock) -> BlockDemand:
         gpu_memory_bytes=record.resources.gpu_memory_bytes,
         labels=record.labels,
         anti_affinity=frozenset(record.anti_affinity),
-        names=frozenset({block.model, *(f"{key}={value}" for key, value in told.items())}),
+        names=frozenset(
+            {block.model, f"{block.model}:{block.version}", *(f"{key}={value}" for key, value in told.items())}
+        ),
         weight=record.weight,
     )
