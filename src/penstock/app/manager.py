@@ -106,7 +106,7 @@ async def open_manager(
         is_fresh=is_fresh,
     )
     stack.push_async_callback(manager.close)
-    registry = open_registry(config, store, stack)
+    registry = open_registry(config, store, manager.events.tell, stack)
     manager.find_version = registry.choose
     triggers = Triggers(config.triggers)
     manager.events.on_event.append(triggers.told)

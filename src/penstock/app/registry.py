@@ -21,9 +21,11 @@ log = structlog.get_logger()
 USUAL_PORT = 7412
 
 
-def open_registry(config: Config, store: MetadataStore, stack: AsyncExitStack) -> ModelRegistry:
+def open_registry(
+    config: Config, store: MetadataStore, tell: Callable[[str, str, str], None], stack: AsyncExitStack
+) -> ModelRegistry:
     objects = open_objects(config.registry.objects, config.data_dir / "objects", config.s3)
-    registry = ModelRegistry(store, objects, config.data_dir / "uploads", config.registry)
+    registry = ModelRegistry(store, objects, config.data_dir / "uploads", config.registry, tell)
     collecting = asyncio.create_task(registry.collect_forever(), name="collect-models")
     stack.callback(collecting.cancel)
     return registry

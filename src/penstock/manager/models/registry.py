@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -44,7 +44,16 @@ class UploadProgress:
 class ModelRegistry:
     """Any manager of a cluster may be asked; what decides between two of them is the metadata store."""
 
-    def __init__(self, store: MetadataStore, objects: ObjectStore, staging: Path, settings: RegistrySettings) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        objects: ObjectStore,
+        staging: Path,
+        settings: RegistrySettings,
+        tell: Callable[[str, str, str], None] = lambda kind, model, text: None,
+    ) -> None:
+        """`tell` is told what happened: its kind, the model, and a sentence."""
+        self._tell = tell
         self._records = ModelRecords(store)
         self._objects = objects
         self._settings = settings
@@ -93,7 +102,8 @@ class ModelRegistry:
                 await self._give_up(upload_id, manifest)
             raise
         await self._uploads.drop(upload_id)
-        log.info("registered", model=manifest.model, version=manifest.version, digest=manifest.digest)
+        said = f"version {manifest.version} is in the registry: {manifest.size_bytes} bytes, {manifest.digest}"
+        self._tell("model_registered", manifest.model, said)
         return await self.find(f"{manifest.model}:{manifest.version}")
 
     async def abort(self, upload_id: str) -> None:
@@ -134,11 +144,12 @@ class ModelRegistry:
 
     async def set_alias(self, model: str, alias: str, version: str) -> None:
         await self._records.set_alias(model, alias, version)
-        log.info("alias", model=model, alias=alias, version=version or "none")
+        said = f"'{alias}' names version {version}" if version else f"'{alias}' names no version any more"
+        self._tell("model_alias", model, said)
 
     async def delete(self, model: str, version: str) -> None:
         record = await self._records.remove(model, version)
-        log.info("deleted", model=model, version=version, digest=record.digest)
+        self._tell("model_deleted", model, f"version {version} is deleted from the registry")
         try:
             manifest = await self.manifest(record.digest)
         except UnknownModel:  # what it named is found by its age

@@ -380,3 +380,13 @@ async def test_managers_that_share_their_stores_share_one_registry(bed: Registry
         for file in manifest.files:
             assert [piece async for piece in registry.read(file.sha256)]
     assert [file for file in (tmp_path / "elsewhere").rglob("*") if file.is_file()] == bed.staged() == []
+
+
+async def test_what_happened_is_told(bed: RegistryBed, client: RegistryClient, tmp_path: Path) -> None:
+    told: list[tuple[str, str]] = []
+    bed.registry._tell = lambda kind, model, text: told.append((kind, model))
+    await push(client, tmp_path, model_of())
+    await client.set_alias("m", "stable", "1")
+    await client.set_alias("m", "stable", "")
+    await client.delete("m", "1")
+    assert told == [("model_registered", "m"), ("model_alias", "m"), ("model_alias", "m"), ("model_deleted", "m")]
