@@ -16,7 +16,7 @@ from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from penstock.core.cluster.addresses import Address
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import BUG, ConfigError, PenstockError
 from penstock.telemetry.metrics import as_text
 
 log = structlog.get_logger()
@@ -100,6 +100,9 @@ class HealthDoor:
             return f"it could not be found out within {PROBLEM_S:g} s"
         except PenstockError as error:
             return error.message
+        except Exception:
+            log.exception("health_unknown")
+            return "it could not be found out; the log says why"
 
     async def _look_forever(self) -> None:
         was_ready = None
@@ -143,7 +146,11 @@ class HealthDoor:
             return _refused(421, refusal.message)
         if method not in ("GET", "HEAD"):
             return _refused(405, "only GET is answered here")
-        answer = await self._found(path)
+        try:
+            answer = await self._found(path)
+        except Exception:
+            log.exception("health_door_failed", path=path[:100])
+            answer = _refused(500, BUG)
         return answer if method == "GET" else answer._replace(body=b"")
 
     async def _found(self, path: str) -> Answer:

@@ -85,6 +85,23 @@ async def test_what_cannot_be_found_out_is_not_ready(door: Door, monkeypatch: py
     assert "could not be found out" in await other.problem()
 
 
+async def test_a_bug_closes_no_door(door: Door) -> None:
+    def fail() -> CollectorRegistry:
+        raise RuntimeError("a bug")
+
+    async def wonder() -> str:
+        raise RuntimeError("a bug")
+
+    door.door._registry = fail
+    assert (await door.get("/metrics"))[0] == 500
+    door.door._problem = wonder
+    assert await door.get("/readyz") == (
+        503,
+        b'{"status":"not ready","reason":"it could not be found out; the log says why"}',
+    )
+    assert (await door.get("/healthz"))[0] == 200
+
+
 async def test_grpcs_health_follows(door: Door) -> None:
     async with grpc.aio.insecure_channel(str(door.grpc)) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
