@@ -43,8 +43,8 @@ class Resources(StoredValue):
 class BlockRecord(StoredValue):
     """What is wanted of a block."""
 
-    model: str
-    version: str
+    model: Annotated[str, Field(min_length=1, max_length=128)]
+    version: Annotated[str, Field(pattern=r"^[0-9]{1,18}$")]
     source: str = ""  # a model's folder, or `registry`
     role: BlockRole = BlockRole.SPARE
     replicas: Annotated[int, Field(ge=0)] = 0  # 0: on every worker that may hold it

@@ -9,6 +9,7 @@ import structlog
 from pydantic import ValidationError
 
 from penstock.core.blocks import StoredValue
+from penstock.core.error_text import shorten
 from penstock.core.errors import PenstockError
 from penstock.manager.desired import EVENTS, DesiredState, encode
 from penstock.storage.metadata.base import Write
@@ -43,6 +44,7 @@ class Events:
         self.on_event: list[Callable[[Event], None]] = []
 
     def tell(self, kind: str, subject: str, text: str) -> None:
+        text = shorten(text)
         log.info("event", kind=kind, subject=subject, text=text)
         event = Event(at=self._clock(), kind=kind, subject=subject, text=text)
         self._waiting.append(event)

@@ -5,6 +5,7 @@ it comes back from the store like everybody else's, and done when the workers sa
 """
 
 import asyncio
+import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -42,6 +43,7 @@ from penstock.storage.metadata.following import follow
 
 log = structlog.get_logger()
 now = time.monotonic
+VERSION = re.compile(r"[0-9]{1,18}")
 UNLOAD_S = 30.0
 GO_S = 2.0  # what a load waits for those that it replaced: they end what they run, however long that takes
 MAX_SPARES = 3  # older versions that are tried where the latest does not load, and none serves
@@ -171,6 +173,8 @@ class Manager:
 
     async def choose(self, model: str, version: str = "", source: str = "") -> Choice:
         """What is meant by a model's name: its folder, where the repository has one, or else what was uploaded."""
+        if version and not VERSION.fullmatch(version):
+            raise UnknownModel(f"model '{model}' has no version '{version[:32]}': versions are numbers")
         folder = None if source else await self._find_folder(model)
         if folder is not None:
             path = str(await asyncio.to_thread(folder.path.resolve))

@@ -28,6 +28,7 @@ from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
 T = TypeVar("T")
+STATES = frozenset(BlockState)
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):
@@ -205,10 +206,14 @@ def _facts(report: pb.WorkerReport) -> Facts:
 
 def _report(report: pb.WorkerReport) -> Report:
     states = [
-        (b.block_id, WorkerState(BlockState(b.state), b.reason, b.revision, b.is_serving, b.is_new))
-        for b in report.blocks
+        (b.block_id, WorkerState(_state(b.state), b.reason, b.revision, b.is_serving, b.is_new)) for b in report.blocks
     ]
     return Report(states, list(report.removed), report.is_snapshot)
+
+
+def _state(told: str) -> BlockState:
+    """What a later version of Penstock calls otherwise is not ready yet, as far as this one knows."""
+    return BlockState(told) if told in STATES else BlockState.LOADING
 
 
 def _load(load: pb.WorkerLoad) -> Load:

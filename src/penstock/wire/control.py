@@ -19,7 +19,7 @@ from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
-from penstock.wire.leader import Leader
+from penstock.wire.leader import MAX_MESSAGE_BYTES, Leader
 
 log = structlog.get_logger()
 BEAT_S = 1.0  # the manager hears from every gateway so often
@@ -28,6 +28,7 @@ UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
 MANAGER_SERVER = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 2000),
     ("grpc.keepalive_timeout_ms", 3000),
     ("grpc.http2.max_pings_without_data", 0),

@@ -20,8 +20,10 @@ MAX_RETRY_S = 0.5
 CLOSE_S = 1.0
 LOOK_S = 0.3  # a call that lasts so long has somebody look whether its leader still leads, and again, ever more rarely
 MAX_LOOK_S = 2.0
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # everything of a large cluster, in one message
 # One that was not there just now may be there at once; of one that is cut off, only an unanswered ping tells.
 MANAGER_CHANNEL = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect gets

@@ -222,3 +222,18 @@ async def test_who_does_not_lead_changes_nothing_and_says_who_does(repository: P
         with pytest.raises(NotLeader):
             await leader.set_routing("a", HASHED)
         await follower.close()
+
+
+async def test_blocks_of_an_earlier_version_of_penstock_keep_their_ids(repository: Path, store: MetadataStore) -> None:
+    """It kept nothing but who they are: nobody has unloaded them."""
+    await store.put("blocks/blk-old", b'{"model": "a", "version": "1"}')
+    async with managing(repository, store) as manager:
+        assert {view.model: view.state for view in manager.view()} == {"a": BlockState.LOADING, "b": BlockState.LOADING}
+        assert [view.block_id for view in manager.view() if view.model == "a"] == ["blk-old"]
+
+
+async def test_a_version_is_a_number_and_no_path(repository: Path, store: MetadataStore) -> None:
+    async with managing(repository, store) as manager:
+        for version in ("../b/1", "latest", "1/", "-1", "9" * 30):
+            with pytest.raises(UnknownModel, match="versions are numbers"):
+                await manager.choose("a", version)
