@@ -4,7 +4,6 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError
 from penstock.storage.metadata.base import MetadataStore
-from penstock.storage.metadata.etcd import EtcdMetadataStore
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
 DEFAULT_URL = "sqlite:///metadata.db"
@@ -16,6 +15,9 @@ async def open_metadata(url: str, data_dir: Path) -> MetadataStore:
     if separator and scheme == "sqlite" and rest.startswith("/") and Path(rest[1:]).name:
         return await SqliteMetadataStore.open(data_dir / rest[1:])
     if separator and scheme == "etcd":
+        # Here and not above: few servers need it.
+        from penstock.storage.metadata.etcd import EtcdMetadataStore
+
         return EtcdMetadataStore.of(url)
     # Not the whole URL: it may hold a password.
     raise ConfigError(
