@@ -108,8 +108,8 @@ def scale_block(
     with open_client(manager, config, timeout) as client:
         block_id = _find(client, block)
         client.call("ScaleBlock", pb.ScaleBlockRequest(block_id=block_id, replicas=replicas))
-    wanted = f"{replicas} workers hold" if replicas > 1 else "one worker holds" if replicas else "every worker holds"
-    print_done(as_json, f"{wanted} {block_id} from now on", block_id=block_id, replicas=replicas)
+    where = f"{replicas} workers" if replicas > 1 else "one worker" if replicas else "every worker that may hold it"
+    print_done(as_json, f"{block_id} is wanted on {where}", block_id=block_id, replicas=replicas)
 
 
 def explain_block(
