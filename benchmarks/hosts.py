@@ -67,6 +67,16 @@ class Hosts:
     def heal(self, host: int) -> None:
         _ip("link", "set", _link(self._names[host]), "master", self._bridge)
 
+    def separate(self, host: int, *others: int) -> None:
+        """Packets between the host and these are lost without a word; everybody else reaches all of them."""
+        for one, other in [(host, other) for other in others] + [(other, host) for other in others]:
+            nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+            _ip("-n", self._names[one], "neigh", "replace", self.address(other), *nobody, "dev", "eth0")
+
+    def unite(self, host: int, *others: int) -> None:
+        for one, other in [(host, other) for other in others] + [(other, host) for other in others]:
+            _ip("-n", self._names[one], "neigh", "del", self.address(other), "dev", "eth0")
+
     def _add(self, name: str, index: int) -> None:
         _ip("netns", "add", name)
         self._names.append(name)
