@@ -72,6 +72,8 @@ class ForwardedRequests:
         """What is done with the request, and its deadline."""
         plan = self._serving.plans.of(self._serving.resolver.choose(request))
         deadline = now() + plan.read(request)
+        if plan.watch is not None:
+            plan.watch.left(request)  # it is counted where it came in
         session = request.controls.session
         if session is None or not session.is_ordered:
             raise SessionMoved("the model's sessions have no order here, and nothing was run; send the request again")

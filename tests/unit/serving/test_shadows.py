@@ -10,6 +10,7 @@ from penstock.core.requests import InferResponse, Timing
 from penstock.core.routes import NameRoute, Share
 from penstock.core.tensors import Tensor
 from penstock.serving import shadows
+from penstock.serving.forwarded import ForwardedRequests
 from tests.unit.serving.test_serve import Bed, ask
 
 MODEL, SHADOW = "plain", "kept"
@@ -107,3 +108,10 @@ async def test_copies_are_dropped_first(bed: ShadowBed, monkeypatch: pytest.Monk
     bed.serving.shadows.offer(ask(MODEL), answer)
     assert bed.copies("dropped") == 4
     assert not any(each.waiting for each in bed.serving.plans.watches.take()), "who is stopped waits no more"
+
+
+async def test_what_another_gateway_sent_is_counted_there(bed: ShadowBed) -> None:
+    request = ask(MODEL, parameters={"session_id": "s", "seq_no": 1})
+    plan, _ = ForwardedRequests(bed.serving)._plan(request)
+    assert plan.watch is not None
+    assert not any(each.waiting for each in bed.serving.plans.watches.take())

@@ -6,7 +6,7 @@ only where so many would come by chance less than once in a million times (Chern
 looked at, so that what turns bad late is seen as soon as what is bad from the start.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log, sqrt
@@ -104,6 +104,7 @@ class Evidence:
         self.new = Sample()
         self._step = _Slice(-inf)
         self._waiting: dict[str, dict[str, Mapping[int, int]]] = {}  # by gateway, block and the bucket of its age
+        self._outcomes: Counter[str] = Counter()  # of the new block, by gateway
         self._share = 0.0
 
     def begin_step(self, share: float, now: float) -> None:
@@ -129,6 +130,7 @@ class Evidence:
                 sample.add(each)
             if not each.is_control:
                 waiting[each.block_id] = each.waiting
+                self._outcomes[gateway] += each.outcomes if each.block_id == self._new_id else 0
 
     def _samples(self, counts: AnswerCounts) -> tuple[Sample, ...]:
         step, last = self._step, self._slices[-1]
@@ -143,9 +145,15 @@ class Evidence:
         """That have been heard, and are not gone."""
         return max(1, len(self._waiting))
 
+    @property
+    def most_outcomes(self) -> int:
+        """Of the new block at one gateway."""
+        return max(self._outcomes.values(), default=0)
+
     def gateway_left(self, gateway: str) -> None:
         """What waited there is nobody's fault."""
         self._waiting.pop(gateway, None)
+        self._outcomes.pop(gateway, None)
 
     def fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
         """What is worse about the new block; empty: nothing that is so certain."""

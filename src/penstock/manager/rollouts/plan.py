@@ -97,8 +97,8 @@ class RolloutRecord(StoredValue):
             return {self.new.block_id}
         return {self.old.block_id} if self.is_over else {self.old.block_id, self.new.block_id}
 
-    def route(self, allowance: int = 0) -> NameRoute | None:
-        """What it makes of its name; None: what the name is without it."""
+    def route(self, allowance: int = 0, token: str = "") -> NameRoute | None:
+        """What it makes of its name; None: what the name is without it. `token` names what the allowance is for."""
         plan, old, new = self.plan, self.old.block_id, self.new.block_id
         if self.phase is RolloutPhase.DONE and self.is_old_gone and self._is_plain():
             return None
@@ -117,7 +117,7 @@ class RolloutRecord(StoredValue):
             is_compared=is_shadowing and plan.is_compared,
             trial=new if is_trial else "",
             allowance=allowance if is_trial else 0,
-            began=str(self.began) if is_trial else "",
+            began=token if is_trial else "",
         )
 
     def _is_plain(self) -> bool:

@@ -98,6 +98,7 @@ class Rollout:
         self._step_at = now
         self._over_at = now if record.is_over else inf
         self._allowance = self._proved = 0
+        self._token = f"{record.began} {now}"  # gateways count anew for a manager that has seen nothing yet
         plan = record.plan
         self._tolerance = Tolerance(plan.max_error_rate, plan.max_slowdown, plan.sticky != "none")
         self._evidence.begin_step(record.weight / ALL, now)
@@ -144,7 +145,7 @@ class Rollout:
 
     def route(self, gateways: int = 1) -> NameRoute | None:
         """As each of so many gateways is to have it."""
-        return self.record.route(self._allowance or ceil(TRIAL / max(1, gateways)))
+        return self.record.route(self._allowance or ceil(TRIAL / max(1, gateways)), self._token)
 
     # --- what operators ask
 
@@ -243,7 +244,7 @@ class Rollout:
         if self.record.phase is not RolloutPhase.RUNNING or good < LEAST_LATENCIES:
             return []
         if self._evidence.fault(self._tolerance, now, DOUBT):
-            allowance = ceil((self._evidence.new.outcomes + DOUBTED) / gateways)
+            allowance = self._evidence.most_outcomes + ceil(DOUBTED / gateways)
         elif good < 1.25 * self._proved and self._allowance > good:
             return []
         else:
