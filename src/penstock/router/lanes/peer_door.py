@@ -57,6 +57,7 @@ class PeerDoor:
         self._max_jobs = max_jobs
         self._owner = owner
         self._peers: dict[bytes, _Peer] = {}
+        self._last_tick = 0.0
         self._say: Say = lambda identity, message: False
 
     def open(self, say: Say) -> None:
@@ -99,6 +100,10 @@ class PeerDoor:
                 raise WireError(f"a gateway does not send {kind}")
 
     def tick(self, at: float) -> None:
+        late_s = max(0.0, at - self._last_tick - self._settings.beat_s) if self._last_tick else 0.0
+        self._last_tick = at
+        for peer in self._peers.values():
+            peer.last_heard += late_s  # this process itself did not listen
         silent = [key for key, peer in self._peers.items() if at - peer.last_heard > self._settings.silence_s]
         for identity in silent:
             self._remove(identity)

@@ -74,9 +74,10 @@ class PeerLinks:
     def tick(self, at: float) -> None:
         if at < self._next_beat:
             return
+        late_s = at - self._next_beat if self._next_beat else 0.0
         self._next_beat = at + self._settings.beat_s
         for link in self._links.values():
-            link.beat(self._settings.silence_s)
+            link.beat(self._settings.silence_s, late_s)
 
     def close(self) -> None:
         for link in self._links.values():
@@ -176,7 +177,9 @@ class PeerLink:
                 self._send(pb.Frame(cancel=pb.Cancel(job_ids=[query_id])))
             del self._queries[query_id]
 
-    def beat(self, silence_s: float) -> None:
+    def beat(self, silence_s: float, late_s: float) -> None:
+        """Time in which this process itself did not listen is nobody's silence."""
+        self._last_heard += late_s
         silent_s = now() - self._last_heard
         if not self._is_welcome.is_set() and now() - self._last_hello > HELLO_AGAIN_S:
             self._say_hello()

@@ -6,6 +6,8 @@ from random import Random
 import pytest
 
 from penstock.core.errors import InvalidRequest, QueueFull
+from penstock.core.requests import Controls, SessionStep
+from penstock.core.settings import BlockSettings, Sessions
 from penstock.router.actions import Retry
 from penstock.router.jobs import JobTable
 from penstock.router.policies.hashing import PLACES, KeyPlaces, place_of
@@ -241,6 +243,24 @@ def test_a_session_stays_at_home_when_another_worker_wins_its_place() -> None:
     assert sent(jobs.submit(job(2, session=moved, home=home), 0.0)) == [(A, 2)]
     jobs.leave(A, 1.0)
     assert sent(jobs.submit(job(3, session=moved, home=home), 1.0)) == [(B, 3)]
+
+
+def test_a_session_is_where_its_hash_says_unless_the_model_keeps_state() -> None:
+    """So every gateway finds the same worker, and one that is back gets its sessions back."""
+    stateful, plain = BlockSettings(sessions=Sessions(is_stateful=True)), BlockSettings()
+    for settings, is_start, home in ((plain, False, b""), (stateful, False, A), (stateful, True, b"")):
+        made = job(1)
+        made.heed(Controls(session=SessionStep("s-1", 3, is_start, home=A)), settings, 0.0)
+        assert (made.session, made.home, made.is_bound) == ("s-1", home, bool(home))
+    jobs = table(rules(max_queue=100))
+    for worker in (A, B, C):
+        join(jobs, worker, 2)
+    home_of = jobs.owner(BLOCK, "s-1")
+    assert home_of is not None
+    jobs.leave(home_of, 1.0)
+    assert jobs.owner(BLOCK, "s-1") not in (None, home_of)
+    join(jobs, home_of, 2)
+    assert jobs.owner(BLOCK, "s-1") == home_of
 
 
 def test_between_one_that_only_this_worker_may_take_and_one_that_any_may_the_older_goes_first() -> None:
