@@ -201,12 +201,14 @@ def _put_controls(job: Any, controls: Controls, queue_timeout_s: float) -> None:
         job.queue_timeout_us = max(1, int(queue_timeout_s * 1e6))
     step = controls.session
     if step is not None:
-        job.session.session_id = step.session_id
-        job.session.seq_no = step.seq_no or 0
-        job.session.is_start = step.is_start
-        job.session.is_end = step.is_end
-        job.session.life = step.life
-        job.session.is_again = step.is_again
+        session = job.session
+        session.session_id = step.session_id
+        if step.is_ordered:
+            session.seq_no = step.seq_no or 0
+            session.is_start = step.is_start
+            session.is_end = step.is_end
+            session.life = step.life
+            session.is_again = step.is_again
 
 
 def _with_tensors(frame: pb.Frame, descriptors: Any, found: Iterable[Tensor]) -> Frames:
