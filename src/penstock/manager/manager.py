@@ -8,7 +8,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Manager:
         self._repository = repository
         self._rules = rules or LifeRules()
         self._is_fresh = is_fresh
+        self._is_sole = True
         self._tasks: set[asyncio.Task[None]] = set()
         self._reign_tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
@@ -97,6 +98,7 @@ class Manager:
 
     async def start(self, is_sole: bool = True) -> None:
         """Where it `is_sole` it returns when it leads, and refuses a model.yaml with a fault."""
+        self._is_sole = is_sole
         if self._repository is not None:
             await self._read_folders(self._repository, is_strict=True)
         self._spawn(self._follow_forever())
@@ -376,17 +378,24 @@ class Manager:
         async with self._deploying:
             folders = await self._read_folders(repository, is_strict=False)
             deployment = self._deployment()
-            present = {folder.name for folder in folders}
-            writes = deployment.remove_folders(str(await asyncio.to_thread(repository.resolve)), present)
+            changes = [await self._plan_removal(repository, deployment)]
             for folder in folders:
                 if self.is_governed(folder.name):
                     log.info("governed_by_rollout", model=folder.name)
                 elif not deployment.is_deployed(folder.name, _record(folder)):
-                    writes += deployment.deploy_folder(folder.name, _record(folder))
+                    changes.append(deployment.deploy_folder(folder.name, _record(folder)))
                     log.info("deployed", model=folder.name, versions=list(folder.versions))
                 elif self.desired.is_unloaded(folder.name):
                     log.info("stays_unloaded", model=folder.name)
-            await self.commit(writes)
+            for writes in _joined(changes):
+                await self.commit(writes)
+
+    async def _plan_removal(self, repository: Path, deployment: Deployment) -> list[Write]:
+        """Models whose folders are gone; of several managers, another may have them where this one has not."""
+        if not self._is_sole:
+            return []
+        present = {path.name for path in await asyncio.to_thread(list_model_folders, repository)}
+        return deployment.remove_folders(str(await asyncio.to_thread(repository.resolve)), present)
 
     async def _read_folders(self, repository: Path, is_strict: bool) -> list[ModelFolder]:
         found = []
@@ -433,3 +442,13 @@ class Manager:
 
 def _record(folder: ModelFolder) -> FolderRecord:
     return FolderRecord(source=str(folder.path.resolve()), versions=folder.versions, older=folder.older[:MAX_SPARES])
+
+
+def _joined(changes: Iterable[list[Write]]) -> list[list[Write]]:
+    """As few commits as hold them, none of them parted: a model is deployed all or none."""
+    joined: list[list[Write]] = [[]]
+    for change in changes:
+        if joined[-1] and len(joined[-1]) + len(change) > MAX_WRITES:
+            joined.append([])
+        joined[-1] += change
+    return joined

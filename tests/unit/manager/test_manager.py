@@ -237,3 +237,25 @@ async def test_a_version_is_a_number_and_no_path(repository: Path, store: Metada
         for version in ("../b/1", "latest", "1/", "-1", "9" * 30):
             with pytest.raises(UnknownModel, match="versions are numbers"):
                 await manager.choose("a", version)
+
+
+async def test_what_only_another_manager_has_in_its_folder_stays(repository: Path, store: MetadataStore) -> None:
+    async with managing(repository, store) as manager:
+        assert states(manager).keys() == {"a", "b"}
+    shutil.rmtree(repository / "a")
+    successor = Manager(store, repository)
+    await successor.start(is_sole=False)
+    await successor.wait_until(lambda: bool(successor.events.read(kind="leader")) and successor.epoch > 0)
+    await successor.set_routing("b", HASHED)  # after what its folders say
+    assert states(successor).keys() == {"a", "b"}
+    await successor.close()
+
+
+async def test_many_models_are_deployed_each_all_or_none(repository: Path, store: MetadataStore) -> None:
+    for number in range(120):
+        (repository / f"m{number}" / "1").mkdir(parents=True)
+        (repository / f"m{number}" / "1" / "model.onnx").write_bytes(b"never read here")
+        (repository / f"m{number}" / "model.yaml").write_text("task: tensor\n")
+    async with managing(repository, store) as manager:
+        assert len(manager.view()) == 122
+        assert len({block.revision for block in manager.desired.blocks.values()}) == 3
