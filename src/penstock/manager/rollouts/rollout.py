@@ -98,6 +98,7 @@ class Rollout:
         self._step_at = now
         self._over_at = now if record.is_over else inf
         self._allowance = self._proved = 0
+        self._is_doubted = False
         self._token = f"{record.began} {now}"  # gateways count anew for a manager that has seen nothing yet
         plan = record.plan
         self._tolerance = Tolerance(plan.max_error_rate, plan.max_slowdown, plan.sticky != "none")
@@ -240,15 +241,16 @@ class Rollout:
 
     def _grant(self, now: float) -> list[RolloutAction]:
         """What it has answered well lets it be given more, but little while that is in doubt."""
-        good, gateways = self._evidence.new.answers, self._evidence.gateways
-        if self.record.phase is not RolloutPhase.RUNNING or good < LEAST_LATENCIES:
+        seen, gateways = self._evidence.new.outcomes, self._evidence.gateways
+        if self.record.phase is not RolloutPhase.RUNNING or seen < LEAST_LATENCIES:
             return []
-        if self._evidence.fault(self._tolerance, now, DOUBT):
+        was_doubted, self._is_doubted = self._is_doubted, bool(self._evidence.fault(self._tolerance, now, DOUBT))
+        if self._is_doubted:
             allowance = self._evidence.most_outcomes + ceil(DOUBTED / gateways)
-        elif good < 1.25 * self._proved and self._allowance > good:
+        elif seen < 1.25 * self._proved and not was_doubted:
             return []
         else:
-            self._proved, allowance = good, ceil(TRIAL / gateways) + 2 * good
+            self._proved, allowance = seen, ceil(TRIAL / gateways) + 2 * seen
         if allowance == self._allowance:
             return []
         self._allowance = allowance

@@ -194,7 +194,7 @@ def good(seed: int) -> Traffic:
 
 
 def test_a_good_rollout_is_never_rolled_back() -> None:
-    for seed in range(GOOD_ROLLOUTS):
+    for seed in (*range(GOOD_ROLLOUTS), 648):  # the last was in doubt for a moment, and once got no more requests
         rollout = good(seed).run()
         assert rollout.record.phase is RolloutPhase.DONE, (seed, rollout.record)
 
