@@ -92,7 +92,7 @@ class Batcher:
         self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
         self._order: list[_Level] = []  # the same, the first to be served first
         self._sequence = 0
-        self._head = 0  # the id of the oldest piece's owner, and how many batches its pieces have anchored
+        self._head: object = None  # the oldest piece's owner, and how many batches its pieces have anchored
         self._anchored = 0
         self.tokens = 0  # of all pieces in line
         self.due = inf  # the earliest time at which `expire` may have something to do: what was due may have left
@@ -154,13 +154,15 @@ class Batcher:
             batch.closed = Closed.DELAY
         for entry in batch.entries:
             self._take(entry)
+        if not level.line:
+            self._head = None
         return batch
 
     def _anchor(self, level: _Level) -> QueuedPiece:
         """The oldest piece; now and then that of another request."""
         oldest = next(iter(level.line.values()))
-        if id(oldest.owner) != self._head:
-            self._head, self._anchored = id(oldest.owner), 0
+        if oldest.owner is not self._head:
+            self._head, self._anchored = oldest.owner, 0
         self._anchored += 1
         if self._anchored > IN_A_ROW and self._anchored % 2:
             return next((entry for entry in level.line.values() if entry.owner is not oldest.owner), oldest)
@@ -265,14 +267,12 @@ def _nearest(level: _Level, anchor: QueuedPiece, reach: int | None) -> Line:
     last = _last_in_reach(level, reach)
     above = bisect_left(entries, (anchor.length, 0), key=_position)  # of its own length the oldest are taken first
     below, end = above - 1, len(entries)
-    if above < end and entries[above] is anchor:
-        above += 1
     while below >= 0 or above < end:
         go_down = above >= end or (
             below >= 0 and anchor.length - entries[below].length < entries[above].length - anchor.length
         )
         entry = entries[below if go_down else above]
-        is_welcome = entry.sequence > last or (yield entry)
+        is_welcome = entry is anchor or entry.sequence > last or (yield entry)
         if go_down:
             below = below - 1 if is_welcome else -1
         else:

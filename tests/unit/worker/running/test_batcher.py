@@ -54,6 +54,20 @@ def test_a_request_of_many_pieces_lets_others_in_between() -> None:
         assert owners(batcher.next_batch(2.0))
 
 
+def test_what_is_let_in_between_is_taken_once() -> None:
+    rng = random.Random(3)
+    for budget in (Budget(4), Budget(4, max_padding=0.25), Budget(8, max_tokens=60, max_padding=0.25)):
+        batcher, large = Batcher(budget), object()
+        waiting = [entry(large, length=rng.choice((7, 8, 9))) for _ in range(200)]
+        waiting += [entry(object(), length=rng.choice((7, 8, 9)), level=rng.choice((1, 2))) for _ in range(200)]
+        batcher.append(waiting, 0.0)
+        taken: list[QueuedPiece] = []
+        while (batch := batcher.next_batch(0.0)) is not None:
+            taken += batch.entries
+        assert len(taken) == len(waiting)
+        assert {id(piece) for piece in taken} == {id(piece) for piece in waiting}
+
+
 def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
     batcher = Batcher(Budget(4))
     first, second = object(), object()
