@@ -260,7 +260,7 @@ def _wishes(spec: pb.BlockSpec) -> dict[str, Any]:
         resources = Resources(cpu=spec.cpu, memory_bytes=spec.memory_bytes, gpu_memory_bytes=spec.gpu_memory_bytes)
         record = BlockRecord(
             model=spec.model,
-            version=spec.version,
+            version="0",  # which it is, is found later
             replicas=spec.replicas,
             resources=resources,
             labels=dict(spec.labels),

