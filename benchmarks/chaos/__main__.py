@@ -6,7 +6,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvloop
@@ -18,6 +19,7 @@ from benchmarks.chaos.cluster import run as cluster
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
 from penstock.telemetry.machine import describe_machine
 
+STDOUT, STDERR = 1, 2
 SCENARIOS: Mapping[str, Scenario] = {
     "kill": kill.run,
     "stop": departures.stop,
@@ -51,7 +53,8 @@ def main() -> int:
                 options.attack,
                 options.malformed,
             )
-            result = uvloop.run(SCENARIOS[name](plan))
+            with _kept_for_figures():
+                result = uvloop.run(SCENARIOS[name](plan))
         result.details["seconds"] = round(time.monotonic() - started, 1)
         results.append((name, result))
     print_table(results, console if options.json == "-" else Console())
@@ -59,6 +62,20 @@ def main() -> int:
         text = json.dumps(_as_json(results, before), indent=2) + "\n"
         sys.stdout.write(text) if options.json == "-" else Path(options.json).write_text(text)
     return 1 if any(result.missed() for _, result in results) else 0
+
+
+@contextmanager
+def _kept_for_figures() -> Iterator[None]:
+    """What scenarios print, and the processes that they start, goes with the errors."""
+    sys.stdout.flush()
+    kept = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, STDOUT)
+        os.close(kept)
 
 
 def _parse() -> argparse.Namespace:
