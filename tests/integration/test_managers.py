@@ -15,8 +15,8 @@ from benchmarks.etcd import Etcd
 from benchmarks.hosts import HostProcess
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
+from penstock.core.cluster.leaders import LEADER
 from penstock.core.errors import Conflict
-from penstock.core.leaders import LEADER
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub

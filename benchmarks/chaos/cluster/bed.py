@@ -14,7 +14,7 @@ from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, Tally
 from benchmarks.cluster import ClusterHosts
 from benchmarks.etcd import EtcdNode
 from benchmarks.waiting import until_seen
-from penstock.core.leaders import LEADER, MANAGERS
+from penstock.core.cluster.leaders import LEADER, MANAGERS
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.metadata.opening import open_metadata
 

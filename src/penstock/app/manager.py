@@ -14,9 +14,9 @@ from penstock.app.places import advertised_manager, check_bind, check_store, is_
 from penstock.app.ports import reserve_port
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.cluster.addresses import Address
+from penstock.core.cluster.leaders import LEADER, ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable
-from penstock.core.leaders import LEADER, ManagerRecord
 from penstock.telemetry.metrics import RolloutMetrics, share_metrics
 
 if TYPE_CHECKING:

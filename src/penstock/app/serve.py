@@ -24,9 +24,9 @@ from penstock.app.places import (
 from penstock.app.ports import reserve_ports
 from penstock.app.process import LEAVE_S, OF_TERMINALS, spare_collector, stop_on_signals
 from penstock.core.cluster.addresses import Address
+from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
-from penstock.core.leaders import ManagerRecord
 from penstock.manager.fleet.base import FleetRole
 from penstock.manager.fleet.local import LocalFleet
 from penstock.telemetry.logs import start_logs

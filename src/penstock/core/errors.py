@@ -8,13 +8,15 @@ PenstockError
 │   ├── HeadersTooLarge     too many headers, or too long ones
 │   ├── TooSlow             it stopped coming before it was whole
 │   ├── SessionError        out of its session's order, or its session has ended
+│   ├── Unauthenticated     who asks is not known: no key, or one that is not known, has expired or was revoked
 │   ├── Forbidden           not to this caller, or not on this server: a setting says who and what
 │   └── UnknownHost         it is for a host that this server does not answer to
 ├── Refused                 an admission limit: nothing ran, try later or send less
 │   ├── RequestTooLarge     message size, rows or tokens: the same request never fits
 │   ├── QueueFull           the block has too many requests waiting
 │   ├── QueueTimeout        it waited longer than its level's queue policy allows
-│   └── Overloaded          the gateway holds too many bytes
+│   ├── Overloaded          the gateway holds too many bytes
+│   └── RateLimited         the key has asked for as much as it may for now
 ├── Corrupted               a file's SHA-256 is not what it should be
 ├── Conflict                somebody else changed it in the meantime
 │   └── NameTaken           another role of the cluster has this name
@@ -86,6 +88,10 @@ class SessionError(InvalidRequest):
     code = "session_error"
 
 
+class Unauthenticated(InvalidRequest):
+    code = "unauthenticated"
+
+
 class Forbidden(InvalidRequest):
     code = "forbidden"
 
@@ -115,6 +121,16 @@ class QueueTimeout(Refused):
 
 class Overloaded(Refused):
     code = "overloaded"
+
+
+class RateLimited(Refused):
+    """Its field `limit` names the one of the key's limits that it met."""
+
+    code = "rate_limited"
+
+    def __init__(self, message: str, **fields: str) -> None:
+        super().__init__(message, **fields)
+        self.retry_after_s = float(fields.get("retry_after_s", Refused.retry_after_s))
 
 
 class Corrupted(PenstockError):

@@ -16,6 +16,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "headers_too_large": (grpc.StatusCode.RESOURCE_EXHAUSTED, 431),
     "too_slow": (grpc.StatusCode.DEADLINE_EXCEEDED, 408),
     "session_error": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "unauthenticated": (grpc.StatusCode.UNAUTHENTICATED, 401),
     "forbidden": (grpc.StatusCode.PERMISSION_DENIED, 403),
     "unknown_host": (grpc.StatusCode.INVALID_ARGUMENT, 421),
     "refused": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
@@ -23,6 +24,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "queue_full": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     "queue_timeout": (grpc.StatusCode.UNAVAILABLE, 503),
     "overloaded": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "rate_limited": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     "unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
     "model_not_ready": (grpc.StatusCode.UNAVAILABLE, 503),
     "draining": (grpc.StatusCode.UNAVAILABLE, 503),
@@ -43,6 +45,8 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "config_error": (grpc.StatusCode.FAILED_PRECONDITION, 400),
     "internal": (grpc.StatusCode.INTERNAL, 500),
 }
+# What browsers understand comes first: they ask their user, and send the answer with all that follows.
+ASK_FOR_KEY = 'Basic realm="penstock", Bearer'
 
 
 def grpc_code(error: PenstockError) -> grpc.StatusCode:
@@ -61,6 +65,8 @@ def told(error: PenstockError) -> str:
 def headers(error: PenstockError) -> dict[str, str]:
     """Sent with the error over HTTP, and as trailing metadata over gRPC."""
     found = {"penstock-code": error.code}
+    if error.code == "unauthenticated":
+        found["www-authenticate"] = ASK_FOR_KEY
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         found["retry-after"] = str(ceil(retry_after_s))

@@ -8,8 +8,8 @@ from typing import TypeVar
 import structlog
 from pydantic import ValidationError
 
+from penstock.core.cluster.leaders import LEADER, MANAGERS, LeaderRecord, ManagerRecord
 from penstock.core.errors import Conflict, LeaseLost, NotLeader, PenstockError
-from penstock.core.leaders import LEADER, MANAGERS, LeaderRecord, ManagerRecord
 from penstock.manager.leadership import (
     BeginReign,
     Campaign,

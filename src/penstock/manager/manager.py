@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockView
+from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import (
     ConfigError,
@@ -28,7 +29,6 @@ from penstock.core.errors import (
     StoreUnavailable,
     UnknownModel,
 )
-from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
 from penstock.manager.deployment import Choice, Deployment
 from penstock.manager.desired import BLOCKS, PRESENT, ROUTING, DesiredState, Folded, FolderRecord, encode

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
-from penstock.core.leaders import ManagerRecord
+from penstock.core.cluster.leaders import ManagerRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager, now
 from penstock.manager.registry import WorkerState

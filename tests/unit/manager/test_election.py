@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.cluster.leaders import LEADER, MANAGERS, ManagerRecord
 from penstock.core.errors import Conflict, NotLeader
-from penstock.core.leaders import LEADER, MANAGERS, ManagerRecord
 from penstock.manager.election import SOLE_LEASE_S, Election
 from penstock.storage.metadata.base import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore

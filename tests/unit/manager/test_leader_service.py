@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.waiting import until
-from penstock.core.leaders import ManagerRecord
+from penstock.core.cluster.leaders import ManagerRecord
 from penstock.manager.election import Election
 from penstock.manager.leader_service import LeaderService
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse

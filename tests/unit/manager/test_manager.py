@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState, BlockView
+from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.errors import ConfigError, InvalidRequest, NotLeader, UnknownModel
-from penstock.core.leaders import ManagerRecord
 from penstock.core.settings import Routing
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager

@@ -55,7 +55,7 @@ def managers_in(url: str) -> list[str]:
 
     from pydantic import ValidationError
 
-    from penstock.core.leaders import MANAGERS, ManagerRecord
+    from penstock.core.cluster.leaders import MANAGERS, ManagerRecord
     from penstock.storage.metadata.opening import open_metadata
 
     async def read() -> list[bytes]:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.leaders import LEADER, LeaderRecord
+from penstock.core.cluster.leaders import LEADER, LeaderRecord
 from penstock.storage.metadata.base import MetadataStore, Snapshot
 from penstock.storage.metadata.following import follow
 from penstock.wire.leader import LeaderAt

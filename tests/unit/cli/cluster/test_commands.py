@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from penstock.cli import main as cli
 from penstock.cli.cluster.asking import managers_in
 from penstock.client.cluster import ClusterClient
+from penstock.core.cluster.leaders import MANAGERS, ManagerRecord
 from penstock.core.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -23,7 +24,6 @@ from penstock.core.errors import (
     Unavailable,
     UnknownModel,
 )
-from penstock.core.leaders import MANAGERS, ManagerRecord
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.opening import open_metadata

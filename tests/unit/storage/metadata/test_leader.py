@@ -4,7 +4,7 @@ import asyncio
 from contextlib import aclosing
 from pathlib import Path
 
-from penstock.core.leaders import LEADER, LeaderRecord
+from penstock.core.cluster.leaders import LEADER, LeaderRecord
 from penstock.storage.metadata.leader import StoredLeader
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.leader import LeaderAt

@@ -1,0 +1,82 @@
+"""API keys: their text, the record that is kept of one, and the table by which a process knows them. Decides only.
+
+A key's text is shown once and kept nowhere: what is kept is its digest under the cluster's secret, so a table that gets
+lost opens no door. Looking a key up is one digest and one look into a map, whatever the key.
+"""
+
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable
+from hashlib import blake2b
+from math import inf
+from typing import Annotated
+
+from pydantic import Field
+
+from penstock.core.blocks import StoredValue
+from penstock.core.principals import KeyLimits, Principal, Scope
+
+PREFIX = "psk_"
+KEY_BYTES = 32  # of chance, in the text of a key
+SECRET_BYTES = 32  # of chance, in a cluster's secret
+MAX_SECRET_BYTES = 64  # that the digest takes
+DIGEST_BYTES = 32
+
+
+class KeyRecord(StoredValue):
+    """`keys/<key_id>` in the metadata store; times are seconds since 1970."""
+
+    key_id: Annotated[str, Field(min_length=1, max_length=64)]
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    digest: str  # hexadecimal
+    scopes: frozenset[Scope] = frozenset()
+    models: tuple[str, ...] = ()  # patterns; empty: all
+    blocks: tuple[str, ...] = ()
+    expires_at: float | None = None
+    limits: KeyLimits | None = None
+    created_at: float = 0.0
+    created_by: str = ""
+    revoked_at: float | None = None
+    rotated_digest: str = ""  # of the text that it had before it was rotated
+    rotated_until: float = 0.0  # how long that is good still
+
+    def principal(self, until: float = inf) -> Principal:
+        expires_at = min(until, inf if self.expires_at is None else self.expires_at)
+        return Principal(self.name, self.key_id, self.scopes, self.models, self.blocks, self.limits, expires_at)
+
+
+class KeyTable:
+    """Never changes: whoever hears of a change makes a new one."""
+
+    def __init__(self, secret: bytes, records: Iterable[KeyRecord] = (), is_asking: bool = True) -> None:
+        """`is_asking`: a key was once made in this cluster, whatever became of it."""
+        self.is_asking = is_asking
+        self._hash = blake2b(key=secret_of(secret), digest_size=DIGEST_BYTES)
+        self._by_digest: dict[bytes, Principal] = {}
+        for record in records:
+            if record.revoked_at is not None:
+                continue
+            self._by_digest[bytes.fromhex(record.digest)] = record.principal()
+            if record.rotated_digest:
+                self._by_digest[bytes.fromhex(record.rotated_digest)] = record.principal(record.rotated_until)
+
+    def find(self, text: str) -> Principal | None:
+        """Who has this key, expired or not."""
+        digest = self._hash.copy()
+        digest.update(text.encode("latin-1", "replace"))
+        return self._by_digest.get(digest.digest())
+
+
+def key_text(chance: bytes) -> str:
+    """What its holder shows: made once of KEY_BYTES that nobody can guess."""
+    assert len(chance) == KEY_BYTES
+    return PREFIX + urlsafe_b64encode(chance).decode().rstrip("=")
+
+
+def digest_of(text: str, secret: bytes) -> str:
+    """What a record keeps of a key's text."""
+    return blake2b(text.encode("latin-1", "replace"), key=secret_of(secret), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def secret_of(given: bytes) -> bytes:
+    """The cluster's secret as the digest takes it, however long it was given."""
+    return given if len(given) <= MAX_SECRET_BYTES else blake2b(given).digest()

@@ -1,0 +1,35 @@
+"""Principals: what they may do, and whom they may ask."""
+
+from penstock.core.principals import ANYBODY, NOBODY, PUBLIC, Principal, Scope, needs
+
+
+def test_any_of_what_is_needed_is_enough() -> None:
+    reader = Principal("dashboards", "k1", frozenset({Scope.METRICS}))
+    assert reader.may(needs(Scope.METRICS))
+    assert reader.may(needs(Scope.INFERENCE, Scope.METRICS))
+    assert not reader.may(needs(Scope.INFERENCE))
+    assert reader.may(PUBLIC)
+
+
+def test_admin_implies_all_and_nobody_has_none() -> None:
+    admin = Principal("root", "k1", frozenset({Scope.ADMIN}))
+    for scope in Scope:
+        assert admin.may(needs(scope))
+        assert ANYBODY.may(needs(scope))
+        assert not NOBODY.may(needs(scope))
+    assert NOBODY.may(PUBLIC)
+
+
+def test_empty_lists_allow_all_and_each_that_is_given_must_name_what_is_asked() -> None:
+    assert Principal("all").may_ask("minilm", "blk-1")
+    of_models = Principal("models", models=("mini*", "noop"))
+    assert of_models.may_ask("minilm", "blk-1")
+    assert not of_models.may_ask("Minilm", "blk-1")
+    assert not of_models.may_ask("noop2", "blk-1")
+    of_both = Principal("both", models=("minilm",), blocks=("blk-a*", "blk-[xy]"))
+    assert of_both.may_ask("minilm", "blk-abc")
+    assert of_both.may_ask("minilm", "blk-x")
+    assert not of_both.may_ask("minilm", "blk-z")
+    assert not of_both.may_ask("noop", "blk-x")
+    assert of_both.is_bound
+    assert not ANYBODY.is_bound
