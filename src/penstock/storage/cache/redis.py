@@ -5,24 +5,21 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import structlog
 
-from penstock.core.errors import ConfigError, Unavailable
+from penstock.core.errors import Unavailable
 from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.outage import Outage
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from penstock.storage.redis_link import RedisLink, open_redis, place_of
 
 log = structlog.get_logger()
 NAMESPACE = b"penstock:cache:"
+SETTING = "response_cache.url"
 CONNECTIONS = 32
 SCANNED_AT_ONCE = 1000
 CLEAR_S = 30.0  # of all the calls that clearing takes
-CLOSE_S = 2.0
 MAX_TTL_S = 315_360_000.0  # ten years: Redis counts milliseconds in 64 bits
 _GLOB = re.compile(rb"([\\*?\[\]^-])")
 
@@ -32,53 +29,21 @@ class RedisStore:
 
     def __init__(self, url: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
-        self._place = _place(url)
+        self._place = place_of(url, SETTING)
         self._timeout_s = timeout_s
         self._clock = clock
-        self._client: Redis | None = None
-        self._faults: tuple[type[Exception], ...] = (OSError, TimeoutError)
-        self._refusal: type[Exception] = Exception
+        self._link: RedisLink | None = None
         self._outage = Outage()
         self._has_told_refusal = False
         self._errors = 0
 
     async def start(self) -> None:
-        """Connects with the first call: a gateway serves whether Redis is there or not."""
-        try:
-            # Here and not above: it takes 0.4 s to import, and few servers need it.
-            from redis.asyncio import BlockingConnectionPool, Redis
-            from redis.asyncio.retry import Retry
-            from redis.backoff import NoBackoff
-            from redis.exceptions import RedisError, ResponseError
-        except ImportError as error:
-            raise ConfigError(
-                "response_cache.url: Redis needs the 'redis' package: pip install 'redis[hiredis]'"
-            ) from error
-        try:
-            pool = BlockingConnectionPool.from_url(
-                self._url,
-                max_connections=CONNECTIONS,
-                timeout=self._timeout_s,
-                socket_timeout=self._timeout_s,
-                socket_connect_timeout=self._timeout_s,
-                retry=Retry(NoBackoff(), 0),  # the next request is the next try
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ConfigError(f"response_cache.url at {self._place}: {error}") from error
-        self._client = Redis.from_pool(pool)
-        self._faults = (RedisError, OSError, TimeoutError)
-        self._refusal = ResponseError
+        self._link = open_redis(self._url, SETTING, self._timeout_s, CONNECTIONS)
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await client.aclose()
-        except self._faults as error:
-            log.debug("cache_close_failed", store=self.name, error=str(error))
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
     def get_now(self, key: bytes) -> bytes | None:
         return None
@@ -118,18 +83,19 @@ class RedisStore:
         return StoreCounts(errors=self._errors)
 
     async def _call(self, *command: bytes | str | int) -> Any:
-        assert self._client is not None, "start the store first"
-        execute: Callable[..., Awaitable[Any]] = self._client.execute_command
+        link = self._link
+        assert link is not None, "start the store first"
+        execute: Callable[..., Awaitable[Any]] = link.client.execute_command
         if not self._outage.may_try(self._clock()):
             self._errors += 1
             raise Unavailable(f"the response cache at {self._place} does not answer")
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await execute(*command)
-        except self._refusal as error:
+        except link.refusal as error:
             self._refused(error)
             raise Unavailable(f"the response cache at {self._place} refuses: {error}") from error
-        except self._faults as error:
+        except link.faults as error:
             self._errors += 1
             if self._outage.failed(self._clock()):
                 log.warning("cache_away", store=self.name, place=self._place, error=str(error) or type(error).__name__)
@@ -144,12 +110,3 @@ class RedisStore:
         if not self._has_told_refusal:
             self._has_told_refusal = True
             log.warning("cache_refused", store=self.name, place=self._place, error=str(error))
-
-
-def _place(url: str) -> str:
-    """The URL without its password."""
-    try:
-        parts = urlsplit(url)
-        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-    except ValueError as error:
-        raise ConfigError(f"response_cache.url: {error}") from error

@@ -9,8 +9,8 @@ from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.redis import RedisStore
 from penstock.storage.cache.sqlite import SqliteStore
+from penstock.storage.redis_link import REDIS_SCHEMES
 
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 DEFAULT_FILE = "cache.db"
 
 

@@ -2,10 +2,9 @@
 
 from penstock.core.config import SessionSettings
 from penstock.core.errors import ConfigError
+from penstock.storage.redis_link import REDIS_SCHEMES
 from penstock.storage.sessions.base import SessionStore
 from penstock.storage.sessions.redis import RedisSessionStore
-
-REDIS_SCHEMES = ("redis", "rediss", "unix")
 
 
 def open_session_store(settings: SessionSettings) -> SessionStore | None:

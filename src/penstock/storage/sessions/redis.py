@@ -2,21 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import structlog
 
-from penstock.core.errors import ConfigError, Unavailable
+from penstock.core.errors import Unavailable
+from penstock.storage.redis_link import RedisLink, open_redis, place_of
 from penstock.storage.sessions.base import StepRow, TakenSession
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
 
 log = structlog.get_logger()
 NAMESPACE = "penstock:session:"
+SETTING = "sessions.url"
 CONNECTIONS = 64
-CLOSE_S = 2.0
 # The fields of a hash: epoch, owner, life, next, begun, state, and an answer under its number.
 _TAKE = """
 local epoch = tonumber(redis.call('HGET', KEYS[1], 'epoch') or '0')
@@ -64,48 +61,20 @@ SCRIPTS = (_TAKE, _MOVE, _BEGIN, _END, _RELEASE)
 class RedisSessionStore:
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
-        self._place = _place(url)
+        self._place = place_of(url, SETTING)
         self._timeout_s = timeout_s
-        self._client: Redis | None = None
-        self._faults: tuple[type[Exception], ...] = (OSError, TimeoutError)
+        self._link: RedisLink | None = None
         self._scripts: dict[str, Callable[..., Awaitable[Any]]] = {}
         self._is_away = False
 
     async def start(self) -> None:
-        """Connects with the first call."""
-        try:
-            # Here and not above: it takes 0.4 s to import, and few servers need it.
-            from redis.asyncio import BlockingConnectionPool, Redis
-            from redis.asyncio.retry import Retry
-            from redis.backoff import NoBackoff
-            from redis.exceptions import RedisError
-        except ImportError as error:
-            raise ConfigError("sessions.url: Redis needs the 'redis' package: pip install 'redis[hiredis]'") from error
-        try:
-            pool = BlockingConnectionPool.from_url(
-                self._url,
-                max_connections=CONNECTIONS,
-                timeout=self._timeout_s,
-                socket_timeout=self._timeout_s,
-                socket_connect_timeout=self._timeout_s,
-                retry=Retry(NoBackoff(), 0),  # a script that ran must not run again unseen
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ConfigError(f"sessions.url at {self._place}: {error}") from error
-        self._client = Redis.from_pool(pool)
-        self._faults = (RedisError, OSError, TimeoutError)
-        self._scripts = {script: self._client.register_script(script) for script in SCRIPTS}
+        link = self._link = open_redis(self._url, SETTING, self._timeout_s, CONNECTIONS)
+        self._scripts = {script: link.client.register_script(script) for script in SCRIPTS}
 
     async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is None:
-            return
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await client.aclose()
-        except self._faults as error:
-            log.debug("session_store_close_failed", error=str(error))
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
 
     async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:
         epoch, holder, *rows = await self._run(_TAKE, [key], owner, instead_of, _ms(ttl_s))
@@ -131,11 +100,12 @@ class RedisSessionStore:
         await self._run(_RELEASE, [key], epoch)
 
     async def _run(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
-        assert self._client is not None, "start the store first"
+        link = self._link
+        assert link is not None, "start the store first"
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._scripts[script](keys=[NAMESPACE + key for key in keys], args=arguments)
-        except self._faults as error:
+        except link.faults as error:
             if not self._is_away:
                 log.warning("session_store_away", place=self._place, error=str(error) or type(error).__name__)
             self._is_away = True
@@ -148,12 +118,3 @@ class RedisSessionStore:
 
 def _ms(ttl_s: float) -> int:
     return max(1, int(ttl_s * 1000))
-
-
-def _place(url: str) -> str:
-    """The URL without its password."""
-    try:
-        parts = urlsplit(url)
-        return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
-    except ValueError as error:
-        raise ConfigError(f"sessions.url: {error}") from error
