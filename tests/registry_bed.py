@@ -12,7 +12,7 @@ from penstock.client.registry import RegistryClient
 from penstock.core.config import RegistrySettings
 from penstock.core.manifest import Manifest, make_manifest
 from penstock.manager.models.registry import ModelRegistry
-from penstock.manager.models.service import ModelRegistryService
+from penstock.manager.models.service import TAKE_S, ModelRegistryService
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.metadata.opening import open_metadata
@@ -43,13 +43,13 @@ class RegistryBed:
 
 @asynccontextmanager
 async def registry_bed(
-    folder: Path, settings: RegistrySettings | None = None, objects: ObjectStore | None = None
+    folder: Path, settings: RegistrySettings | None = None, objects: ObjectStore | None = None, take_s: float = TAKE_S
 ) -> AsyncIterator[RegistryBed]:
     store = await open_metadata("sqlite:///metadata.db", folder)
     objects = objects or FolderObjects(folder / "objects")
     registry = ModelRegistry(store, objects, folder / "uploads", settings or RegistrySettings())
     server = grpc.aio.server()
-    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry), server)
+    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, take_s), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

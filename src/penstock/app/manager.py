@@ -10,6 +10,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder
+from penstock.app.orphans import adopt_orphans
 from penstock.app.places import advertised_manager, check_bind, check_store, is_store, manager_address
 from penstock.app.ports import reserve_port
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
@@ -52,6 +53,7 @@ async def _manage(run: RoleRun) -> None:
     config = run.config
     share_metrics(run.places.metrics, run.name)
     async with AsyncExitStack() as stack:
+        adopt_orphans(stack)  # of commands that events call
         address = reserve_manager(config, stack)
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
         # What is uploaded needs no folder: one that was not named may be missing.

@@ -52,7 +52,7 @@ async def open_registry_door(config: Config, registry: ModelRegistry, host: str,
             raise
         opened = open_own_socket(host, 0, "registry.http_port")
     doorman = Doorman(config.model_copy(update={"host": host}), machine_names())
-    stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened))
+    stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits))
     address = Address(host, opened.getsockname()[1])
     log.info("registry_door", http=f"http://{address}")
     return address

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.app.folders import data_folder, run_folder
 from penstock.app.manager import open_manager, reserve_manager
+from penstock.app.orphans import adopt_orphans
 from penstock.app.places import (
     ServerPlaces,
     advertised_manager,
@@ -60,6 +61,7 @@ async def _serve(config: Config, places: ServerPlaces, on_listening: OnListening
     stop = stop_on_signals(signal.SIGTERM, *OF_TERMINALS)
     # What is open must close when a later step fails, or the process would not end.
     async with AsyncExitStack() as stack:
+        adopt_orphans(stack)
         await _run_roles(config, places, stack, stop, on_listening)
 
 

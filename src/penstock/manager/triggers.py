@@ -3,6 +3,10 @@
 import asyncio
 import hashlib
 import hmac
+import os
+import signal
+import socket
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -87,7 +91,7 @@ class _Trigger:
                     problem = await self._try(event)
             except TimeoutError:
                 problem = f"it took longer than {settings.timeout_s:g} s"
-            except (OSError, HTTPException) as error:
+            except (OSError, ValueError, HTTPException) as error:  # also of names that are none
                 problem = str(error) or type(error).__name__
             if not problem:
                 return
@@ -104,7 +108,7 @@ class _Trigger:
             TIMESTAMP: str(event.at),
             SIGNATURE: sign(secret.get_secret_value() if secret is not None else "", body),
         }
-        return await asyncio.to_thread(post, self._settings.url, body, headers, self._settings.timeout_s)
+        return await post(self._settings.url, body, headers, self._settings.timeout_s)
 
 
 def sign(secret: str, body: bytes) -> str:
@@ -112,10 +116,12 @@ def sign(secret: str, body: bytes) -> str:
 
 
 async def run_command(command: Sequence[str], body: bytes) -> str:
-    """Without a shell, and with the event on its standard input."""
+    """Without a shell, and with the event on its standard input. What does not end in time ends with all it started."""
     nowhere = asyncio.subprocess.DEVNULL
     starting = asyncio.ensure_future(
-        asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, stdout=nowhere, stderr=nowhere)
+        asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True
+        )
     )
     try:
         await (await asyncio.shield(starting)).communicate(body)
@@ -123,19 +129,35 @@ async def run_command(command: Sequence[str], body: bytes) -> str:
         process = await starting  # nobody would end one that is only half started
         if process.returncode is None:
             with suppress(ProcessLookupError):
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return f"it ended with status {process.returncode}" if process.returncode else ""
 
 
-def post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> str:
-    """Neither follows redirects nor reads the answer."""
+async def post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> str:
+    """Neither follows redirects nor reads the answer. Whoever gives it up ends its thread, too."""
     parts = urlsplit(url)
     connect = HTTPConnection if parts.scheme == LOCAL else HTTPSConnection
     connection = connect(parts.hostname or "", parts.port, timeout=timeout_s)
+    target = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+    posting = asyncio.ensure_future(asyncio.to_thread(_post, connection, target, body, headers))
+    posting.add_done_callback(lambda _: posting.cancelled() or posting.exception())  # seen, where nobody asks
     try:
-        connection.request("POST", f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}", body, headers)
-        status = connection.getresponse().status
+        status = await asyncio.shield(posting)
+    finally:
+        if connection.sock is not None:  # one that answers a byte now and then would keep it for ever
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+    return f"it answered {status}" if status == TRY_AGAIN or status >= 500 else ""
+
+
+def _post(connection: HTTPConnection, target: str, body: bytes, headers: dict[str, str]) -> int:
+    began = time.monotonic()
+    try:
+        connection.connect()
+        if time.monotonic() - began > (connection.timeout or 0):
+            raise TimeoutError
+        connection.request("POST", target, body, headers)
+        return connection.getresponse().status
     finally:
         connection.close()
-    return f"it answered {status}" if status == TRY_AGAIN or status >= 500 else ""

@@ -4,14 +4,19 @@ gRPC's own loop reads the name of such a method as text; where it is none, the l
 """
 
 import asyncio
+import os
+import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc._cython import cygrpc
 from grpc.aio import _server
 
 UNKNOWN = "unknown"
+FILES = "/proc/self/fd"
 Options = Sequence[tuple[str, Any]]
 
 
@@ -38,3 +43,16 @@ class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
             task = loop.create_task(cygrpc._schedule_rpc_coro(answer, call, loop, UNKNOWN))
             answering.add(task)
             task.add_done_callback(answering.discard)
+
+
+def cut_connection(peer: str) -> None:
+    """Closes a client's connection, for which gRPC has no call; what it has not taken goes with it."""
+    address, _, port = unquote(peer.partition(":")[2]).rpartition(":")
+    for name in os.listdir(FILES) if os.path.exists(FILES) else ():
+        with suppress(OSError):
+            if os.readlink(f"{FILES}/{name}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(name))) as found:
+                    there = found.getpeername() if found.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
+                    # gRPC listens for both families at once, and tells an address of the older as it is.
+                    if (there[0].removeprefix("::ffff:"), there[1]) == (address.strip("[]"), int(port)):
+                        found.shutdown(socket.SHUT_RDWR)

@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pydantic import ValidationError
+from structlog.testing import capture_logs
 
 from benchmarks.waiting import until
 from penstock.core.config import Config, TriggerSettings
@@ -122,6 +124,46 @@ async def test_who_does_not_answer_is_given_up(tmp_path: Path) -> None:
         triggers.told(ROLLED_BACK)
         await until(lambda: len(hook.heard) == 2)
     assert not file.exists()
+
+
+async def test_what_a_command_started_ends_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    command = ["sh", "-c", f"sleep 600 & echo $! > {file}; wait"]
+    async with triggering({"command": command, "timeout_s": 0.3, "attempts": 1}) as triggers:
+        triggers.told(ROLLED_BACK)
+        await until(lambda: file.exists() and file.read_text().endswith("\n"))
+        await until(lambda: not is_running(int(file.read_text())))
+
+
+def is_running(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+async def test_who_answers_a_byte_now_and_then_keeps_no_thread() -> None:
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while not reader.at_eof():
+                writer.write(b"H")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        writer.close()
+        ended.set()
+
+    ended = asyncio.Event()
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, triggering({"url": url, "secret": SECRET, "timeout_s": 0.3, "attempts": 1}) as triggers:
+        triggers.told(ROLLED_BACK)
+        await asyncio.wait_for(ended.wait(), 20)
+
+
+async def test_a_name_that_is_none_ends_no_trigger(tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        async with triggering({"url": "http://a..b/", "secret": SECRET, "attempts": 1}) as triggers:
+            for told in (1, 2):
+                triggers.told(ROLLED_BACK)
+                await until(lambda count=told: len(logs) == count)  # type: ignore[misc]
+    assert {line["event"] for line in logs} == {"trigger_failed"}
 
 
 async def test_what_waits_is_bounded(tmp_path: Path) -> None:

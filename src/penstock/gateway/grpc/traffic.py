@@ -5,20 +5,17 @@ many are awaited, and where that grows too much, some go. What nobody awaits is 
 """
 
 import asyncio
-import os
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
-from urllib.parse import unquote
 
 import grpc
 import psutil
 
 from penstock.core.errors import Overloaded, PenstockError, TooSlow
 from penstock.serving.admission import Admission
+from penstock.wire.grpc_server import cut_connection
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Task: TypeAlias = asyncio.Task[Any]
@@ -26,7 +23,6 @@ LOOK_S = 0.1
 FEW = 4  # messages of the largest size do no harm
 SLOW_S = 0.25  # most are here at once
 FREED_S = 0.3  # what was ended is freed by then
-FILES = "/proc/self/fd"
 
 
 class GrpcTraffic:
@@ -137,12 +133,4 @@ class UnsentAnswer:
         self._peer = context.peer()
 
     def give_up(self) -> None:
-        """Closes its client's connection, for which gRPC has no call."""
-        address, _, port = unquote(self._peer.partition(":")[2]).rpartition(":")
-        for name in os.listdir(FILES) if os.path.exists(FILES) else ():
-            with suppress(OSError):
-                if os.readlink(f"{FILES}/{name}").startswith("socket:"):
-                    with socket.socket(fileno=os.dup(int(name))) as found:
-                        peer = found.getpeername() if found.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
-                        if peer[:2] == (address.strip("[]"), int(port)):
-                            found.shutdown(socket.SHUT_RDWR)
+        cut_connection(self._peer)

@@ -4,11 +4,15 @@ Clocks are looked at once a second for all connections: a timer for each request
 """
 
 import asyncio
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from enum import Enum, auto
+from itertools import islice
 from typing import Any
 
 import httptools
 import orjson
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.core.errors import HeadersTooLarge, InvalidRequest, Overloaded, PenstockError, TooSlow
@@ -58,7 +62,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             error = Overloaded("too many connections are open already, in all or from your address; try again later")
             self._turnstile.turned_away(error)
             self._phase = Phase.REFUSED
-            transport.write(_refusal(error))
+            transport.write(self._told(error))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -233,7 +237,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def _say(self, error: PenstockError) -> None:
         self._refusal = None
         self._begun = self.loop.time()
-        self.transport.write(_refusal(error))
+        self.transport.write(self._told(error))
         self.transport.write_eof()
         self.flow.resume_reading()
 
@@ -266,9 +270,36 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
             self._turnstile.left(self._address)
             self._address = None
 
+    def body_of(self, error: PenstockError) -> object:
+        """What is said of it, as JSON."""
+        return {"error": statuses.told(error)}
 
-def _refusal(error: PenstockError) -> bytes:
-    body = orjson.dumps({"error": statuses.told(error)})
-    lines = [f"{name}: {value}\r\n" for name, value in statuses.headers(error).items()]
-    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{''.join(lines)}\r\n"
-    return STATUS_LINE[statuses.http_code(error)] + head.encode() + body
+    def _told(self, error: PenstockError) -> bytes:
+        body = orjson.dumps(self.body_of(error))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in statuses.headers(error).items())
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n{lines}\r\n"
+        return STATUS_LINE[statuses.http_code(error)] + head.encode() + body
+
+
+class BoundedServer(uvicorn.Server):
+    """Looks at its connections, which are bounded ones."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._unseen: Iterator[Any] = iter(())  # connections that are looked at in this second
+        self._together = 0
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; every connection is looked at once a second, some at each tick."""
+        if counter % 10 == 0:
+            connections = list(self.server_state.connections)
+            self._unseen, self._together = iter(connections), len(connections) // 9 + 1
+        now = asyncio.get_running_loop().time()
+        for connection in islice(self._unseen, self._together):
+            connection.look(now)
+        return await super().on_tick(counter)
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Signals are not this door's: what is inside ends before it closes."""
+        yield

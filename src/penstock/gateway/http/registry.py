@@ -6,9 +6,10 @@ A request is never read whole: bodies are streams into the registry, and files a
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 import structlog
@@ -20,18 +21,21 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.core.config import Limits
 from penstock.core.errors import (
     BUG,
     InternalError,
     InvalidRequest,
     PenstockError,
     RequestTooLarge,
-    TooSlow,
     UnknownModel,
 )
 from penstock.core.manifest import MAX_MANIFEST_BYTES, VERSION, ModelFacts, make_manifest, read_document
 from penstock.gateway import statuses
+from penstock.gateway.http.bounded import BoundedProtocol, BoundedServer, Phase
 from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.turnstile import Turnstile
+from penstock.serving.admission import Admission
 
 if TYPE_CHECKING:
     from penstock.manager.models.records import RegisteredVersion
@@ -46,7 +50,6 @@ OFFSET_STREAM = "application/offset+octet-stream"
 MAX_CONNECTIONS = 256
 PIECE_BYTES = 512 * 1024
 CLOSE_S = 2
-SILENCE_S = 30.0  # without a byte of a body
 RANGE = re.compile(r"bytes=(?:(?P<first>[0-9]{1,18})-(?P<last>[0-9]{0,18})|-(?P<tail>[0-9]{1,18}))")
 Handler = Callable[["RegistryRest", Request], Awaitable[Response]]
 
@@ -193,17 +196,29 @@ class RegistryApp:
             log.debug("client_left", path=scope["path"][:200])
 
 
-def serve_registry(app: RegistryApp, opened: socket.socket) -> Callable[[], Awaitable[None]]:
+class RegistryProtocol(BoundedProtocol):
+    """A body is not held, but written as it comes: it may have any size, and take as long as it moves."""
+
+    def hold(self, size: int) -> bool:
+        return self._phase is not Phase.REFUSED
+
+    def body_of(self, error: PenstockError) -> object:
+        return _told(error)
+
+
+def serve_registry(app: RegistryApp, opened: socket.socket, limits: Limits) -> Callable[[], Awaitable[None]]:
     """Returns what closes it."""
-    server = _RegistryServer(
+    limits = limits.model_copy(update={"message_timeout_s": inf})
+    turnstile = Turnstile(limits, Admission(limits), _turned_away, MAX_CONNECTIONS)
+    server = BoundedServer(
         uvicorn.Config(
             app,
+            http=cast(type[asyncio.Protocol], partial(RegistryProtocol, turnstile)),
             loop="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=CLOSE_S,
             ws="none",
         )
@@ -217,11 +232,8 @@ def serve_registry(app: RegistryApp, opened: socket.socket) -> Callable[[], Awai
     return close
 
 
-class _RegistryServer(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        """Signals are the role's."""
-        yield
+def _turned_away(error: PenstockError) -> None:
+    log.info("turned_away", code=error.code, error=statuses.told(error))
 
 
 def _bound(handler: Handler, rest: RegistryRest) -> Callable[[Request], Awaitable[Response]]:
@@ -235,15 +247,13 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
     """The body as it comes, in pieces that are worth a write; what came before it was cut is not lost."""
     stream = request.stream()
     held = bytearray()
-    failure: Exception | None = None
+    failure: ClientDisconnect | None = None
     is_over = False
     while not is_over:
         try:
-            piece = await asyncio.wait_for(anext(stream, b""), SILENCE_S)
+            piece = await anext(stream, b"")
             is_over = not piece
             held += piece
-        except TimeoutError:
-            failure = TooSlow(f"nothing came for {SILENCE_S:g} s; go on from what HEAD tells")
         except ClientDisconnect as error:
             failure = error
         if held and (is_over or failure is not None or len(held) >= PIECE_BYTES):
@@ -325,8 +335,11 @@ def _error(error: PenstockError) -> Response:
     headers = statuses.headers(error)
     if error.reason == "offset":
         headers |= {**TUS, "upload-offset": error.fields.get("offset", "")}
-    body = {"error": {"code": error.code, "message": statuses.told(error)}}
-    return _json(body, statuses.http_code(error), headers)
+    return _json(_told(error), statuses.http_code(error), headers)
+
+
+def _told(error: PenstockError) -> dict[str, Any]:
+    return {"error": {"code": error.code, "message": statuses.told(error)}}
 
 
 async def _failed(request: Request, error: Any) -> Response:

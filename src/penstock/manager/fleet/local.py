@@ -1,7 +1,6 @@
 """The fleet of one machine, its supervisor: child processes, restarted with backoff where they end or hang."""
 
 import asyncio
-import os
 import signal
 import socket
 from collections import Counter
@@ -35,7 +34,6 @@ class LocalFleet:
         self._keepers: dict[str, asyncio.Task[None]] = {}
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._doors: set[str] = set()
-        self._starting = 0
         self._starts: Counter[str] = Counter()
         self._stopping: set[str] = set()
         self._hung: set[str] = set()
@@ -158,11 +156,9 @@ class LocalFleet:
 
     async def _start(self, command: Sequence[str], tether: Tether) -> asyncio.subprocess.Process:
         fd = tether.theirs.fileno()
-        self._starting += 1
         try:
             return await asyncio.create_subprocess_exec(*command, "--tether", str(fd), pass_fds=(fd,))
         finally:
-            self._starting -= 1
             tether.handed_over()
 
     def _heard(self, name: str, said: dict[str, Any]) -> None:
@@ -199,8 +195,6 @@ class LocalFleet:
         looks = {name: look for name, pid in self.pids().items() if (look := _look(pid))}
         for hang in self._liveness.turn(now, looks):
             self._exchange(hang)
-        if os.getpid() == 1 and not self._starting:
-            _reap_orphans(set(self.pids().values()))
 
     def _exchange(self, hang: Hang) -> None:
         """Nothing that it could still say is wanted: a stopped process would hear nothing gentler."""
@@ -227,12 +221,3 @@ def _look(pid: int) -> Look | None:
             return Look(times.user + times.system, process.status())
     except psutil.Error:
         return None  # it ended just now
-
-
-def _reap_orphans(ours: set[int]) -> None:
-    """As the first process of a container we are the parent of all whose own has ended."""
-    try:
-        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and found.si_pid not in ours:
-            os.waitpid(found.si_pid, 0)
-    except ChildProcessError:
-        pass  # there is none

@@ -14,17 +14,20 @@ from penstock.manager.models.registry import ModelRegistry, UploadProgress
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.wire.forms import encode_failure
+from penstock.wire.grpc_server import cut_connection
 
 log = structlog.get_logger()
 T = TypeVar("T")
 CHUNK_BYTES = 1024 * 1024
 SILENCE_S = 60.0  # without a byte of an upload
+TAKE_S = 60.0  # what a client gets to take a piece of a download
 Messages = AsyncIterator[pb.UploadChunk]
 
 
 class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
-    def __init__(self, registry: ModelRegistry) -> None:
+    def __init__(self, registry: ModelRegistry, take_s: float = TAKE_S) -> None:
         self._registry = registry
+        self._take_s = take_s
 
     async def Begin(self, request: pb.BeginUpload, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
         async def begin() -> pb.UploadState:
@@ -68,15 +71,31 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
 
     async def Download(  # noqa: N802
         self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.DownloadChunk]:
+    ) -> None:
         try:
             pieces = self._registry.read(request.sha256, request.offset, is_manifest=request.is_manifest)
             async for piece in pieces:
                 for start in range(0, len(piece), CHUNK_BYTES):
-                    yield pb.DownloadChunk(data=piece[start : start + CHUNK_BYTES])
+                    await self._give(context, pb.DownloadChunk(data=piece[start : start + CHUNK_BYTES]))
         except PenstockError as error:
             log.warning("not_done", code=error.code, error=error.message)
-            yield pb.DownloadChunk(failure=encode_failure(error))
+            await self._give(context, pb.DownloadChunk(failure=encode_failure(error)))
+
+    async def _give(self, context: grpc.aio.ServicerContext, chunk: pb.DownloadChunk) -> None:
+        """Whoever takes nothing for long is left, without a word: that would wait behind what is not taken."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def leave() -> None:
+            log.warning("download_not_taken", peer=context.peer(), seconds=self._take_s)
+            task.cancel()
+            cut_connection(context.peer())
+
+        timer = asyncio.get_running_loop().call_later(self._take_s, leave)
+        try:
+            await context.write(chunk)
+        finally:
+            timer.cancel()
 
     async def _take(self, chunks: "_Chunks") -> pb.UploadState:
         upload_id = ""

@@ -55,7 +55,7 @@ class Door:
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     async with registry_bed(tmp_path / "data") as bed, AsyncExitStack() as stack:
-        config = load_config(registry={"http_port": 0})
+        config = load_config(registry={"http_port": 0}, limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
         address = await open_registry_door(config, bed.registry, "127.0.0.1", stack)
         yield Door(bed, address.port or 0)
 
@@ -133,6 +133,23 @@ async def test_an_upload_goes_on_where_it_was(door: Door) -> None:
     response, again = await door.call("POST", "/models/m/versions/1", {"files": listed(files)})
     assert response.status == 200
     assert again["is_committed"] is True
+
+
+async def test_who_is_slow_is_turned_away_and_what_came_is_kept(door: Door) -> None:
+    data = secrets.token_bytes(50_000)
+    _, begun = await door.call("POST", "/models/m/versions/1", {"files": listed(model_of(data))})
+    path = f"/uploads/{begun['upload']}/files/{sha256(data)}"
+    lines = [f"PATCH {ROOT}{path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(data)}", "Upload-Offset: 0"]
+    head = "\r\n".join([*lines, *(f"{name}: {value}" for name, value in TUS.items())]).encode()
+    for sent in (head, head + b"\r\n\r\n" + data[:30_000]):
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(sent)
+        answer = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 408 "), answer
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "too_slow"
+    _, state = await door.call("GET", f"/uploads/{begun['upload']}")
+    assert {file["offset"] for file in state["files"] if file["sha256"] == sha256(data)} == {30_000}
 
 
 def cut(port: int, path: str, data: bytes, sent: int) -> None:

@@ -3,15 +3,21 @@
 import hashlib
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import grpc
+import psutil
 import pytest
 
 from benchmarks.chaos.cluster.fault_proxy import FaultProxy
+from benchmarks.waiting import until
 from penstock.client.registry import RegistryClient
 from penstock.core.config import load_config
 from penstock.models.registry.pull import pull
 from penstock.models.registry.sources import ModelSources
+from penstock.pb.v1 import registry_pb2 as pb
+from penstock.pb.v1 import registry_pb2_grpc
 from penstock.storage.objects.base import open_objects
 from tests.registry_bed import RegistryBed, manifest_of, model_of, registry_bed, write_files
 from tests.s3 import S3Server
@@ -63,6 +69,27 @@ async def test_of_several_managers_another_is_asked_where_one_does_not_answer(be
         assert (await client.push(manifest_of(files), write_files(tmp_path / "m", files))).version == "1"
     async with RegistryClient(f"127.0.0.1:1,{bed.address}") as client:
         assert (await client.find("m")).version == "1"
+
+
+async def test_who_takes_nothing_of_a_download_is_left(tmp_path: Path) -> None:
+    data = secrets.token_bytes(SIZE)
+    files = model_of(data)
+    sha256 = hashlib.sha256(data).hexdigest()
+    async with registry_bed(tmp_path / "data", take_s=0.2) as bed:
+        async with bed.client() as client:
+            await client.push(manifest_of(files), write_files(tmp_path / "m", files))
+        held = str(tmp_path / "data" / "objects")
+        async with grpc.aio.insecure_channel(bed.address) as channel:
+            call = registry_pb2_grpc.ModelRegistryStub(channel).Download(pb.DownloadRequest(sha256=sha256))
+            assert len((await call.read()).data)
+            await until(lambda: any(file.path.startswith(held) for file in psutil.Process().open_files()))
+            await until(lambda: not any(file.path.startswith(held) for file in psutil.Process().open_files()))
+            with suppress(grpc.aio.AioRpcError):
+                while await call.read() is not grpc.aio.EOF:
+                    pass
+            assert await call.code() is not grpc.StatusCode.OK
+        async with bed.client() as client:  # and whoever comes back goes on
+            assert b"".join([piece async for piece in client.read(sha256, SIZE - 5)]) == data[-5:]
 
 
 async def test_a_registry_on_s3_whose_workers_read_the_store_themselves(server: S3Server, tmp_path: Path) -> None:
