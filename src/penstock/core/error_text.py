@@ -2,6 +2,10 @@
 
 import re
 from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 TEXT_COST = 6000  # as gRPC's metadata carries it
 EDGE_COST = 7000  # of what parts have made of it; beyond 8 KiB the caller would get another error
@@ -9,6 +13,7 @@ MOST_COST = 12  # of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
 LINE_CHARS = 300
+KEY_CHARS = 200
 # A folder of the server's, down to the last part; the server's own routes are none.
 FOLDER = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
 # Terminals act on these, or show what follows in another order or on another line.
@@ -51,6 +56,14 @@ def first_line(error: Exception) -> str:
     """What an exception says first; its name where it says nothing."""
     lines = str(error).strip().splitlines()
     return lines[0][:LINE_CHARS] if lines else type(error).__name__
+
+
+def first_problem(error: "ValidationError", whole: str = "") -> str:
+    """The key and what is wrong with it, in one sentence; `whole` is said where it is no single key's."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or whole
+    message = str(first["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
 
 
 def _within(text: str, budget: int) -> str:

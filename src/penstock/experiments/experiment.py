@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from penstock.core.config import DataPlane, Limits, Port
 from penstock.core.errors import ConfigError
@@ -170,14 +170,6 @@ class Case(Section):
         """The same for cases that can be measured on one server."""
         keys = {"model", "engine", "precision", "device", "instances", "threads", "batching", "server"}
         return digest(self.model_dump(include=keys))
-
-
-def first_problem(error: ValidationError) -> str:
-    """The key, where it is one key's, and what is wrong with it."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    message = str(first["msg"]).removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
 
 
 def digest(value: object) -> str:

@@ -5,9 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.core.error_text import first_problem
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import laid_over, read_yaml
-from penstock.experiments.experiment import Experiment, first_problem
+from penstock.experiments.experiment import Experiment
 from penstock.models.folder import NAME
 
 BASE = "base_config.yaml"

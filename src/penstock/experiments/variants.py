@@ -8,13 +8,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from penstock.core.error_text import first_problem
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
-from penstock.experiments.experiment import Case, first_problem
+from penstock.experiments.experiment import Case
 from penstock.models.convert.methods import CONVERTED, Converter, method_of
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.publish import OWN, original_of

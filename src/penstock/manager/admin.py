@@ -11,6 +11,7 @@ import structlog
 from pydantic import ValidationError
 
 from penstock.core.blocks import BlockRecord, BlockRole, Resources, WorkerRecord
+from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
 from penstock.manager.desired import BLOCKS, WORKERS, encode
 from penstock.manager.lives import Life
@@ -21,6 +22,7 @@ from penstock.manager.service import failure_of
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
+from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
 R = TypeVar("R")
@@ -93,7 +95,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             block = self._find(request.block_id)
             sentences = self._manager.reign.explain(block.block_id)
         except PenstockError as error:
-            return pb.ExplainBlockResponse(failure=await failure_of(_raised(error)))
+            return pb.ExplainBlockResponse(failure=encode_failure(error))
         return pb.ExplainBlockResponse(sentences=sentences)
 
     async def Events(self, request: pb.EventsRequest, context: grpc.aio.ServicerContext) -> pb.EventsResponse:
@@ -249,14 +251,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         )
 
 
-async def _raised(error: PenstockError) -> None:
-    raise error
-
-
 def _wishes(spec: pb.BlockSpec) -> dict[str, Any]:
     """What is asked for of BlockRecord, checked."""
     try:
-        metadata = json.loads(spec.metadata) if spec.metadata else {}
+        metadata = json.loads(spec.metadata or "{}")
+    except ValueError as error:
+        raise InvalidRequest(f"the block cannot be deployed so: metadata is no JSON: {error}") from error
+    try:
         resources = Resources(cpu=spec.cpu, memory_bytes=spec.memory_bytes, gpu_memory_bytes=spec.gpu_memory_bytes)
         record = BlockRecord(
             model=spec.model,
@@ -268,8 +269,8 @@ def _wishes(spec: pb.BlockSpec) -> dict[str, Any]:
             metadata=metadata,
             weight=spec.weight if spec.HasField("weight") else 1.0,
         )
-    except (ValidationError, ValueError) as error:
-        raise InvalidRequest(f"the block cannot be deployed so: {error}") from error
+    except ValidationError as error:
+        raise InvalidRequest(f"the block cannot be deployed so: {first_problem(error)}") from error
     return {name: getattr(record, name) for name in record.model_fields_set - {"model", "version"}}
 
 

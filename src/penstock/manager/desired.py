@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from penstock.core.blocks import BlockRecord, BlockRole, GatewayMember, StoredValue, WorkerRecord
+from penstock.core.error_text import first_problem
 from penstock.core.settings import Routing
 from penstock.storage.metadata.base import Change, Snapshot
 
@@ -117,9 +118,7 @@ class DesiredState:
             try:
                 self._take(change, folded)
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"])
-                folded.unread.append(Unread(change.key, f"{where}: {first['msg']}" if where else first["msg"]))
+                folded.unread.append(Unread(change.key, first_problem(error)))
         return folded
 
     def _take(self, change: Change, folded: Folded) -> None:

@@ -19,6 +19,7 @@ from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockView
 from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.core.error_text import first_problem
 from penstock.core.errors import (
     ConfigError,
     Conflict,
@@ -167,9 +168,7 @@ class Manager:
             try:
                 routing_json = Routing.model_validate_json(routing_json).model_dump_json()
             except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"]) or "routing"
-                raise InvalidRequest(f"{where}: {first['msg']}; see docs/routing.md") from error
+                raise InvalidRequest(f"{first_problem(error, 'routing')}; see docs/routing.md") from error
         await self.commit([Write(ROUTING + model, routing_json.encode() or None)])
         log.info("routing", model=model, routing=routing_json or "as model.yaml says")
 

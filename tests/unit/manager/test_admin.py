@@ -188,6 +188,19 @@ async def test_what_is_wrong_is_told(cluster: Cluster, method: str, request_: An
     assert answer.failure.code == code, answer
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (pb.BlockSpec(model="m", cpu=-1), "cpu: Input should be greater than or equal to 0"),
+        (pb.BlockSpec(model="m", metadata="[1]"), "metadata: Input should be a valid dictionary"),
+        (pb.BlockSpec(model="m", metadata="no"), "metadata is no JSON: Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+async def test_what_is_wrong_with_a_block_is_one_sentence(cluster: Cluster, spec: pb.BlockSpec, message: str) -> None:
+    answer = await cluster.stub.DeployBlock(pb.DeployBlockRequest(spec=spec))
+    assert answer.failure.message == f"the block cannot be deployed so: {message}"
+
+
 async def test_a_follower_reads_and_names_the_leader(cluster: Cluster) -> None:
     await cluster.join("w1")
     stub = cluster.follower_stub

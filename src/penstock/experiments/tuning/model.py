@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from penstock.core.error_text import first_problem
 from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weighted_nodes
-from penstock.experiments.experiment import first_problem
 from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
 from penstock.experiments.variants import Variants, write_repository
 from penstock.models.convert.methods import method_of

@@ -9,6 +9,7 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 from pydantic import ValidationError
 
+from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
@@ -121,9 +122,7 @@ class AdminRest:
         try:
             routing = Routing.model_validate_json(body)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise InvalidRequest(f"{where or 'the body'}: {first['msg']}; see docs/routing.md") from error
+            raise InvalidRequest(f"{first_problem(error, 'the body')}; see docs/routing.md") from error
         await self._catalogue.set_routing(model, routing)
         return json_answer({})
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
 from penstock.manager.desired import DesiredBlock, Folded, encode
 from penstock.manager.manager import Manager
@@ -75,9 +76,7 @@ class Rollouts:
         try:
             plan = RolloutPlan.model_validate_json(plan_json)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the rollout"
-            raise InvalidRequest(f"{where}: {first['msg']}; see docs/rollouts.md") from error
+            raise InvalidRequest(f"{first_problem(error, 'the rollout')}; see docs/rollouts.md") from error
         async with self._changing:
             self._manager.check_leads()
             await self._start(plan)
