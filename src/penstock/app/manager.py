@@ -89,6 +89,7 @@ async def open_manager(
 
     from penstock.app.registry import open_registry, registry_service
     from penstock.manager.election import SOLE_LEASE_S
+    from penstock.manager.lives import LifeRules
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
     from penstock.manager.rollouts.runs import Rollouts
@@ -105,6 +106,7 @@ async def open_manager(
         config.models if has_models else None,
         me,
         config.cluster.lease_s if is_shared else SOLE_LEASE_S,
+        LifeRules(**config.cluster.model_dump(include={"suspect_s", "offline_s", "reconnect_s", "forget_s"})),
         is_fresh=is_fresh,
     )
     stack.push_async_callback(manager.close)

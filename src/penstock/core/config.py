@@ -132,6 +132,21 @@ class ClusterSettings(Section):
     bind: AddressText = ""  # where its roles are reached by those of other hosts; empty: `host`
     advertise: AddressText = ""  # what they are told to reach it by; empty: where it listens
     lease_s: Annotated[float, Field(ge=2, le=60)] = 2.0  # of several managers the one that leads is silent for less
+    # A worker that a manager does not hear for so long is suspect, and then offline; one whose connection ended is
+    # offline earlier; one that was offline for so long is forgotten.
+    suspect_s: Annotated[float, Field(ge=1, le=3600)] = 2.0
+    offline_s: Annotated[float, Field(ge=1, le=86_400)] = 5.0
+    reconnect_s: Annotated[float, Field(ge=0, le=86_400)] = 2.0
+    forget_s: Annotated[float, Field(ge=1)] = 3600.0
+
+    @model_validator(mode="after")
+    def _lives_in_order(self) -> "ClusterSettings":
+        if not self.suspect_s < self.offline_s <= self.forget_s:
+            raise ValueError(
+                f"a worker is suspect before it is offline, and forgotten last: suspect_s ({self.suspect_s:g}) has to "
+                f"be below offline_s ({self.offline_s:g}), and that not above forget_s ({self.forget_s:g})"
+            )
+        return self
 
 
 class HealthSettings(Section):
@@ -226,4 +241,5 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
     except ValidationError as error:
         first = error.errors()[0]
         name = "__".join(str(part) for part in first["loc"]).upper()
-        raise ConfigError(f"setting PENSTOCK_{name} or its flag: {first['msg']}, got {first['input']!r:.80}") from error
+        said = str(first["msg"]).removeprefix("Value error, ")
+        raise ConfigError(f"setting PENSTOCK_{name} or its flag: {said}, got {first['input']!r:.80}") from error

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from penstock.core.config import Config
 from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
@@ -23,7 +24,8 @@ from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.steps import Assigned
 
 log = structlog.get_logger()
-NAME_TAKEN_S = 6.0  # what another of its name gets to be found dead
+NAME_TAKEN_S = 4.0  # what another of its name gets to be found dead, beyond the silence in which it is suspect
+BEATS = 4  # in the silence after which it would be suspect
 LOAD_S = 1.0  # how often it tells how busy it is
 
 
@@ -42,11 +44,14 @@ class AttachmentOwner:
 
 
 class Attachment:
-    def __init__(self, worker_id: str, leader: Leader, machine: Machine, beat_s: float, owner: AttachmentOwner) -> None:
+    def __init__(
+        self, worker_id: str, leader: Leader, machine: Machine, config: Config, owner: AttachmentOwner
+    ) -> None:
         self._worker_id = worker_id
         self._leader = leader
         self._machine = machine
-        self._beat_s = beat_s
+        self._beat_s = min(config.data_plane.beat_s, config.cluster.suspect_s / BEATS)
+        self._taken_s = config.cluster.suspect_s + NAME_TAKEN_S
         self._owner = owner
         self._incarnation = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}"
         self._heard = Heard()
@@ -87,7 +92,7 @@ class Attachment:
             self._taken_since = 0.0
             return
         self._taken_since = self._taken_since or time.monotonic()
-        if time.monotonic() - self._taken_since > NAME_TAKEN_S:
+        if time.monotonic() - self._taken_since > self._taken_s:
             self._owner.refused(NameTaken(error.details() or self._worker_id))
 
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:

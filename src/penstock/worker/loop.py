@@ -77,7 +77,7 @@ class Worker:
         )
         node = config.cluster.node or socket.gethostname()
         machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
-        self._attachment = Attachment(worker_id, leader, machine, config.data_plane.beat_s, talk)
+        self._attachment = Attachment(worker_id, leader, machine, config, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
         self._stop = stop

@@ -8,6 +8,16 @@ from penstock.core.config import load_config
 from penstock.core.errors import ConfigError
 
 
+@pytest.mark.parametrize(
+    "times",
+    [{"suspect_s": 5.0}, {"suspect_s": 3, "offline_s": 2}, {"offline_s": 10, "forget_s": 9}, {"suspect_s": 0.5}],
+)
+def test_a_worker_is_suspect_before_it_is_offline_and_forgotten_last(times: dict[str, float]) -> None:
+    assert load_config(cluster={"suspect_s": 10, "offline_s": 60, "forget_s": 60}).cluster.offline_s == 60
+    with pytest.raises(ConfigError, match=r"suspect before it is offline|greater than or equal to 1"):
+        load_config(cluster=times)
+
+
 def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "penstock.yaml"
     file.write_text("http_port: 1\ngrpc_port: 2\nworkers: 3\nlimits:\n  max_rows: 4\n  max_tokens: 5\n")
