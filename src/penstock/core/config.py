@@ -99,6 +99,17 @@ class WorkerSettings(Section):
     task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
 
+    def zone_of(self, worker_id: str) -> str:
+        return self.zones.get(worker_id, self.zones.get(_on_its_host(worker_id), self.zone))
+
+    def weight_of(self, worker_id: str) -> float:
+        return self.weights.get(worker_id, self.weights.get(_on_its_host(worker_id), 1.0))
+
+
+def _on_its_host(worker_id: str) -> str:
+    """In a cluster an id begins with the host's name."""
+    return worker_id.rpartition(".")[2]
+
 
 class RegistrySettings(Section):
     """Models that are uploaded, and what workers keep of them."""

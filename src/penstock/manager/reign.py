@@ -5,6 +5,7 @@ A manager that does not lead has one, too, in which no workers come: with it, it
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
@@ -25,7 +26,7 @@ from penstock.manager.lives import (
     WorkerStreamEnded,
 )
 from penstock.manager.placing.placement import Placement, place
-from penstock.manager.placing.sites import BlockDemand, WorkerCapacity
+from penstock.manager.placing.sites import BlockDemand, SharedCapacity, WorkerCapacity
 from penstock.manager.registry import DeployedBlock, Registry, WorkerState
 from penstock.manager.telling.boards import Boards
 
@@ -46,6 +47,8 @@ class Facts:
     memory_bytes: int = 0
     gpu_memory_bytes: int = 0
     version: str = ""
+    shared: tuple[SharedCapacity, ...] = ()
+    weight: float = 1.0  # what it can do beside the others
     pid: int = 0
 
 
@@ -278,11 +281,14 @@ class Reign:
         return WorkerCapacity(
             worker_id,
             host=facts.node or facts.host,
+            machine=f"{facts.node}/{facts.host}",  # a fleet's workers are of one name, on many machines
             zone=facts.zone,
-            cpu=facts.cpus or float("inf"),
-            memory_bytes=facts.memory_bytes or float("inf"),
+            cpu=facts.cpus or inf,
+            memory_bytes=facts.memory_bytes or inf,
             gpu_memory_bytes=facts.gpu_memory_bytes,
+            shared=facts.shared,
             labels={**facts.labels, **record.labels},
+            weight=facts.weight or 1.0,
             is_open=life.state is LifeState.ALIVE,
             is_last=not life.is_open,
             is_leaving=self._is_closed(worker_id),

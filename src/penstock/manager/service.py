@@ -17,6 +17,7 @@ from penstock.core.routes import NameRoute
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.manager import Manager, now
+from penstock.manager.placing.sites import SharedCapacity
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
 from penstock.manager.telling.boards import BLOCK, ROUTE, AssignedBlock, Endpoints, Given, Shown, ToldGateways
@@ -200,6 +201,8 @@ def _facts(report: pb.WorkerReport) -> Facts:
         told.memory_bytes,
         told.gpu_memory_bytes,
         told.version,
+        tuple(SharedCapacity(each.name, each.cpus, each.memory_bytes, each.gpu_memory_bytes) for each in told.shared),
+        told.weight,
         report.pid,
     )
 

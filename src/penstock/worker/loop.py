@@ -53,8 +53,8 @@ class Worker:
         # A new life is a new identity: what the gateways had with the old one must not reach this one.
         self._identity = f"{worker_id}/{os.getpid()}/{secrets.token_hex(4)}".encode()
         self._host = host_identity()
-        self._zone = config.worker.zones.get(worker_id, config.worker.zone)
-        self._weight = config.worker.weights.get(worker_id, 1.0)
+        self._zone = config.worker.zone_of(worker_id)
+        self._weight = config.worker.weight_of(worker_id)
         self._heart = WorkerHeart(self._identity, config.data_plane.beat_s)
         self._steps = RecentSteps()
         self._links: dict[str, GatewayLink] = {}
@@ -76,7 +76,7 @@ class Worker:
             self._removed,
         )
         node = config.cluster.node or socket.gethostname()
-        machine = Machine(node, self._zone, dict(config.worker.labels), config.worker.memory_budget_bytes)
+        machine = Machine(worker_id, node, config.worker)
         self._attachment = Attachment(worker_id, leader, machine, config, talk)
 
     async def run(self, stop: asyncio.Event) -> None:

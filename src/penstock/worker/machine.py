@@ -2,42 +2,64 @@
 
 import os
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from types import ModuleType
 
 import psutil
 import structlog
 
+from penstock.core.config import WorkerSettings
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.wire.sockets import host_identity
+from penstock.worker.control_groups import control_groups
 
 log = structlog.get_logger()
-CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 class Machine:
-    def __init__(self, node: str, zone: str, labels: dict[str, str], budget_bytes: int = 0) -> None:
-        """`budget_bytes` is what its models may take of the memory; 0: all of it."""
-        self._node, self._zone, self._labels = node, zone, labels
-        self._budget_bytes = budget_bytes
+    def __init__(self, worker_id: str, node: str, settings: WorkerSettings) -> None:
+        self._node = node
+        self._zone = settings.zone_of(worker_id)
+        self._labels = dict(settings.labels)
+        self._weight = settings.weight_of(worker_id)
+        self._budget_bytes = settings.memory_budget_bytes
         self._process = psutil.Process()
         self._looked = (time.monotonic(), self._cpu_s())
         self._gpus = _Gpus()
 
     def facts(self) -> pb.WorkerFacts:
+        shared = self._shared()
+        cpus = [each.cpus for each in shared if each.cpus]
+        memory = [each.memory_bytes for each in shared if each.memory_bytes]
         return pb.WorkerFacts(
             node=self._node,
             host=host_identity(),
             zone=self._zone,
             labels=self._labels,
-            cpus=len(os.sched_getaffinity(0)),
-            memory_bytes=self._budget_bytes or int(min(psutil.virtual_memory().total, _cgroup_bytes())),
+            cpus=min(len(os.sched_getaffinity(0)), *cpus),
+            memory_bytes=min([self._budget_bytes or memory[0], *memory]),
             gpu_memory_bytes=self._gpus.total_bytes(),
             version=_version(),
+            shared=shared,
+            weight=self._weight,
         )
+
+    def _shared(self) -> list[pb.SharedCapacity]:
+        """The whole machine first. Two nodes on one machine, as in trials, are as two machines."""
+        name = f"{self._node}/{host_identity()}"
+        total = psutil.virtual_memory().total
+        machine = pb.SharedCapacity(name=name, cpus=os.cpu_count() or 0, memory_bytes=total)
+        gpus = [
+            pb.SharedCapacity(name=f"{name}/{gpus}", gpu_memory_bytes=size)
+            for gpus, size in self._gpus.shared().items()
+        ]
+        groups = [
+            pb.SharedCapacity(name=f"{name}{group.path}", cpus=group.cpus, memory_bytes=group.memory_bytes)
+            for group in control_groups()
+        ]
+        return [machine, *groups, *gpus]
 
     def load(self) -> pb.WorkerLoad:
         """In use since this was last asked."""
@@ -57,24 +79,36 @@ class Machine:
 
 
 class _Gpus:
-    """Those of the machine, where NVIDIA's library is there to ask."""
+    """Those of the machine that CUDA shows this process, where NVIDIA's library is there to ask."""
 
     def __init__(self) -> None:
         self._library: ModuleType | None = None
+        self._all: list[object] = []
         self._handles: list[object] = []
         try:
             library = import_module("pynvml")
             library.nvmlInit()
-            self._handles = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+            self._all = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+            ids = [str(library.nvmlDeviceGetUUID(handle)) for handle in self._all]
+            self._handles = [self._all[index] for index in _visible(ids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
             self._library = library
         except Exception as error:  # noqa: BLE001 - no library, no driver, no permission: there is none to tell of
             log.debug("no_gpu", error=str(error))
 
     def total_bytes(self) -> int:
+        return self._sum_bytes(self._handles)
+
+    def shared(self) -> dict[str, int]:
+        """The memory of all, and of those that other processes may be shown as well."""
+        names = ",".join(str(self._all.index(handle)) for handle in self._handles)
+        found = {"gpus": self._sum_bytes(self._all), f"gpus/{names}": self.total_bytes()}
+        return {name: size for name, size in found.items() if size}
+
+    def _sum_bytes(self, handles: list[object]) -> int:
         library = self._library
         if library is None:
             return 0
-        return sum(int(library.nvmlDeviceGetMemoryInfo(handle).total) for handle in self._handles)
+        return sum(int(library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
 
     def load(self) -> tuple[float, int] | None:
         """The mean share of the time that they were busy, and the memory in use."""
@@ -90,10 +124,17 @@ class _Gpus:
         return sum(busy) / len(busy), used
 
 
-def _cgroup_bytes() -> float:
-    with suppress(OSError, ValueError):
-        return int(CGROUP.read_text())
-    return float("inf")
+def _visible(ids: Sequence[str], shown: str | None) -> list[int]:
+    """By CUDA's rule: numbers or beginnings of ids, up to the first that is none. So Ray gives each worker its own."""
+    if shown is None:
+        return list(range(len(ids)))
+    found: list[int] = []
+    for name in (each.strip() for each in shown.split(",")):
+        matches = [index for index, gpu in enumerate(ids) if name in (str(index), gpu) or gpu.startswith(name or "-")]
+        if not matches:
+            break
+        found += matches[:1]
+    return found
 
 
 def _version() -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from penstock.core.blocks import BlockRecord, BlockRole, BlockState, WorkerRecord
 from penstock.manager.desired import BLOCKS, PRESENT, WORKERS, DesiredState, encode
 from penstock.manager.lives import LifeRules, WorkerArrived, WorkerHeard, WorkerStreamEnded
+from penstock.manager.placing.sites import SharedCapacity
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Reign, Report
 from penstock.manager.telling.boards import BLOCK, AssignedBlock
@@ -37,12 +38,14 @@ class Cluster:
         record = BlockRecord(model="m", version="1", source="/m", role=BlockRole.CHOSEN, **fields)
         self.write(*((BLOCKS + name, encode(record.model_copy(update={"model": name}))) for name in block_ids))
 
-    def arrive(self, worker: str, incarnation: str = "1-life", holds: tuple[str, ...] = ()) -> None:
+    def arrive(
+        self, worker: str, incarnation: str = "1-life", holds: tuple[str, ...] = (), facts: Facts | None = None
+    ) -> None:
         self.streams += 1
         self.stream[worker] = self.streams
         report = Report([(block_id, self.ready(block_id)) for block_id in holds])
         arrived = WorkerArrived(worker, incarnation, self.streams)
-        self.reign.arrive(arrived, Facts(node=f"host-{worker}"), report, self.now)
+        self.reign.arrive(arrived, facts or Facts(node=f"host-{worker}"), report, self.now)
         self.seen[worker] = 0
 
     def ready(self, block_id: str) -> WorkerState:
@@ -214,6 +217,20 @@ def test_labels_of_operators_stand_before_a_workers_own() -> None:
     cluster.deploy("a", replicas=1, labels={"disk": "ssd"})
     cluster.work()
     assert cluster.holders("a") == ["w1"]
+
+
+def test_what_a_worker_tells_of_itself_and_its_machine_counts_when_blocks_are_placed() -> None:
+    cluster = Cluster()
+    machine = (SharedCapacity("h1", cpus=4),)
+    cluster.arrive("w0", facts=Facts(node="h1", cpus=4, shared=machine))
+    cluster.arrive("w1", facts=Facts(node="h1", cpus=4, shared=machine, weight=3))
+    names = [f"blk-{number}" for number in range(8)]
+    cluster.deploy(*names, replicas=1)
+    cluster.deploy("a", "b", replicas=1, resources={"cpu": 3})
+    cluster.work()
+    assert len([name for name in names if cluster.holders(name) == ["w1"]]) >= 5
+    assert sorted([len(cluster.holders("a")), len(cluster.holders("b"))]) == [0, 1]
+    assert "1 of 4 are free on its machine" in " ".join(cluster.reign.explain("a") + cluster.reign.explain("b"))
 
 
 def test_many_that_come_to_a_successor_keep_what_they_hold() -> None:

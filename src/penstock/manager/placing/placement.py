@@ -11,7 +11,7 @@ from math import inf
 from typing import NamedTuple
 from zlib import crc32
 
-from penstock.manager.placing.sites import BlockDemand, Site, WorkerCapacity
+from penstock.manager.placing.sites import BlockDemand, Site, SiteRoom, WorkerCapacity
 
 HIGH = 1.2  # of the mean: who has more gives
 LOW = 0.9  # of the mean: who has less is given
@@ -96,10 +96,11 @@ class _Placing:
 
     def __init__(self, blocks: Iterable[BlockDemand], workers: Iterable[WorkerCapacity]) -> None:
         self._blocks = {block.block_id: block for block in sorted(blocks, key=lambda block: block.block_id)}
-        self._sites = {site.worker_id: Site(site) for site in sorted(workers, key=lambda site: site.worker_id)}
-        self._hosts: dict[str, list[Site]] = {}
+        shared: dict[str, SiteRoom] = {}
+        self._sites = {each.worker_id: Site(each, shared) for each in sorted(workers, key=lambda each: each.worker_id)}
+        self._machines: dict[str, list[Site]] = {}
         for site in self._sites.values():
-            self._hosts.setdefault(site.host, []).append(site)
+            self._machines.setdefault(site.machine, []).append(site)
         self._has_enemies = any(block.anti_affinity for block in self._blocks.values())
         self._open = [site for site in self._sites.values() if site.is_open]
         self._holders: dict[str, dict[str, Site]] = {block_id: {} for block_id in self._blocks}
@@ -187,15 +188,15 @@ class _Placing:
         return min(best, key=lambda site: _order(block.block_id, site.worker_id)) if best else None
 
     def _nearness(self, block: BlockDemand, site: Site, without: Site | None = None) -> Nearness:
-        """How many other replicas share its zone and its host, and how many on that host it wants to be away from."""
-        zone = host = near = 0
+        """How many other replicas share its zone and its machine, and how many there it wants to be away from."""
+        zone = machine = near = 0
         for other in self._holders[block.block_id].values():
             if other is not site and other is not without:
                 zone += other.zone == site.zone
-                host += other.host == site.host
-        if self._has_enemies and len(self._hosts[site.host]) > 1:
-            near = sum(other is not site and other.is_shunned(block) for other in self._hosts[site.host])
-        return zone, host, near
+                machine += other.machine == site.machine
+        if self._has_enemies and len(self._machines[site.machine]) > 1:
+            near = sum(other is not site and other.is_shunned(block) for other in self._machines[site.machine])
+        return zone, machine, near
 
     def _reason(self, block: BlockDemand, site: Site) -> str:
         others = sorted(self._holders[block.block_id])

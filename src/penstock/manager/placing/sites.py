@@ -24,6 +24,16 @@ class BlockDemand:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCapacity:
+    """What all workers have together that name it alike; 0: it does not bound them."""
+
+    name: str
+    cpus: float = 0.0
+    memory_bytes: int = 0
+    gpu_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerCapacity:
     worker_id: str
     host: str = ""  # empty: one of its own
@@ -31,19 +41,48 @@ class WorkerCapacity:
     cpu: float = inf
     memory_bytes: float = inf
     gpu_memory_bytes: float = 0.0
+    shared: tuple[SharedCapacity, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)  # worker, host and zone are labels, too
     weight: float = 1.0  # what it can do beside others
     is_open: bool = True  # it takes what it did not hold; one that is silent does not
     is_last: bool = False  # it is asked only where nobody else may
     is_leaving: bool = False  # it is to hold nothing
+    machine: str = ""  # that it runs on, where several are of one host's name; empty: its host
+
+
+class SiteRoom:
+    """How much is left, of what a worker has itself or of what it shares."""
+
+    def __init__(self, cpu: float, memory: float, gpu_memory: float, where: str = "") -> None:
+        self.cpu, self.memory, self.gpu_memory = cpu, memory, gpu_memory
+        self.whole_cpu, self.whole_memory, self.whole_gpu_memory = cpu, memory, gpu_memory
+        self._where = where
+
+    def count(self, block: BlockDemand, sign: int) -> None:
+        self.cpu -= sign * block.cpu
+        self.memory -= sign * block.memory_bytes
+        self.gpu_memory -= sign * block.gpu_memory_bytes
+
+    def refusal(self, block: BlockDemand) -> str:
+        if block.cpu > self.cpu:
+            return f"the block needs {block.cpu:g} cores, and {self.cpu:g} of {self.whole_cpu:g} are free{self._where}"
+        if block.memory_bytes > self.memory:
+            return _too_large("memory", block.memory_bytes, self.memory, self.whole_memory) + self._where
+        if block.gpu_memory_bytes <= self.gpu_memory:
+            return ""
+        if not self.whole_gpu_memory:
+            return "the block needs a GPU, and it has none"
+        return _too_large("GPU memory", block.gpu_memory_bytes, self.gpu_memory, self.whole_gpu_memory) + self._where
 
 
 class Site:
     """A worker while blocks are placed."""
 
-    def __init__(self, capacity: WorkerCapacity) -> None:
+    def __init__(self, capacity: WorkerCapacity, shared: dict[str, SiteRoom]) -> None:
+        """`shared`: what is left of what workers share, by its name; filled here."""
         self.worker_id = capacity.worker_id
         self.host = capacity.host or capacity.worker_id
+        self.machine = capacity.machine or self.host
         self.zone = capacity.zone
         self.is_open = capacity.is_open and not capacity.is_leaving
         self.is_last = capacity.is_last
@@ -53,8 +92,10 @@ class Site:
         self.level = 0.0  # the weight of what it holds by its own
         self._load = 0.0
         self._labels = {"worker": self.worker_id, "host": self.host, "zone": self.zone, **capacity.labels}
-        self._capacity = capacity
-        self._cpu, self._memory, self._gpu_memory = capacity.cpu, capacity.memory_bytes, capacity.gpu_memory_bytes
+        self._rooms = [SiteRoom(capacity.cpu, capacity.memory_bytes, capacity.gpu_memory_bytes)]
+        for each in capacity.shared:
+            room = SiteRoom(each.cpus or inf, each.memory_bytes or inf, each.gpu_memory_bytes or inf, " on its machine")
+            self._rooms.append(shared.setdefault(each.name, room))
         self._names: Counter[str] = Counter()  # of what it holds
         self._shunned: Counter[str] = Counter()  # by what it holds
 
@@ -96,14 +137,10 @@ class Site:
                 return (
                     f"the block wants {_label(key, value)}, and it has {_label(key, found) if found else f'no {key}'}"
                 )
-        if block.cpu > self._cpu:
-            return f"the block needs {block.cpu:g} cores, and {self._cpu:g} of {self._capacity.cpu:g} are free"
-        if block.memory_bytes > self._memory:
-            return _too_large("memory", block.memory_bytes, self._memory, self._capacity.memory_bytes)
-        if block.gpu_memory_bytes > self._gpu_memory:
-            if not self._capacity.gpu_memory_bytes:
-                return "the block needs a GPU, and it has none"
-            return _too_large("GPU memory", block.gpu_memory_bytes, self._gpu_memory, self._capacity.gpu_memory_bytes)
+        if block.cpu or block.memory_bytes or block.gpu_memory_bytes:
+            for room in self._rooms:
+                if refusal := room.refusal(block):
+                    return refusal
         if (block.anti_affinity or self._shunned) and self.is_shunned(block):
             return f"the block is not to be beside {self._enemy(block)}, which is there"
         return ""
@@ -112,11 +149,14 @@ class Site:
         """What it has of what the block asks for, with the block on it; each the beginning of a sentence."""
         has = [_label(key, self._labels[key]) for key in block.labels if self._labels.get(key)]
         found = [f"it has {', '.join(has)}"] if has else []
-        if block.cpu and self._cpu < inf:
-            found.append(f"{self._cpu:g} of {self._capacity.cpu:g} cores are left")
-        for what, needed, left, whole in (
-            ("memory", block.memory_bytes, self._memory, self._capacity.memory_bytes),
-            ("GPU memory", block.gpu_memory_bytes, self._gpu_memory, self._capacity.gpu_memory_bytes),
+        cpu, cpus = min((room.cpu, room.whole_cpu) for room in self._rooms)
+        if block.cpu and cpus < inf:
+            found.append(f"{cpu:g} of {cpus:g} cores are left")
+        memory = min((room.memory, room.whole_memory) for room in self._rooms)
+        gpu_memory = min((room.gpu_memory, room.whole_gpu_memory) for room in self._rooms)
+        for what, needed, (left, whole) in (
+            ("memory", block.memory_bytes, memory),
+            ("GPU memory", block.gpu_memory_bytes, gpu_memory),
         ):
             if needed and whole < inf:
                 found.append(f"{left / GIB:.3g} of {whole / GIB:.3g} GiB of {what} are left")
@@ -132,9 +172,8 @@ class Site:
     def _count(self, block: BlockDemand, sign: int) -> None:
         self._load += sign * block.weight
         self.level = self._load / self.weight
-        self._cpu -= sign * block.cpu
-        self._memory -= sign * block.memory_bytes
-        self._gpu_memory -= sign * block.gpu_memory_bytes
+        for room in self._rooms:
+            room.count(block, sign)
         for counted, names in ((self._names, _names(block)), (self._shunned, block.anti_affinity)):
             for name in names:
                 counted[name] += sign

@@ -36,7 +36,7 @@ class WorkerReport(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ...) -> None: ...
 
 class WorkerFacts(_message.Message):
-    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version")
+    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class WorkerFacts(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     zone: str
@@ -60,7 +62,21 @@ class WorkerFacts(_message.Message):
     memory_bytes: int
     gpu_memory_bytes: int
     version: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    shared: _containers.RepeatedCompositeFieldContainer[SharedCapacity]
+    weight: float
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedCapacity, _Mapping]]] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class SharedCapacity(_message.Message):
+    __slots__ = ("name", "cpus", "memory_bytes", "gpu_memory_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cpus: float
+    memory_bytes: int
+    gpu_memory_bytes: int
+    def __init__(self, name: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
     __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "waiting", "busy", "instances", "counts")

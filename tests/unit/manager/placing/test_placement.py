@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.chaos.cluster.placement import fullest_of, held_by, moved
 from penstock.manager.placing.placement import Placement, place
-from penstock.manager.placing.sites import GIB, BlockDemand, WorkerCapacity
+from penstock.manager.placing.sites import GIB, BlockDemand, SharedCapacity, WorkerCapacity
 
 Held = Mapping[str, Iterable[str]]
 
@@ -55,6 +55,42 @@ def test_a_worker_is_never_given_more_than_it_has() -> None:
     lonely = next(iter(placed.missing))
     assert "needs 3 GiB of memory, and 2 of 8 are free" in said(placed, lonely)
     assert "needs a GPU, and it has none" in said(place([BlockDemand("a", 1, gpu_memory_bytes=1)], small, {}))
+
+
+def test_workers_of_one_machine_are_never_given_more_than_it_has() -> None:
+    """Each may take all of the machine, and one of them no more than its control group leaves it."""
+    machine = SharedCapacity("h0", cpus=4, memory_bytes=8 * GIB)
+    group = SharedCapacity("h0/group", memory_bytes=2 * GIB)
+    there = [
+        WorkerCapacity("w0", "h0", cpu=4, memory_bytes=8 * GIB, shared=(machine,)),
+        WorkerCapacity("w1", "h0", cpu=4, memory_bytes=2 * GIB, shared=(machine, group)),
+        WorkerCapacity("w2", "h0", cpu=4, memory_bytes=2 * GIB, shared=(machine, group)),
+    ]
+    small = [BlockDemand(f"b{n}", 1, memory_bytes=GIB) for n in range(6)]
+    placed = place(small, there, {})
+    assert not placed.missing
+    assert held_by(placed.holders, there[1]) + held_by(placed.holders, there[2]) == 2
+    large = BlockDemand("z", 1, memory_bytes=3 * GIB)
+    with_large = place([*small, large], there, placed.holders)
+    assert with_large.missing == {"z": 1}
+    assert "w0 not: the block needs 3 GiB of memory, and 2 of 8 are free on its machine." in with_large.explain("z")
+    everywhere = place([BlockDemand("a", cpu=3)], there, {})
+    assert everywhere.holders == {"a": ("w0",)}
+    assert "1 of 4 cores are left" in said(everywhere)
+
+
+def test_what_two_workers_of_a_machine_hold_beyond_it_goes_elsewhere() -> None:
+    machine = SharedCapacity("h0", memory_bytes=8 * GIB)
+    there = [WorkerCapacity(f"w{n}", "h0", memory_bytes=8 * GIB, shared=(machine,)) for n in range(2)]
+    blocks = [BlockDemand(name, 1, memory_bytes=5 * GIB) for name in "ab"]
+    placed = place(blocks, [*there, WorkerCapacity("w2", "h1", memory_bytes=8 * GIB)], {"a": ["w0"], "b": ["w1"]})
+    assert placed.holders == {"a": ("w0",), "b": ("w2",)}
+
+
+def test_workers_of_one_name_on_two_machines_are_apart() -> None:
+    there = [WorkerCapacity(f"w{n}", "fleet", machine=f"fleet/{n // 2}") for n in range(4)]
+    placed = place([BlockDemand("a", 2)], there, {})
+    assert len({int(worker[1:]) // 2 for worker in placed.holders["a"]}) == 2
 
 
 def test_one_block_makes_room_for_a_large_one() -> None:
