@@ -8,6 +8,7 @@ import typer
 
 from penstock.cli import fleet as of_fleet
 from penstock.cli.bench import bench
+from penstock.cli.certs import init_certs, issue_cert
 from penstock.cli.classify import classify
 from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
 from penstock.cli.cluster.events import events
@@ -82,6 +83,10 @@ app.add_typer(model, name="model")
 fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
 for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):
     fleet.command()(fleet_command)
+certs = typer.Typer(no_args_is_help=True, help="Certificates: an authority of your own, and what it issues.")
+for name, of_certs in (("init", init_certs), ("issue", issue_cert)):
+    certs.command(name)(of_certs)
+app.add_typer(certs, name="certs")
 app.add_typer(experiment, name="experiment")
 app.add_typer(fleet, name="fleet")
 

@@ -1,0 +1,178 @@
+"""A certificate authority for development and private clusters: makes its own certificate, and those of others."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from penstock.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate, CertificateBuilder
+
+CA, CA_KEY = "ca.pem", "ca-key.pem"
+SKEW = timedelta(minutes=5)  # by which others' clocks may be behind
+_NAME_CHARS = 64  # of a common name
+_CURVE = ec.SECP256R1()  # the one that gRPC, browsers and OpenSSL all take
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    cert: Path
+    key: Path
+    names: tuple[str, ...]
+    expires_at: datetime
+
+
+class Authority:
+    """A folder with its certificate and its key; what it issues comes beside them."""
+
+    def __init__(self, folder: Path, cert: "Certificate", key: ec.EllipticCurvePrivateKey) -> None:
+        self.folder = folder
+        self._cert = cert
+        self._key = key
+
+    @classmethod
+    def create(cls, folder: Path, name: str, days: int, now: datetime | None = None) -> "Authority":
+        """Raises ConfigError where there is one already: what it has issued would be worth nothing."""
+        if (folder / CA).exists() or (folder / CA_KEY).exists():
+            raise ConfigError(f"{folder} has an authority already ({CA}): choose another folder, or delete that one")
+        key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
+        builder = _builder(name, name, key.public_key(), at, timedelta(days=days))
+        usage = _usage(key_cert_sign=True, crl_sign=True)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(usage, critical=True)
+        builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        cert = builder.sign(key, hashes.SHA256())
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
+        _write_secret(folder / CA_KEY, _pem(key))
+        _write(folder / CA, cert.public_bytes(Encoding.PEM), 0o644)
+        return cls(folder, cert, key)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Authority":
+        try:
+            cert = x509.load_pem_x509_certificate((folder / CA).read_bytes())
+            key = load_pem_private_key((folder / CA_KEY).read_bytes(), None)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} has no authority ({error.strerror}): make one with penstock certs init"
+            ) from error
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{folder}: {CA} or {CA_KEY} cannot be read: {error}") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError(f"{folder}/{CA_KEY} is no key that penstock certs init made")
+        return cls(folder, cert, key)
+
+    def issue(
+        self,
+        name: str,
+        hosts: Sequence[str] = (),
+        days: float = 365,
+        is_client: bool = False,
+        now: datetime | None = None,
+    ) -> Issued:
+        """A certificate of that name, also for these hosts; one of the same name is replaced, while servers use it.
+
+        `is_client`: nothing can be served with it."""
+        if not name or len(name) > _NAME_CHARS or "/" in name or name.startswith("."):
+            raise ConfigError(f"'{name[:80]}' is no name: at most {_NAME_CHARS} characters, none of them a slash")
+        if f"{name}.pem" == CA:
+            raise ConfigError(f"'{name}' is the authority's own name: choose another")
+        key, at = ec.generate_private_key(_CURVE), now or datetime.now(UTC)
+        issuer = self._cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+        builder = _builder(name, str(issuer), key.public_key(), at, timedelta(days=days))
+        names = list(dict.fromkeys([name, *hosts]))
+        purposes = [ExtendedKeyUsageOID.CLIENT_AUTH]
+        if not is_client:
+            purposes.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+        builder = builder.add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_other_name(each) for each in names]), False)
+        of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        cert = builder.add_extension(of_issuer, critical=False).sign(self._key, hashes.SHA256())
+        issued = Issued(
+            self.folder / f"{name}.pem", self.folder / f"{name}-key.pem", tuple(names), cert.not_valid_after_utc
+        )
+        # One after the other: who looks in between finds that they do not match, and looks again.
+        _write_secret(issued.key, _pem(key))
+        _write(issued.cert, cert.public_bytes(Encoding.PEM), 0o644)
+        return issued
+
+
+def _builder(
+    name: str, issuer: str, key: ec.EllipticCurvePublicKey, at: datetime, valid: timedelta
+) -> "CertificateBuilder":
+    builder = x509.CertificateBuilder(_named(issuer), _named(name), key, x509.random_serial_number())
+    return builder.not_valid_before(at - SKEW).not_valid_after(at + valid)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(**given: bool) -> x509.KeyUsage:
+    usual = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "key_cert_sign",
+            "crl_sign",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    return x509.KeyUsage(**usual | given)
+
+
+def _other_name(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(text.strip("[]")))
+    except ValueError:
+        pass
+    try:
+        return x509.RFC822Name(text) if "@" in text else x509.DNSName(text)
+    except ValueError as error:
+        raise ConfigError(f"'{text}' can be no name of a certificate: {error}") from error
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    _write(path, content, 0o600)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Whole or not at all: a server may be reading it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as opened:
+            opened.write(content)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,193 @@
+"""This process's certificate: what its ports and channels show and ask for, looked at anew each second.
+
+A handshake that begins after files were exchanged goes by the new ones; what is open stays. Files that do not fit (one
+of two is written already) are told of and looked at again, and until they do, what was there goes on.
+"""
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from typing import Any, Literal
+
+import grpc
+import structlog
+
+from penstock.core.errors import ConfigError
+from penstock.wire.credentials.files import TlsFiles, TlsMaterial, read_files
+
+log = structlog.get_logger()
+LOOK_S = 1.0
+UNIX = "unix:"
+# Of TLS 1.2; those of 1.3 are all well. gRPC's own list is the same.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+HTTP = ("http/1.1",)
+ClientAuth = Literal["none", "optional", "required"]
+_VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+
+
+class Certificates:
+    """Without files, everything is plain."""
+
+    def __init__(self, files: TlsFiles | None = None, client_auth: ClientAuth = "none") -> None:
+        """Reads them now; raises ConfigError."""
+        self._files = files or TlsFiles()
+        self._client_auth: ClientAuth = client_auth
+        self._stamps = self._files.stamps()
+        self._material = TlsMaterial() if self._files.is_empty else read_files(self._files)
+        self._told = ""  # why what is there now is not taken
+        self.generation = 0  # how often it was another
+        self._channel: tuple[int, grpc.ChannelCredentials] | None = None
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether ports speak TLS."""
+        return bool(self._material.cert)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether callers show certificates."""
+        return self.is_serving and self._client_auth != "none"
+
+    @property
+    def expires_at(self) -> float:
+        """Of the certificate, in seconds since 1970; 0: there is none."""
+        return self._material.expires_at
+
+    # --- what is new
+
+    async def watch_forever(self) -> None:
+        while not self._files.is_empty:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> bool:
+        """Whether others are there and good."""
+        stamps = self._files.stamps()
+        if stamps == self._stamps and not self._told:
+            return False
+        try:
+            found = read_files(self._files)
+        except ConfigError as error:
+            if error.message != self._told:
+                log.warning("certificate_kept", error=error.message, advice="what was read before goes on")
+            self._told = error.message
+            return False
+        self._stamps, self._told = stamps, ""
+        if found == self._material:
+            return False
+        self._material = found
+        self.generation += 1
+        log.info("certificate_renewed", cert=self._files.cert, expires_at=found.expires_at)
+        return True
+
+    # --- ports
+
+    def add_port(self, server: Any, address: str, client_auth: ClientAuth | None = None) -> int:
+        """To a gRPC server, as its own do; sockets of this machine stay plain."""
+        if not self.is_serving or address.startswith(UNIX):
+            return int(server.add_insecure_port(address))
+        return int(server.add_secure_port(address, self.server_credentials(client_auth)))
+
+    def server_credentials(self, client_auth: ClientAuth | None = None) -> grpc.ServerCredentials:
+        """gRPC knows no certificates that may be shown and need not: `optional` asks for none."""
+        given = self.generation
+
+        def fetch() -> Any:
+            """Before each handshake, in a thread of gRPC's; None: nothing is another."""
+            nonlocal given
+            if given == self.generation:
+                return None
+            given = self.generation
+            return self._configuration(is_asking)
+
+        is_asking = (client_auth or self._client_auth) == "required"
+        return grpc.dynamic_ssl_server_credentials(self._configuration(is_asking), fetch, is_asking)
+
+    def _configuration(self, is_asking: bool) -> Any:
+        material = self._material
+        roots = material.ca if is_asking else None
+        return grpc.ssl_server_certificate_configuration([(material.key, material.cert)], root_certificates=roots)
+
+    def server_context(self, client_auth: ClientAuth | None = None) -> ssl.SSLContext:
+        """For HTTP: an event loop's server makes each handshake of it."""
+        return _Renewed(lambda: self.generation, lambda: self._context(client_auth or self._client_auth))
+
+    def _context(self, client_auth: ClientAuth) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(CIPHERS)
+        context.set_alpn_protocols(HTTP)
+        context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE
+        context.verify_mode = _VERIFY[client_auth]
+        if client_auth != "none":
+            context.load_verify_locations(cadata=self._material.ca.decode())
+        _load_pair(context, self._material)
+        return context
+
+    # --- channels
+
+    def open_channel(self, address: str, options: Any = ()) -> grpc.aio.Channel:
+        """TLS where there is a certificate or an authority to go by; sockets of this machine stay plain."""
+        if (credentials := self.channel_credentials(address)) is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def channel_credentials(self, address: str = "") -> grpc.ChannelCredentials | None:
+        """None: it is plain."""
+        if self._files.is_empty or address.startswith(UNIX):
+            return None
+        if self._channel is None or self._channel[0] != self.generation:
+            self._channel = self.generation, channel_credentials(self._material)
+        return self._channel[1]
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """For HTTP; None: the usual one, which trusts the system's authorities."""
+        return None if self._files.is_empty else client_context(self._files)
+
+
+def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(material.ca or None, material.key or None, material.cert or None)
+
+
+def client_context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=files.ca or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(CIPHERS)
+    if files.cert:
+        context.load_cert_chain(files.cert, files.key)
+    return context
+
+
+class _Renewed(ssl.SSLContext):
+    """Stands for the newest context: each connection begins with that one, its authorities included."""
+
+    _generation: Callable[[], int]
+    _make: Callable[[], ssl.SSLContext]
+    _newest: tuple[int, ssl.SSLContext]
+
+    def __new__(cls, generation: Callable[[], int], make: Callable[[], ssl.SSLContext]) -> "_Renewed":
+        made = super().__new__(cls, ssl.PROTOCOL_TLS_SERVER)
+        made._generation, made._make = generation, make
+        made._newest = generation(), make()
+        return made
+
+    def __init__(self, *given: Any) -> None:
+        """All is done: the compiled part takes nothing else."""
+
+    def wrap_bio(self, *args: Any, **options: Any) -> ssl.SSLObject:
+        generation = self._generation()
+        if self._newest[0] != generation:
+            self._newest = generation, self._make()
+        return self._newest[1].wrap_bio(*args, **options)
+
+
+def _load_pair(context: ssl.SSLContext, material: TlsMaterial) -> None:
+    """From memory: the files may be others by now."""
+    held = os.memfd_create("certificate", os.MFD_CLOEXEC)
+    try:
+        with open(held, "wb", closefd=False) as opened:
+            opened.write(material.cert + b"\n" + material.key)
+        context.load_cert_chain(f"/proc/self/fd/{held}")
+    finally:
+        os.close(held)

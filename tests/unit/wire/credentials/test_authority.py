@@ -1,0 +1,79 @@
+"""An authority of one's own: what it issues is trusted by whoever trusts it, and its key is for its owner alone."""
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from penstock.core.errors import ConfigError
+from penstock.wire.credentials.authority import CA, CA_KEY, Authority
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "certs"
+    issued = Authority.create(folder, "an authority", 10).issue("server")
+    assert mode(folder) == 0o700
+    assert mode(folder / CA_KEY) == mode(issued.key) == 0o600
+    assert sorted(path.name for path in folder.iterdir()) == sorted([CA, CA_KEY, "server.pem", "server-key.pem"])
+
+
+def test_a_second_authority_does_not_replace_the_first(tmp_path: Path) -> None:
+    Authority.create(tmp_path, "an authority", 10)
+    with pytest.raises(ConfigError, match="has an authority already"):
+        Authority.create(tmp_path, "another", 10)
+
+
+def test_nothing_is_issued_without_an_authority(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="penstock certs init"):
+        Authority.open(tmp_path)
+    (tmp_path / CA).write_text("nothing")
+    (tmp_path / CA_KEY).write_text("nothing")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Authority.open(tmp_path)
+
+
+def test_a_certificate_has_its_names_its_time_and_its_purposes(tmp_path: Path) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    authority = Authority.create(tmp_path, "an authority", 10)
+    issued = authority.issue("server", ["localhost", "127.0.0.1", "::1", "server"], days=2, now=now)
+    assert issued.names == ("server", "localhost", "127.0.0.1", "::1")
+    assert issued.expires_at == now + timedelta(days=2)
+    found = x509.load_pem_x509_certificate(issued.cert.read_bytes())
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["127.0.0.1", "::1"]
+    purposes = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(purposes) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def test_a_client_s_certificate_serves_nothing(tmp_path: Path) -> None:
+    issued = Authority.create(tmp_path, "an authority", 10).issue("ops@example.com", is_client=True)
+    found = x509.load_pem_x509_certificate(issued.cert.read_bytes())
+    assert list(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [
+        ExtendedKeyUsageOID.CLIENT_AUTH
+    ]
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.RFC822Name) == ["ops@example.com"]
+
+
+def test_one_of_the_same_name_takes_its_place(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "an authority", 10)
+    first = authority.issue("server").cert.read_bytes()
+    again = Authority.open(tmp_path).issue("server")
+    assert again.cert.read_bytes() != first
+    context = ssl.create_default_context(cafile=tmp_path / CA)
+    context.load_cert_chain(again.cert, again.key)  # they match
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "x" * 65, "ca"])
+def test_what_is_no_name_is_refused(tmp_path: Path, name: str) -> None:
+    authority = Authority.create(tmp_path, "an authority", 10)
+    with pytest.raises(ConfigError, match="name"):
+        authority.issue(name)
