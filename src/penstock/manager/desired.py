@@ -10,6 +10,7 @@
 | `members/workers` | PresentWorkers: those whom a successor may expect |
 | `events/<number>` | manager/events.py |
 | `leader`, `managers/<id>` | core/leaders.py |
+| `history` | a random name, no JSON: what revisions and epochs are counted in |
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from penstock.core.settings import Routing
 from penstock.storage.metadata.base import Change, Snapshot
 
 BLOCKS, ROUTING, FOLDERS, WORKERS = "blocks/", "routing/", "folders/", "workers/"
-GATEWAYS, PRESENT, EVENTS = "members/gateways", "members/workers", "events/"
+GATEWAYS, PRESENT, EVENTS, HISTORY = "members/gateways", "members/workers", "events/", "history"
 V = TypeVar("V", bound=StoredValue)
 
 
@@ -80,6 +81,7 @@ class Folded:
 class DesiredState:
     def __init__(self) -> None:
         self.revision = 0  # of the store
+        self.history = ""  # which its revisions are of: another where the store was wiped or set back
         self.blocks: dict[str, DesiredBlock] = {}
         self.routings: dict[str, str] = {}  # by model
         self.folders: dict[str, FolderRecord] = {}  # by model
@@ -108,7 +110,7 @@ class DesiredState:
         gone = [Change(key, None, snapshot.revision) for key in self._keys() if key not in present]
         found = [Change(record.key, record.value, record.revision) for record in snapshot.records]
         folded = self.fold([*gone, *found])
-        self.revision = max(self.revision, snapshot.revision)
+        self.revision = snapshot.revision  # less than before where the store was set back
         return folded
 
     def fold(self, changes: Iterable[Change]) -> Folded:
@@ -141,6 +143,8 @@ class DesiredState:
             self.membership, folded.has_gateways = change.revision, True
         elif key == PRESENT:
             self.present = None if value is None else PresentWorkers.model_validate_json(value)
+        elif key == HISTORY:
+            self.history = "" if value is None else value.decode()
         elif key.startswith(EVENTS):
             number = int(key.removeprefix(EVENTS))
             self.events.pop(number, None)
@@ -172,6 +176,7 @@ class DesiredState:
             *(WORKERS + each for each in self.workers),
             *([GATEWAYS] if self.gateways.gateways else []),
             *([PRESENT] if self.present is not None else []),
+            *([HISTORY] if self.history else []),
             *(f"{EVENTS}{number:020}" for number in self.events),
             *self.others,
         ]

@@ -29,6 +29,7 @@ from penstock.manager.leadership import (
     Registered,
     Resigning,
     RevokeLease,
+    StoreSetBack,
     TimePassed,
 )
 from penstock.storage.metadata.base import Change, Compare, MetadataStore, Record, Snapshot, Write
@@ -211,6 +212,10 @@ class Election:
 
     async def _follow_leader(self) -> None:
         async for heard in follow(self._store, LEADER):
+            if isinstance(heard, Snapshot) and heard.revision < self._leader_revision:
+                log.warning("store_set_back", revision=heard.revision, before=self._leader_revision)
+                self._leader_revision = 0
+                self._handle(StoreSetBack())
             found = [each for each in _each(heard) if each.key == LEADER]
             if found:
                 leader = _read(LeaderRecord, found[0].value)

@@ -68,6 +68,11 @@ class LeaderSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreSetBack:
+    """Its revisions are lower than those that were seen: it was wiped, or is an older copy."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     pass
 
@@ -85,6 +90,7 @@ LeadershipEvent = (
     | Registered
     | CampaignEnded
     | LeaderSeen
+    | StoreSetBack
     | TimePassed
     | Resigning
 )
@@ -199,6 +205,8 @@ class Leadership:
                 self._seen, self._is_vacant = revision, not is_there
                 self._record = self._epoch = revision if is_there and lease and lease == self._lease else 0
                 self._campaign_at = now
+            case StoreSetBack():
+                self._seen, self._record, self._epoch = 0, 0, 0
             case Resigning():
                 return self._resign(now)
         return [*ended, *self._reigns(now), *self._calls(now)]

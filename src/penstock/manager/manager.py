@@ -32,7 +32,7 @@ from penstock.core.errors import (
 )
 from penstock.core.settings import Routing
 from penstock.manager.deployment import Choice, Deployment
-from penstock.manager.desired import BLOCKS, PRESENT, ROUTING, DesiredState, Folded, FolderRecord, encode
+from penstock.manager.desired import BLOCKS, HISTORY, PRESENT, ROUTING, DesiredState, Folded, FolderRecord, encode
 from penstock.manager.election import SOLE_LEASE_S, Election
 from penstock.manager.events import Events
 from penstock.manager.lives import LifeRules
@@ -82,6 +82,7 @@ class Manager:
         self._reign_tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Condition()
         self._deploying = asyncio.Lock()  # who reads a folder later deploys later
+        self._proving = asyncio.Lock()
         self._has_heard = False
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first reign
         self.desired = DesiredState()
@@ -239,6 +240,17 @@ class Manager:
         if not self.epoch:
             raise self.election.not_leading()
 
+    async def prove_reign(self, history: str, epoch: int) -> None:
+        """Somebody has heard of that epoch. Where it is later than this manager's, either another leads since, or the
+        store was set back to an older copy: who can still write leads, and leads another history from here on."""
+        async with self._proving:
+            if self.epoch and history == self.desired.history and epoch > self.epoch:
+                log.warning("store_set_back", heard=epoch, epoch=self.epoch)
+                await self._begin_history()
+
+    async def _begin_history(self) -> None:
+        await self.commit([Write(HISTORY, secrets.token_hex(8).encode(), may_wait=True)])
+
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
         async with self._changed:
             await self._changed.wait_for(is_so)
@@ -284,6 +296,12 @@ class Manager:
     async def _begin(self, epoch: int) -> None:
         """First everything that was written before this reign is folded, and only then is anything decided."""
         await self.wait_until(lambda: self.desired.revision >= epoch)
+        while not self.desired.history:
+            try:
+                await self._begin_history()
+            except PenstockError as error:
+                log.warning("history_not_written", error=error.message)
+                await asyncio.sleep(RETRY_S)
         reign = Reign(epoch, self.desired, self._rules, now(), self._is_fresh)
         for listener in self.on_reign:
             listener(reign)

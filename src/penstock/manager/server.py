@@ -20,7 +20,7 @@ async def serve_manager(manager: Manager, *addresses: str, further: tuple[AddSer
     server = grpc_server(MANAGER_SERVER)
     manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
     cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), server)
-    leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager.election), server)
+    leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager), server)
     for add in further:
         add(server)
     for address in addresses:

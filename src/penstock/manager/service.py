@@ -43,12 +43,13 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         manager, first, stream = self._manager, await anext(aiter(reports)), next(self._streams)
         if not (epoch := manager.epoch):
             await _abort(context, manager.election.not_leading())
+        history = await self._history(first, context)
         reign, worker = manager.reign, first.worker_id
         arrived = WorkerArrived(worker, first.incarnation or str(first.pid), stream)
         reign.arrive(arrived, _facts(first), _report(first), now())
         if first.HasField("load"):  # with all its counts
             reign.hear(WorkerHeard(worker, stream), Report((), is_snapshot=False), _load(first.load), now())
-        hearing = _Hearing(first.revision if first.epoch == epoch else 0)
+        hearing = _Hearing.of(first, history, epoch)
         listening = asyncio.create_task(self._listen_worker(worker, stream, reports, hearing))
         try:
             await manager.notify(is_sure=True)
@@ -56,10 +57,10 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 ledger = reign.boards.assignment(worker)
 
                 def is_over() -> bool:
-                    return hearing.is_over or manager.epoch != epoch or stream in reign.refused
+                    return hearing.is_over or not self._leads(history, epoch) or stream in reign.refused
 
                 async for delta in self._deltas(ledger, hearing, is_over):
-                    yield _assignment(delta, epoch)
+                    yield _assignment(delta, history, epoch)
             if stream in reign.refused:
                 refusal = reign.refused[stream]
                 is_removed = reign.record(worker).removed == arrived.incarnation
@@ -76,8 +77,9 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         manager, first, stream = self._manager, await anext(aiter(requests)), next(self._streams)
         if not (epoch := manager.epoch):
             await _abort(context, manager.election.not_leading())
+        history = await self._history(first, context)
         gateway = GatewayRecord(gateway_id=first.gateway_id, endpoint=first.endpoint, address=first.address)
-        hearing = _Hearing(first.revision if first.epoch == epoch else 0)
+        hearing = _Hearing.of(first, history, epoch)
         listening = asyncio.create_task(self._listen_gateway(requests, hearing))
         try:
             try:
@@ -90,8 +92,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 # Until the workers have come, what it last heard of another manager is better than what is known here.
                 await manager.wait_until(lambda: hearing.is_over or manager.epoch != epoch or not reign.is_adopting)
             view = reign.boards.view
-            async for delta in self._deltas(view, hearing, lambda: hearing.is_over or manager.epoch != epoch):
-                yield _cluster_view(delta, epoch)
+            async for delta in self._deltas(view, hearing, lambda: hearing.is_over or not self._leads(history, epoch)):
+                yield _cluster_view(delta, history, epoch)
         finally:
             listening.cancel()
             if manager.epoch == epoch:
@@ -108,6 +110,17 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
     ) -> pb.SetRoutingResponse:
         failure = await failure_of(self._manager.set_routing(request.model, request.routing))
         return pb.SetRoutingResponse(failure=failure)
+
+    async def _history(self, first: pb.WorkerReport | pb.WatchRequest, context: grpc.aio.ServicerContext) -> str:
+        """That which this manager leads, also if the peer has heard of a later epoch."""
+        try:
+            await self._manager.prove_reign(first.history, first.epoch)
+        except PenstockError as error:
+            await _abort(context, error)
+        return self._manager.desired.history
+
+    def _leads(self, history: str, epoch: int) -> bool:
+        return (self._manager.desired.history, self._manager.epoch) == (history, epoch)
 
     async def _deltas(
         self, ledger: Ledger[T], hearing: "_Hearing", is_over: Callable[[], bool]
@@ -162,6 +175,12 @@ class _Hearing:
     """How far a peer has heard, and what it last said of itself."""
 
     seen: int
+
+    @classmethod
+    def of(cls, first: pb.WorkerReport | pb.WatchRequest, history: str, epoch: int) -> "_Hearing":
+        """What was heard of others, or in another history, is not of these revisions."""
+        return cls(first.revision if (first.history, first.epoch) == (history, epoch) else 0)
+
     is_leaving: bool = False
     is_over: bool = False  # its side of the stream has ended
 
@@ -249,9 +268,14 @@ def _answers(answers: pb.ModelAnswers) -> ModelAnswers:
     return ModelAnswers(answers.model, answers.version, codes, buckets, answers.seconds)
 
 
-def _assignment(delta: Delta[Given], epoch: int) -> pb.Assignment:
+def _assignment(delta: Delta[Given], history: str, epoch: int) -> pb.Assignment:
     message = pb.Assignment(
-        epoch=epoch, revision=delta.revision, is_snapshot=delta.is_snapshot, since=delta.since, removed=_ids(delta)
+        history=history,
+        epoch=epoch,
+        revision=delta.revision,
+        is_snapshot=delta.is_snapshot,
+        since=delta.since,
+        removed=_ids(delta),
     )
     for given in delta.changed.values():
         match given:
@@ -263,8 +287,9 @@ def _assignment(delta: Delta[Given], epoch: int) -> pb.Assignment:
     return message
 
 
-def _cluster_view(delta: Delta[Shown], epoch: int) -> pb.ClusterView:
+def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterView:
     message = pb.ClusterView(
+        history=history,
         epoch=epoch,
         revision=delta.revision,
         is_snapshot=delta.is_snapshot,

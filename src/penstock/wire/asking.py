@@ -10,6 +10,7 @@ import structlog
 
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
+from penstock.wire.heard import Newest
 from penstock.wire.leader import MANAGER_CHANNEL, LeaderAt
 
 log = structlog.get_logger()
@@ -32,13 +33,15 @@ class AskedManagers:
         self._is_urgent = asyncio.Event()
         self._is_lost = True  # nobody is known to lead
         self._best = LeaderAt("", -1)
+        self._newest = Newest()
 
     async def follow(self) -> AsyncIterator[LeaderAt]:
         while True:
             self._is_urgent.clear()
             async for answer in self._answers(list(self._addresses) if self._is_lost else [self._any()]):
-                if answer.epoch > self._best.epoch:
+                if self._is_better(answer):
                     self._best, self._is_lost = answer, False
+                    self._newest.becomes(answer.history, answer.epoch)
                     yield answer
             pause_s = (SEEK_S if self._is_lost else POLL_S) * self._rng.uniform(0.5, 1.0)
             with suppress(TimeoutError):
@@ -75,12 +78,17 @@ class AskedManagers:
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             log.debug("manager_does_not_answer", address=address, error=str(error))
             return None
-        if told.managers and told.epoch >= self._best.epoch:  # one that was cut off knows nobody
+        is_over = self._newest.outlives(told.history, told.epoch)
+        if told.managers and not is_over:  # one that was cut off knows nobody
             self._learn(told.managers)
         if told.is_leader:
-            self._is_lost = self._is_lost and told.epoch < self._best.epoch
-            return LeaderAt(address, told.epoch)  # where it was reached, whatever it is told to be
-        return LeaderAt(told.leader, told.epoch) if told.leader and told.epoch else None
+            self._is_lost = self._is_lost and is_over
+            return LeaderAt(address, told.epoch, told.history)  # where it was reached, whatever it is told to be
+        return LeaderAt(told.leader, told.epoch, told.history) if told.leader and told.epoch else None
+
+    def _is_better(self, answer: LeaderAt) -> bool:
+        is_other = bool(answer.history and self._best.history) and answer.history != self._best.history
+        return not self._newest.outlives(answer.history, answer.epoch) and (is_other or answer.epoch > self._best.epoch)
 
     def _learn(self, managers: Sequence[str]) -> None:
         """Those that were given stay; of the others, those that are there."""
@@ -97,5 +105,6 @@ class AskedManagers:
     async def _ask_manager(self, address: str) -> LeaderResponse:
         if address not in self._channels:
             self._channels[address] = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
-        answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(LeaderRequest(), timeout=ASK_S)
+        request = LeaderRequest(history=self._newest.history, epoch=self._newest.epoch)
+        answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(request, timeout=ASK_S)
         return answer

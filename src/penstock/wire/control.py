@@ -119,6 +119,7 @@ class RemoteControl:
                 endpoint=self._me.endpoint,
                 address=self._me.address,
                 incarnation=self._incarnation,
+                history=self._heard.history,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
                 is_lost=self._is_lost,

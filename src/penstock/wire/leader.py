@@ -36,6 +36,7 @@ MANAGER_CHANNEL = (
 class LeaderAt(NamedTuple):
     address: str
     epoch: int  # 0: nobody said
+    history: str = ""  # that the epoch is of; empty: nobody said
 
 
 class LeaderSource(Protocol):

@@ -112,6 +112,7 @@ class Attachment:
                 blocks=[state for block_id, state in held.items() if told.get(block_id) != state],
                 removed=[block_id for block_id in told if block_id not in held],
                 is_snapshot=is_first,
+                history=self._heard.history,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
                 facts=self._machine.facts() if is_first else None,
@@ -143,10 +144,10 @@ class Attachment:
 
     def _take(self, assignment: pb.Assignment) -> bool:
         """False: whoever said it leads the cluster no more."""
-        before = self._heard.epoch
+        before = self._heard.history, self._heard.epoch
         verdict = self._heard.hear(assignment)
-        if self._heard.epoch != before:
-            log.info("reign_heard", epoch=self._heard.epoch)
+        if (self._heard.history, self._heard.epoch) != before:
+            log.info("reign_heard", history=self._heard.history, epoch=self._heard.epoch)
         if verdict is Verdict.DEPOSED:
             log.warning("deposed_manager", epoch=assignment.epoch, newest=self._heard.epoch)
             return False

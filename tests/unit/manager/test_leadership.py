@@ -27,6 +27,7 @@ from penstock.manager.leadership import (
     Registered,
     Resigning,
     RevokeLease,
+    StoreSetBack,
     TimePassed,
 )
 
@@ -74,6 +75,13 @@ def test_after_a_late_answer_the_lease_that_never_ended_makes_another_reign(is_t
     assert actions == [*([] if is_told else [ended]), KeepLease(1), Campaign(1, 7)]
     assert leadership.epoch(12.1) == 0
     assert leadership.handle(LeaderSeen(8, 1, is_there=True), 12.2) == [BeginReign(8)]
+
+
+def test_where_the_store_is_set_back_its_lower_revisions_count() -> None:
+    leadership = leading()
+    assert leadership.handle(StoreSetBack(), 10.2) == [EndReign(7, "the record is another's")]
+    assert leadership.handle(LeaderSeen(2, 0, is_there=False), 10.2) == [Campaign(1, 0)]
+    assert leadership.handle(LeaderSeen(3, 1, is_there=True), 10.3) == [BeginReign(3)]
 
 
 def test_an_answer_that_is_too_late_does_not() -> None:

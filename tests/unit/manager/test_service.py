@@ -163,7 +163,7 @@ async def test_whoever_comes_back_hears_what_it_missed(manager: Manager, address
     await before.say(blocks=held)
     await before.close()
     await manager.wait_until(lambda: not manager.reign.registry.workers())
-    await after.say(is_snapshot=True, blocks=held, epoch=heard.epoch, revision=heard.revision)
+    await after.say(is_snapshot=True, blocks=held, history=heard.history, epoch=heard.epoch, revision=heard.revision)
     missed = await after.hear()
     assert not missed.is_snapshot
     assert {block.revision for block in missed.blocks} <= {block.revision for block in heard.blocks}

@@ -100,3 +100,22 @@ async def test_while_somebody_leads_one_is_asked_at_a_time() -> None:
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_another_history_of_the_store_is_followed_and_the_one_before_no_more() -> None:
+    managers = FakeManagers()
+    managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=50, history="h1")
+    managers.answers["old"] = LeaderResponse(is_leader=True, leader="old", epoch=40, history="h1")
+    source = AskedManagers(["a", "old"], managers.ask)
+    heard = following(source)
+    while (first := await anext(heard)) != LeaderAt("a", 50, "h1"):
+        assert first == LeaderAt("old", 40, "h1")
+    managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=3, history="h2")
+    managers.answers["old"] = LeaderResponse(is_leader=True, leader="old", epoch=60, history="h1")
+    source.hurry()
+    found = [await anext(heard)]
+    managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=4, history="h2")
+    source.hurry()
+    while found[-1] != LeaderAt("a", 4, "h2"):
+        found.append(await anext(heard))
+    assert LeaderAt("old", 60, "h1") not in found[found.index(LeaderAt("a", 3, "h2")) :]

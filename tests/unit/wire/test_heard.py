@@ -11,6 +11,7 @@ class Message:
     revision: int
     since: int = 0
     is_snapshot: bool = False
+    history: str = "h1"
 
 
 def test_a_snapshot_and_then_what_follows_it() -> None:
@@ -39,3 +40,15 @@ def test_an_older_epoch_is_not_obeyed() -> None:
     assert heard.hear(Message(6, 10, since=1)) is Verdict.DEPOSED
     assert (heard.epoch, heard.revision) == (7, 1)
     assert heard.hear(Message(8, 0, is_snapshot=True)) is Verdict.TAKEN, "a successor's counts begin anew"
+
+
+def test_another_history_begins_with_everything_and_the_one_before_is_over() -> None:
+    heard = Heard()
+    assert heard.hear(Message(7, 5, is_snapshot=True)) is Verdict.TAKEN
+    assert heard.hear(Message(2, 6, since=5, history="h2")) is Verdict.MISSED
+    assert heard.hear(Message(7, 6, since=5, history="h2")) is Verdict.MISSED, "the same numbers are others there"
+    assert heard.hear(Message(2, 3, is_snapshot=True, history="h2")) is Verdict.TAKEN
+    assert (heard.history, heard.epoch, heard.revision) == ("h2", 2, 3)
+    assert heard.hear(Message(9, 9, is_snapshot=True, history="h1")) is Verdict.DEPOSED
+    assert heard.hear(Message(1, 9, is_snapshot=True, history="h2")) is Verdict.DEPOSED
+    assert heard.hear(Message(2, 4, since=3, history="h2")) is Verdict.TAKEN

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x0fv1/leader.proto\x12\x0bpenstock.v1\"\x0f\n\rLeaderRequest\"h\n\x0eLeaderResponse\x12\x12\n\nmanager_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08managers\x18\x05 \x03(\t2L\n\x07Leaders\x12\x41\n\x06Leader\x12\x1a.penstock.v1.LeaderRequest\x1a\x1b.penstock.v1.LeaderResponseb\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x0fv1/leader.proto\x12\x0bpenstock.v1\"/\n\rLeaderRequest\x12\x0f\n\x07history\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"y\n\x0eLeaderResponse\x12\x12\n\nmanager_id\x18\x01 \x01(\t\x12\x11\n\tis_leader\x18\x02 \x01(\x08\x12\x0e\n\x06leader\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x10\n\x08managers\x18\x05 \x03(\t\x12\x0f\n\x07history\x18\x06 \x01(\t2L\n\x07Leaders\x12\x41\n\x06Leader\x12\x1a.penstock.v1.LeaderRequest\x1a\x1b.penstock.v1.LeaderResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,9 +32,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'v1.leader_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEADERREQUEST']._serialized_start=32
-  _globals['_LEADERREQUEST']._serialized_end=47
-  _globals['_LEADERRESPONSE']._serialized_start=49
-  _globals['_LEADERRESPONSE']._serialized_end=153
-  _globals['_LEADERS']._serialized_start=155
-  _globals['_LEADERS']._serialized_end=231
+  _globals['_LEADERREQUEST']._serialized_end=79
+  _globals['_LEADERRESPONSE']._serialized_start=81
+  _globals['_LEADERRESPONSE']._serialized_end=202
+  _globals['_LEADERS']._serialized_start=204
+  _globals['_LEADERS']._serialized_end=280
 # @@protoc_insertion_point(module_scope)

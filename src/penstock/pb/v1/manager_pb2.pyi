@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WorkerReport(_message.Message):
-    __slots__ = ("worker_id", "pid", "blocks", "incarnation", "is_snapshot", "removed", "epoch", "revision", "facts", "load", "is_leaving", "is_lost")
+    __slots__ = ("worker_id", "pid", "blocks", "incarnation", "is_snapshot", "removed", "epoch", "revision", "facts", "load", "is_leaving", "is_lost", "history")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -21,6 +21,7 @@ class WorkerReport(_message.Message):
     LOAD_FIELD_NUMBER: _ClassVar[int]
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     pid: int
     blocks: _containers.RepeatedCompositeFieldContainer[BlockState]
@@ -33,7 +34,8 @@ class WorkerReport(_message.Message):
     load: WorkerLoad
     is_leaving: bool
     is_lost: bool
-    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ...) -> None: ...
+    history: str
+    def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
 
 class WorkerFacts(_message.Message):
     __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight")
@@ -166,7 +168,7 @@ class BlockState(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., is_serving: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("gateways", "blocks", "epoch", "revision", "is_snapshot", "since", "removed", "has_gateways")
+    __slots__ = ("gateways", "blocks", "epoch", "revision", "is_snapshot", "since", "removed", "has_gateways", "history")
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +177,7 @@ class Assignment(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     gateways: _containers.RepeatedScalarFieldContainer[str]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockAssignment]
     epoch: int
@@ -183,7 +186,8 @@ class Assignment(_message.Message):
     since: int
     removed: _containers.RepeatedScalarFieldContainer[str]
     has_gateways: bool
-    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ...) -> None: ...
+    history: str
+    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
 
 class BlockAssignment(_message.Message):
     __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces", "is_new")
@@ -204,7 +208,7 @@ class BlockAssignment(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost", "answers")
+    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost", "answers", "history")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -215,6 +219,7 @@ class WatchRequest(_message.Message):
     IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     IS_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     endpoint: str
     incarnation: str
@@ -225,7 +230,8 @@ class WatchRequest(_message.Message):
     is_leaving: bool
     is_lost: bool
     answers: _containers.RepeatedCompositeFieldContainer[ModelAnswers]
-    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., answers: _Optional[_Iterable[_Union[ModelAnswers, _Mapping]]] = ...) -> None: ...
+    history: str
+    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., answers: _Optional[_Iterable[_Union[ModelAnswers, _Mapping]]] = ..., history: _Optional[str] = ...) -> None: ...
 
 class ModelAnswers(_message.Message):
     __slots__ = ("model", "version", "codes", "buckets", "seconds")
@@ -249,7 +255,7 @@ class ModelAnswers(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., codes: _Optional[_Mapping[str, int]] = ..., buckets: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways")
+    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +267,7 @@ class ClusterView(_message.Message):
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockView]
     epoch: int
     revision: int
@@ -272,7 +279,8 @@ class ClusterView(_message.Message):
     gateways: _containers.RepeatedCompositeFieldContainer[GatewayMember]
     membership: int
     has_gateways: bool
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ...) -> None: ...
+    history: str
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
 
 class BlockView(_message.Message):
     __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new")

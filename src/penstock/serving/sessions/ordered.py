@@ -72,6 +72,8 @@ class OrderedSessions:
         if revision == self._owners.revision or self._peers is None:
             return
         before, self._owners = self._owners, Owners(revision, [member.gateway_id for member in members])
+        if revision < before.revision:
+            self._heard = revision  # the managers' store was wiped or set back: what others spoke of counts no more
         self._changed_at = now()
         if not set(before.gateways) <= set(self._owners.gateways):
             self._before = [*self._before[1 - MAX_BEFORE :], (before, now())]

@@ -192,6 +192,8 @@ class EtcdMetadataStore:
                     raise Compacted(f"changes after revision {after} are no longer known: read everything again")
                 if answer.canceled:
                     raise StoreUnavailable(f"etcd at {server.address} ended the watch: {answer.cancel_reason}")
+                if answer.created and answer.header.revision < after:  # a node that lags, or it was set back
+                    await self._check_reached(after)
                 for changes in self._by_revision(answer.events):
                     if changes[0].revision > after:
                         after = changes[0].revision
@@ -201,6 +203,14 @@ class EtcdMetadataStore:
             if reading is not None:
                 reading.cancel()
                 await asyncio.gather(reading, return_exceptions=True)
+
+    async def _check_reached(self, after: int) -> None:
+        request = pb.RangeRequest(key=self._prefix)
+        answer = await self._servers.call(
+            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
+        )
+        if answer.header.revision < after:
+            raise Compacted(f"etcd is not at revision {after} any more: read everything again")
 
     def _by_revision(self, events: Sequence[pb.Event]) -> Sequence[Sequence[Change]]:
         found: dict[int, list[Change]] = {}

@@ -23,6 +23,8 @@ class StoredLeader:
 
     async def follow(self) -> AsyncIterator[LeaderAt]:
         async for heard in follow(self._store, LEADER):
+            if isinstance(heard, Snapshot) and heard.revision < self._last:
+                self._last = 0  # the store was wiped or set back
             for each in heard.records if isinstance(heard, Snapshot) else heard:
                 if each.key == LEADER and each.value is not None and each.revision > self._last:
                     self._last = each.revision

@@ -107,7 +107,7 @@ class Residency:
                 held.leaves = inf
             if held is None:
                 self.held[block_id] = HeldBlock(block)
-            elif held.block.revision < block.revision:
+            elif held.block.revision != block.revision:  # also a lower one: the store was set back
                 held.block, held.state, held.reason, held.is_surveyed = block, BlockState.LOADING, "", False
             else:
                 held.block = block  # it may have others to replace

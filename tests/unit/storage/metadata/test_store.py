@@ -210,6 +210,13 @@ async def test_changes_that_etcd_no_longer_has_are_told_as_such(etcd: Etcd, etcd
     assert await take(etcd_store, "", last - 1, 1) == [[Change("a", b"2", last)]]
 
 
+async def test_a_watch_after_what_etcd_has_not_reached_is_told_so(etcd_store: EtcdMetadataStore) -> None:
+    """It was wiped, or set back: it would tell nothing for long."""
+    now = await etcd_store.put("a", b"1")
+    with pytest.raises(Compacted):
+        await take(etcd_store, "", now + 1000, 1)
+
+
 async def test_two_clusters_in_one_etcd_do_not_meet(etcd: Etcd) -> None:
     one, other = (
         EtcdMetadataStore.of(f"{etcd.url}/one", PATIENCE_S),
