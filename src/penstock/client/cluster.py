@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -11,12 +10,12 @@ from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, NotLeader, PenstockError, Unavailable
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
+from penstock.wire.channels import MANAGER_CHANNEL
 from penstock.wire.forms import decode_failure
 
 REACH_S = 1.0  # after which it is given up where none of the managers can be reached
 ONE_S = 3.0  # what one of several managers gets to answer
 PAUSE_S = 0.2  # before those that did not lead, or did not answer, are asked again
-OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 
 
 class ClusterClient:
@@ -31,9 +30,7 @@ class ClusterClient:
     def __enter__(self) -> "ClusterClient":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for channel in self._channels.values():
             channel.close()
 
@@ -70,7 +67,7 @@ class ClusterClient:
 
     def _ask(self, manager: str, method: str, request: Any, timeout_s: float) -> Any:
         if manager not in self._channels:
-            self._channels[manager] = grpc.insecure_channel(manager, options=OPTIONS)
+            self._channels[manager] = grpc.insecure_channel(manager, options=MANAGER_CHANNEL)
         stubs = [
             make(self._channels[manager]) for make in (cluster_pb2_grpc.ClusterStub, cluster_pb2_grpc.RolloutsStub)
         ]

@@ -9,7 +9,7 @@ from penstock.manager.leader_service import LeaderService
 from penstock.manager.manager import Manager
 from penstock.manager.service import ManagerService
 from penstock.pb.v1 import cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
-from penstock.wire.control import MANAGER_SERVER
+from penstock.wire.channels import MANAGER_SERVER
 from penstock.wire.grpc_server import grpc_server
 
 AddService = Callable[[grpc.aio.Server], None]

@@ -10,8 +10,9 @@ import structlog
 
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
+from penstock.wire.channels import MANAGER_CHANNEL
 from penstock.wire.heard import Newest
-from penstock.wire.leader import MANAGER_CHANNEL, LeaderAt
+from penstock.wire.leader import LeaderAt
 
 log = structlog.get_logger()
 ASK_S = 1.0  # what a manager has to answer

@@ -3,13 +3,13 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
@@ -19,7 +19,7 @@ from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
-from penstock.wire.leader import MAX_MESSAGE_BYTES, Leader
+from penstock.wire.leader import Leader
 
 log = structlog.get_logger()
 BEAT_S = 1.0  # the manager hears from every gateway so often
@@ -27,14 +27,6 @@ COUNT_S = 0.2  # and from one that counts for it
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
-MANAGER_SERVER = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
-    ("grpc.http2.max_ping_strikes", 0),
-)
 LEAVE_S = 0.02
 NAME_CHARS = 128
 
@@ -67,20 +59,18 @@ class RemoteControl:
         self._membership = 0
         self._is_asked = asyncio.Event()  # the manager is to be told something at once
         self.refusal: NameTaken | None = None  # by the manager, at the last call
-        self._watching = asyncio.create_task(self._watch_forever(), name="watch-manager")
+        self._watching = asyncio.create_task(leader.attend(self._watch), name="watch-manager")
 
     async def load(self, model: str) -> None:
         _check(model)
-        await self._call(lambda stub, time_s: stub.Load(pb.LoadRequest(model=model), timeout=time_s), LOAD_TIMEOUT_S)
+        await self._call("Load", pb.LoadRequest(model=model), LOAD_TIMEOUT_S)
 
     async def unload(self, model: str) -> None:
         _check(model)
-        request = pb.UnloadRequest(model=model)
-        await self._call(lambda stub, time_s: stub.Unload(request, timeout=time_s), UNLOAD_TIMEOUT_S)
+        await self._call("Unload", pb.UnloadRequest(model=model), UNLOAD_TIMEOUT_S)
 
     async def set_routing(self, model: str, routing_json: str) -> None:
-        request = pb.SetRoutingRequest(model=model, routing=routing_json)
-        await self._call(lambda stub, time_s: stub.SetRouting(request, timeout=time_s), ROUTING_TIMEOUT_S)
+        await self._call("SetRouting", pb.SetRoutingRequest(model=model, routing=routing_json), ROUTING_TIMEOUT_S)
 
     async def close(self) -> None:
         self._is_leaving = True
@@ -89,14 +79,13 @@ class RemoteControl:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def _call(self, call: Callable[[ManagerStub, float], Awaitable[Any]], timeout_s: float) -> None:
-        await self._leader.call(lambda channel, time_s: call(ManagerStub(channel), time_s), timeout_s)
-
-    async def _watch_forever(self) -> None:
-        """While the managers are away, the last view stands."""
-        await self._leader.attend(self._watch)
+    async def _call(self, method: str, request: Message, timeout_s: float) -> None:
+        await self._leader.call(
+            lambda channel, left_s: getattr(ManagerStub(channel), method)(request, timeout=left_s), timeout_s
+        )
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:
+        """While the managers are away, the last view stands."""
         try:
             async for view in ManagerStub(channel).Watch(self._requests(), wait_for_ready=True):
                 if not self._take(view):
@@ -161,12 +150,11 @@ class RemoteControl:
 
 
 def _decode(block: pb.BlockView) -> BlockView:
-    state = BlockState(block.state)
     return BlockView(
         block.block_id,
         block.model,
         block.version,
-        state,
+        BlockState(block.state),
         block.reason,
         block.routing,
         block.has_served,

@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
+from penstock.wire.channels import MANAGER_CHANNEL
 from penstock.wire.forms import decode_failure
 
 log = structlog.get_logger()
@@ -20,17 +21,6 @@ MAX_RETRY_S = 0.5
 CLOSE_S = 1.0
 LOOK_S = 0.3  # a call that lasts so long has somebody look whether its leader still leads, and again, ever more rarely
 MAX_LOOK_S = 2.0
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024  # everything of a large cluster, in one message
-# One that was not there just now may be there at once; of one that is cut off, only an unanswered ping tells.
-MANAGER_CHANNEL = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect gets
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 3000),
-    ("grpc.http2.max_pings_without_data", 0),
-)
 
 
 class LeaderAt(NamedTuple):
@@ -96,8 +86,19 @@ class Leader:
     async def during(self, act: Act[R]) -> R:
         """Does it with whoever leads, for as long as nobody else does: then NotLeader is raised."""
         await self._is_known.wait()
-        assert self._connection is not None
-        return await self._while_it_leads(self._connection, act)
+        connection = self._connection
+        assert connection is not None
+        acting = asyncio.ensure_future(act(connection.channel))
+        over = asyncio.ensure_future(connection.is_over.wait())
+        try:
+            await asyncio.wait({acting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                return acting.result()
+            raise NotLeader(f"the manager at {connection.at.address} leads no more", reason="moved")
+        finally:
+            over.cancel()
+            acting.cancel()
+            await asyncio.gather(acting, over, return_exceptions=True)
 
     async def attend(self, act: Act[None]) -> NoReturn:
         """Does it with whoever leads, and with the next, and again when it ends or fails."""
@@ -182,19 +183,6 @@ class Leader:
         self._replace(None)
         await self._source.close()
         await asyncio.gather(*self._closing)
-
-    async def _while_it_leads(self, connection: LeaderConnection, act: Act[R]) -> R:
-        acting = asyncio.ensure_future(act(connection.channel))
-        over = asyncio.ensure_future(connection.is_over.wait())
-        try:
-            await asyncio.wait({acting, over}, return_when=asyncio.FIRST_COMPLETED)
-            if acting.done():
-                return acting.result()
-            raise NotLeader(f"the manager at {connection.at.address} leads no more", reason="moved")
-        finally:
-            over.cancel()
-            acting.cancel()
-            await asyncio.gather(acting, over, return_exceptions=True)
 
     async def _follow(self) -> None:
         async for at in self._source.follow():

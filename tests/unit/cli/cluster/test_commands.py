@@ -278,6 +278,11 @@ def test_one_that_is_away_is_passed_over(managers: list[FakeManager]) -> None:
     assert "--manager" in error.message
 
 
+def test_the_blocks_of_a_large_cluster_fit_one_answer(manager: FakeManager) -> None:
+    manager.blocks = [pb.BlockStatus(spec=pb.BlockSpec(source="x" * 2**20)) for _ in range(5)]
+    assert len(values(manager, "block", "list")) == 5
+
+
 def test_a_model_that_does_not_come_is_not_asked_for_again(manager: FakeManager) -> None:
     manager.failure = ModelNotReady("it is not on every worker")
     with pytest.raises(ModelNotReady):
