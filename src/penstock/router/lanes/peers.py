@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
@@ -23,6 +23,7 @@ from penstock.wire.forms import decode_failure
 from penstock.wire.sockets import DealerSocket
 
 log = structlog.get_logger()
+T = TypeVar("T")
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
 ANSWERS_AHEAD = 8  # of a stream, that its caller has not taken
@@ -59,9 +60,8 @@ class PeerLinks:
         """Raises what the other says, Overloaded, or GatewayLost where it is gone."""
         return await self._link(where.gateway_id).ask(request, where)
 
-    async def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]:
-        async for response in self._link(where.gateway_id).stream(request, where):
-            yield response
+    def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]:
+        return self._link(where.gateway_id).stream(request, where)
 
     async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
         """What the other knew of the session, of which it knows nothing any more; None: it knew nothing before."""
@@ -114,22 +114,11 @@ class PeerLink:
         job_id = await self._begin(where)
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._futures[job_id] = future
-        is_over = False
         try:
             self._send_job(job_id, request, where)
-            async with asyncio.timeout(where.deadline + LATE_S - now()):
-                response = await future
-            is_over = True
-            return _of_request(response, request)
-        except PenstockError:
-            is_over = True
-            raise
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"the deadline passed, and gateway '{self.gateway_id}' did not say so") from error
+            return _of_request(await self._outcome(job_id, future, where.deadline + LATE_S), request)
         finally:
             del self._futures[job_id]
-            if not is_over:
-                self._send(pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
             del future  # it keeps its error, which keeps this frame and with it the request
 
     async def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]:
@@ -139,7 +128,8 @@ class PeerLink:
         try:
             self._send_job(job_id, request, where, ANSWERS_AHEAD)
             while not is_over:
-                response = await answers.get()
+                async with asyncio.timeout(where.deadline + LATE_S - now()):
+                    response = await answers.get()
                 is_over = response.is_final
                 if not is_over:
                     self._send(pb.Frame(more=pb.More(job_id=job_id, credits=1)))
@@ -147,10 +137,12 @@ class PeerLink:
         except PenstockError:
             is_over = True
             raise
+        except TimeoutError as error:
+            raise self._late() from error
         finally:
             del self._streams[job_id]
             if not is_over:
-                self._send(pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
+                self._cancel(job_id)
 
     async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
         fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=where.membership)
@@ -167,15 +159,21 @@ class PeerLink:
         self._queries[query_id] = future
         try:
             self._send(frame)
-            async with asyncio.timeout(where.deadline - now()):
+            return await self._outcome(query_id, future, where.deadline)
+        finally:
+            del self._queries[query_id]
+
+    async def _outcome(self, job_id: int, future: "asyncio.Future[T]", until: float) -> T:
+        """What the other says; it hears where nobody waits for that any more."""
+        try:
+            async with asyncio.timeout(until - now()):
                 return await future
         except TimeoutError as error:
-            said = f"the deadline passed while gateway '{self.gateway_id}' had not given up the session, or taken it"
-            raise DeadlineExceeded(said) from error
+            raise self._late() from error
         finally:
-            if not future.done():
-                self._send(pb.Frame(cancel=pb.Cancel(job_ids=[query_id])))
-            del self._queries[query_id]
+            if future.cancelled():  # as what one waits for is, when the waiting ends
+                self._cancel(job_id)
+            del future
 
     def beat(self, silence_s: float, late_s: float) -> None:
         """Time in which this process itself did not listen is nobody's silence."""
@@ -297,6 +295,12 @@ class PeerLink:
         for future in waiting:
             if not future.done():
                 future.set_exception(copy(error))  # one each: who raises it leaves marks on it
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"the deadline passed, and gateway '{self.gateway_id}' did not say so")
+
+    def _cancel(self, job_id: int) -> None:
+        self._send(pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
 
     def _say_hello(self) -> None:
         self._last_hello = now()

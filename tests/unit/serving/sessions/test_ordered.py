@@ -14,6 +14,7 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, ModelNotReady, SessionError, WorkerLost
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.router.lanes import peers
 from penstock.serving.sessions import faults, ordered
 from penstock.storage.sessions.memory import MemorySessionStore
 from tests.unit.serving.sessions.gateways import Cluster, block, is_repeat, place
@@ -78,7 +79,8 @@ async def test_a_gateway_that_is_added_takes_its_sessions_with_their_records(clu
     assert len(cluster.engine.ran) == 3 * len(names)
 
 
-async def test_what_runs_ends_before_the_next_owner_goes_on(cluster: Cluster) -> None:
+async def test_what_runs_ends_before_the_next_owner_goes_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "FETCH_S", 0.02)  # the new owner asks several times
     cluster.add("a", "b")
     names = [f"s-{n}" for n in range(30)]
     cluster.engine.may_run.clear()
@@ -89,6 +91,8 @@ async def test_what_runs_ends_before_the_next_owner_goes_on(cluster: Cluster) ->
     second = [asyncio.create_task(cluster.gateways["c"].send(name, 2)) for name in names]
     await asyncio.sleep(0.1)
     assert len(cluster.engine.begun) == len(names)  # nobody went on while the first ran
+    monkeypatch.undo()
+    await asyncio.sleep(0.1)
     cluster.engine.may_run.set()
     for tasks, expected in ((first, 1), (second, 2), (third, 3)):
         assert {place(answer) for answer in await asyncio.gather(*tasks)} == {expected}
@@ -120,6 +124,23 @@ async def test_streams_and_their_records_go_from_gateway_to_gateway(cluster: Clu
     assert len(again) == 20
     assert all(is_repeat(answer) for answer in again)
     assert cluster.engine.ran == [(session, 1)]
+
+
+async def test_a_stream_that_was_sent_elsewhere_ends_with_its_caller_or_its_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add("a", "b")
+    session = cluster.session_of("a")
+    asking, owner = cluster.gateways["b"], cluster.gateways["a"]
+    made = asking.sessions.stream(block(), asking.ask(session, 1, 30.0), time.monotonic() + 30, asking.engine.stream)
+    await anext(made)
+    await made.aclose()
+    await until(lambda: not any(peer.jobs for peer in owner.door._peers.values()))
+    monkeypatch.setattr(peers, "LATE_S", 0.0)
+    cluster.engine.may_run.clear()
+    made = asking.sessions.stream(block(), asking.ask(session, 1, 0.1), time.monotonic() + 0.1, asking.engine.stream)
+    with pytest.raises(DeadlineExceeded, match="did not say so"):
+        await anext(made)
 
 
 async def test_deadlines_and_callers_that_leave_reach_the_owner(cluster: Cluster) -> None:
