@@ -16,8 +16,8 @@ from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, ModelN
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.lanes import peers
 from penstock.serving.sessions import faults, ordered
-from penstock.storage.sessions.memory import MemorySessionStore
 from tests.unit.serving.sessions.gateways import Cluster, block, is_repeat, place
+from tests.unit.storage.sessions.memory_store import MemorySessionStore
 
 
 @pytest.fixture(params=["from the last owner", "from the store"])
