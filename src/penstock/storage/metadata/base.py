@@ -51,9 +51,10 @@ class MetadataStore(Protocol):
 
     async def put(self, key: str, value: bytes, expected: int | None = None, lease: int = 0) -> int:
         """Returns the new revision. Raises Conflict where the record has not the expected one (0: is there)."""
-        ...
+        return await self.commit([Write(key, value, lease)], _expecting(key, expected))
 
-    async def delete(self, key: str, expected: int | None = None) -> int: ...
+    async def delete(self, key: str, expected: int | None = None) -> int:
+        return await self.commit([Write(key, None)], _expecting(key, expected))
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         """All or none; raises Conflict. Returns the revision of the change; where nothing changed, an earlier one."""
@@ -74,3 +75,7 @@ class MetadataStore(Protocol):
     async def revoke(self, lease: int) -> None: ...
 
     async def close(self) -> None: ...
+
+
+def _expecting(key: str, expected: int | None) -> list[Compare]:
+    return [] if expected is None else [Compare(key, expected)]

@@ -6,17 +6,19 @@ that comes late from one that was cut off, finds other revisions and changes not
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from math import ceil
 from typing import Any, NoReturn
 
 import grpc
 import structlog
+from google.protobuf.message import Message
 
+from penstock.core.cluster.addresses import parse_address
 from penstock.core.errors import Compacted, ConfigError, Conflict, LeaseLost, StoreUnavailable
 from penstock.pb.etcd import rpc_pb2 as pb
-from penstock.storage.metadata.base import CALL_S, Change, Compare, Record, Snapshot, Write
+from penstock.storage.metadata.base import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.etcd_servers import NEEDS_LEADER, EtcdServer, EtcdServers
 from penstock.storage.metadata.records import check_size
 
@@ -28,7 +30,7 @@ PROGRESS_S = 1.0  # a watch that heard nothing for so long asks whether the serv
 MAX_PAUSE_S = 1.0
 
 
-class EtcdMetadataStore:
+class EtcdMetadataStore(MetadataStore):
     def __init__(self, addresses: Sequence[str], prefix: str = DEFAULT_PREFIX, timeout_s: float = CALL_S) -> None:
         self._servers = EtcdServers(addresses, random.randrange(len(addresses)))
         self._prefix = f"{prefix}/".encode()
@@ -39,24 +41,12 @@ class EtcdMetadataStore:
         return cls(*_parse(url), timeout_s)
 
     async def get(self, key: str) -> Record | None:
-        request = pb.RangeRequest(key=self._key(key))
-        answer = await self._servers.call(
-            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
-        )
+        answer = await self._call(lambda at: at.kv.Range, pb.RangeRequest(key=self._key(key)))
         return next((self._record(found) for found in answer.kvs), None)
 
     async def list(self, prefix: str) -> Snapshot:
-        request = pb.RangeRequest(**self._range(prefix))
-        answer = await self._servers.call(
-            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
-        )
+        answer = await self._call(lambda at: at.kv.Range, pb.RangeRequest(**self._range(prefix)))
         return Snapshot(answer.header.revision, tuple(self._record(found) for found in answer.kvs))
-
-    async def put(self, key: str, value: bytes, expected: int | None = None, lease: int = 0) -> int:
-        return await self.commit([Write(key, value, lease)], [] if expected is None else [Compare(key, expected)])
-
-    async def delete(self, key: str, expected: int | None = None) -> int:
-        return await self.commit([Write(key, None)], [] if expected is None else [Compare(key, expected)])
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         check_size(writes)
@@ -89,10 +79,7 @@ class EtcdMetadataStore:
             pause_s = min(MAX_PAUSE_S, 2 * pause_s + 0.05)
 
     async def grant(self, ttl_s: float) -> int:
-        request = pb.LeaseGrantRequest(TTL=ceil(ttl_s))
-        answer = await self._servers.call(
-            lambda at, time_s: at.lease.LeaseGrant(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
-        )
+        answer = await self._call(lambda at: at.lease.LeaseGrant, pb.LeaseGrantRequest(TTL=ceil(ttl_s)))
         return int(answer.ID)
 
     async def keep_alive(self, lease: int) -> float:
@@ -104,11 +91,8 @@ class EtcdMetadataStore:
         return left_s
 
     async def revoke(self, lease: int) -> None:
-        request = pb.LeaseRevokeRequest(ID=lease)
         try:
-            await self._servers.call(
-                lambda at, time_s: at.lease.LeaseRevoke(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
-            )
+            await self._call(lambda at: at.lease.LeaseRevoke, pb.LeaseRevokeRequest(ID=lease))
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 _refuse(error)
@@ -116,13 +100,19 @@ class EtcdMetadataStore:
     async def close(self) -> None:
         await self._servers.close()
 
+    async def _call(
+        self, method: Callable[[EtcdServer], Callable[..., Any]], request: Message, timeout_s: float | None = None
+    ) -> Any:
+        return await self._servers.call(
+            lambda at, time_s: method(at)(request, timeout=time_s, metadata=NEEDS_LEADER),
+            self._timeout_s if timeout_s is None else timeout_s,
+        )
+
     # --- writing
 
     async def _revisions(self, keys: Sequence[str], timeout_s: float) -> dict[str, int]:
         request = pb.TxnRequest(success=[_ask(self._key(key)) for key in keys])
-        answer = await self._servers.call(
-            lambda at, time_s: at.kv.Txn(request, timeout=time_s, metadata=NEEDS_LEADER), timeout_s
-        )
+        answer = await self._call(lambda at: at.kv.Txn, request, timeout_s)
         return {key: _revision(response) for key, response in zip(keys, answer.responses, strict=True)}
 
     async def _transact(
@@ -240,11 +230,13 @@ def _parse(url: str) -> tuple[tuple[str, ...], str]:
     addresses, _, prefix = url.removeprefix("etcd://").partition("/")
     if "@" in addresses:
         raise ConfigError("etcd://: users and passwords of etcd are not supported; keep others out by the network")
-    found = [each.strip() for each in addresses.split(",") if each.strip()]
+    try:
+        found = [str(parse_address(each).at(DEFAULT_PORT)) for each in addresses.split(",") if each.strip()]
+    except ValueError as error:
+        raise ConfigError(f"etcd://: {error}") from error
     if not found:
         raise ConfigError("etcd://: it names no server; it is etcd://host:port,host:port/prefix")
-    with_port = [each if each.rpartition(":")[2].isdigit() else f"{each}:{DEFAULT_PORT}" for each in found]
-    return tuple(with_port), prefix.strip("/") or DEFAULT_PREFIX
+    return tuple(found), prefix.strip("/") or DEFAULT_PREFIX
 
 
 def _ask(key: bytes) -> pb.RequestOp:

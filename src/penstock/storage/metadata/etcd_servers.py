@@ -10,9 +10,7 @@ from penstock.core.errors import StoreUnavailable
 from penstock.pb.etcd.rpc_pb2_grpc import KVStub, LeaseStub, WatchStub
 
 T = TypeVar("T")
-ATTEMPT_S = (
-    1.0  # what one server has: one that hangs, or that was cut off from the others, must leave time for the next
-)
+ATTEMPT_S = 1.0  # what one server has: one that hangs or was cut off must leave time for the next
 PAUSE_S = 0.05  # after all of them failed; doubles
 MAX_PAUSE_S = 0.5
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
@@ -57,10 +55,6 @@ class EtcdServers:
         self._servers: dict[str, EtcdServer] = {}
         self._current = first % len(addresses)
         self.is_closed = False
-
-    @property
-    def names(self) -> str:
-        return ", ".join(self._addresses)
 
     def current(self) -> EtcdServer:
         if self.is_closed:

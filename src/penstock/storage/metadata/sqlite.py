@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from penstock.core.errors import StoreUnavailable, Unavailable
-from penstock.storage.metadata.base import CALL_S, Change, Compare, Record, Snapshot, Write
+from penstock.storage.metadata.base import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.records import Records
 from penstock.storage.metadata.sqlite_file import MetadataFile, Row, open_file
 
@@ -22,7 +22,7 @@ ADVICE = (
 )
 
 
-class SqliteMetadataStore:
+class SqliteMetadataStore(MetadataStore):
     """Leases, and what is written under them, end with the process.
 
     Where the disk is full or read-only the server goes on: what may wait is true for this life of it and written with
@@ -62,12 +62,6 @@ class SqliteMetadataStore:
     async def list(self, prefix: str) -> Snapshot:
         await self._end_leases()
         return self._records.snapshot(prefix)
-
-    async def put(self, key: str, value: bytes, expected: int | None = None, lease: int = 0) -> int:
-        return await self.commit([Write(key, value, lease)], _expecting(key, expected))
-
-    async def delete(self, key: str, expected: int | None = None) -> int:
-        return await self.commit([Write(key, None)], _expecting(key, expected))
 
     async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
         await self._end_leases()
@@ -192,10 +186,6 @@ class SqliteMetadataStore:
         self._tasks.add(task)
         task.add_done_callback(self._done)
         task.add_done_callback(lambda _: self._set_timer())
-
-
-def _expecting(key: str, expected: int | None) -> list[Compare]:
-    return [] if expected is None else [Compare(key, expected)]
 
 
 def _reason(error: Exception) -> str:
