@@ -230,6 +230,11 @@ class InternalError(PenstockError):
     is_definite = False
 
 
+# Sent again, a step of an ordered session that failed so would fail again: it is done. After any other failure it is
+# open, and may run again.
+CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
+
+
 def _all_errors(root: type[PenstockError]) -> list[type[PenstockError]]:
     return [root, *(error for child in root.__subclasses__() for error in _all_errors(child))]
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from penstock.core.blocks import StoredValue
 from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
 from penstock.core.tensors import NUMPY_TYPES
@@ -141,11 +142,7 @@ class ModelFacts(Section):
         return tensors
 
 
-class VersionRecord(BaseModel):
-    """What the metadata store keeps of a version. A later Penstock may have written more than this one reads."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
+class VersionRecord(StoredValue):
     digest: str  # of its manifest
     size_bytes: int
     files: int

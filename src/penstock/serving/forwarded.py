@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING
 
+from penstock.core.blocks import BlockDescription
 from penstock.core.errors import Draining, ModelNotReady, SessionMoved
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.serving.plans import Plan
-from penstock.serving.resolve import WITHDRAWN
 from penstock.serving.serve import Serving
 
 if TYPE_CHECKING:
@@ -29,19 +29,19 @@ class ForwardedRequests:
     async def forwarded(self, request: InferRequest, membership: int) -> InferResponse:
         serving = self._serving
         with self._inside(request):
-            plan, deadline = self._plan(request)
+            plan, deadline = self._plan(request, serving.resolver.choose(request))
             while True:
                 try:
                     return await serving.sessions.run_forwarded(
                         plan.block, request, deadline, serving.dispatcher.run, membership
                     )
                 except ModelNotReady as error:
-                    plan = self._plan_anew(request, plan, error)
+                    plan, _ = self._plan(request, serving.resolver.choose_anew(request, plan.block, error))
 
     async def forwarded_stream(self, request: InferRequest, membership: int) -> AsyncGenerator[InferResponse, None]:
         serving = self._serving
         with self._inside(request):
-            plan, deadline = self._plan(request)
+            plan, deadline = self._plan(request, serving.resolver.choose(request))
             answers = serving.sessions.stream_forwarded(
                 plan.block, request, deadline, serving.dispatcher.stream, membership
             )
@@ -68,9 +68,9 @@ class ForwardedRequests:
         finally:
             self._serving.admission.release(request)
 
-    def _plan(self, request: InferRequest) -> tuple[Plan, float]:
+    def _plan(self, request: InferRequest, block: BlockDescription) -> tuple[Plan, float]:
         """What is done with the request, and its deadline."""
-        plan = self._serving.plans.of(self._serving.resolver.choose(request))
+        plan = self._serving.plans.of(block)
         deadline = now() + plan.read(request)
         if plan.watch is not None:
             plan.watch.left(request)  # it is counted where it came in
@@ -78,12 +78,3 @@ class ForwardedRequests:
         if session is None or not session.is_ordered:
             raise SessionMoved("the model's sessions have no order here, and nothing was run; send the request again")
         return plan, deadline
-
-    def _plan_anew(self, request: InferRequest, plan: Plan, error: ModelNotReady) -> Plan:
-        """For the version that answers now; raises the error unless another was withdrawn before the request ran."""
-        if error.reason != WITHDRAWN or request.version:
-            raise error
-        another, _ = self._plan(request)
-        if another.block.block_id == plan.block.block_id:
-            raise error
-        return another

@@ -71,6 +71,15 @@ class Resolver:
             block = split.choose(request)
         return block
 
+    def choose_anew(self, request: InferRequest, withdrawn: BlockDescription, error: ModelNotReady) -> BlockDescription:
+        """What answers now; raises the error unless it is another, and the block went before the request ran."""
+        if error.reason != WITHDRAWN or request.version:
+            raise error
+        block = self.choose(request)
+        if block.block_id == withdrawn.block_id:
+            raise error
+        return block
+
     def split(self, name: str) -> Split | None:
         return self._splits.get(name)
 

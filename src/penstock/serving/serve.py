@@ -15,7 +15,7 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.plans import Plan, Plans
-from penstock.serving.resolve import WITHDRAWN, Resolver
+from penstock.serving.resolve import Resolver
 from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.shadows import Shadows
 from penstock.telemetry.metrics import ServingMetrics
@@ -159,14 +159,9 @@ class _Admitted:
             self._span.end()
 
     def move(self, error: ModelNotReady) -> None:
-        """Plans the request for the version that answers now; raises the error unless another was withdrawn before
-        the request ran."""
+        """Plans the request for the version that answers now, or raises the error."""
         serving, request = self._serving, self._request
-        if error.reason != WITHDRAWN or request.version:
-            raise error
-        block = serving.resolver.choose(request)
-        if block.block_id == self.plan.block.block_id:
-            raise error
+        block = serving.resolver.choose_anew(request, self.plan.block, error)
         if self.plan.watch is not None:
             self.plan.watch.left(request)
         self.plan = serving.plans.of(block)

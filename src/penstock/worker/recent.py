@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from penstock.core.errors import EngineFailed, InvalidRequest, PenstockError, RequestTooLarge
+from penstock.core.errors import CONCLUSIVE, PenstockError
 from penstock.core.requests import SessionStep
 from penstock.core.tensors import Tensor
 from penstock.worker.job import WorkerJob
@@ -17,8 +17,6 @@ KEPT_S = 120.0  # after which nobody asks any more
 MAX_BYTES = 64 * 1024 * 1024  # of answers; beyond it the oldest go
 MAX_STEPS = 100_000
 OVERHEAD_BYTES = 1024  # about what an answer takes beside its tensors
-# As gateways have it: such a step is done, and after any other failure it may run again.
-CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
 
 Asker = tuple[object, int, int]  # a link, its job's id and attempt
 

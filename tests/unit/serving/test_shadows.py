@@ -112,6 +112,6 @@ async def test_copies_are_dropped_first(bed: ShadowBed, monkeypatch: pytest.Monk
 
 async def test_what_another_gateway_sent_is_counted_there(bed: ShadowBed) -> None:
     request = ask(MODEL, parameters={"session_id": "s", "seq_no": 1})
-    plan, _ = ForwardedRequests(bed.serving)._plan(request)
+    plan, _ = ForwardedRequests(bed.serving)._plan(request, bed.serving.resolver.choose(request))
     assert plan.watch is not None
     assert not any(each.waiting for each in bed.serving.plans.watches.take())

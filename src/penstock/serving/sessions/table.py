@@ -7,14 +7,7 @@ Each caller of a step has a ticket for its outcome; who sends the same step agai
 from collections.abc import Callable, Iterable, Iterator
 from math import inf
 
-from penstock.core.errors import (
-    EngineFailed,
-    InvalidRequest,
-    PenstockError,
-    RequestTooLarge,
-    SessionError,
-    WorkerLost,
-)
+from penstock.core.errors import CONCLUSIVE, EngineFailed, PenstockError, SessionError, WorkerLost
 from penstock.core.requests import SessionStep
 from penstock.core.settings import Sessions
 from penstock.serving.sessions import faults
@@ -38,8 +31,6 @@ from penstock.serving.sessions.parts import (
 MAX_ANSWER_BYTES = 256 * 1024 * 1024  # kept of all sessions
 MAX_ABANDONED_BYTES = 64 * 1024 * 1024  # of steps that run although all their callers left
 SESSION_SHARE = 0.25  # of the bytes that may wait, which one session may have
-# Sent again, such a step would fail again: it is done. After any other failure it is open, and may be sent again.
-CONCLUSIVE = (InvalidRequest, RequestTooLarge, EngineFailed)
 
 
 class SessionTable:
