@@ -1,6 +1,6 @@
 """Opens a role's health door where the configuration says, or at the role's usual ports."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from penstock.app.places import ServerPlaces
+from penstock.app.ports import open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError
 from penstock.gateway.http.doorman import Doorman, machine_names
 from penstock.telemetry.door import HealthDoor, Problem
 from penstock.telemetry.metrics import shared_registry
@@ -39,8 +39,7 @@ async def open_health_door(
     look: Callable[[], Collector] | None = None,
     health: health_aio.HealthServicer | None = None,
 ) -> None:
-    """A usual port that is taken, by another role of the machine, gives way to a free one; one that was asked for
-    does not. `look` gives what is shown beside the metrics of the machine's processes; `health` is what another
+    """`look` gives what is shown beside the metrics of the machine's processes; `health` is what another
     server of the role says, too."""
 
     def registry() -> CollectorRegistry:
@@ -54,17 +53,6 @@ async def open_health_door(
     stack.push_async_callback(door.close)
     wanted = config.health
     config.check_reach(wanted.host)
-    http = await _listen(door.open_http, wanted.host, wanted.http_port, usual.http)
-    grpc = await _listen(door.open_grpc, wanted.host, wanted.grpc_port, usual.grpc)
+    http = await open_usual(lambda port: door.open_http(Address(wanted.host, port)), wanted.http_port, usual.http)
+    grpc = await open_usual(lambda port: door.open_grpc(Address(wanted.host, port)), wanted.grpc_port, usual.grpc)
     log.info("health_door", http=f"http://{http}", grpc=str(grpc))
-
-
-async def _listen(
-    listen: Callable[[Address], Awaitable[Address]], host: str, wanted: int | None, usual: int
-) -> Address:
-    try:
-        return await listen(Address(host, usual if wanted is None else wanted))
-    except ConfigError:
-        if wanted is not None:
-            raise
-        return await listen(Address(host, 0))

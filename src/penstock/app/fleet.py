@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.app.places import SECRETS, check_join
 from penstock.app.process import LEAVE_S
-from penstock.core.cluster.addresses import is_loopback
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.manager.fleet.base import FleetRole, RoleResources
@@ -35,7 +34,7 @@ class FleetPlan:
 
     def check(self) -> None:
         check_join(self.config)
-        if self.gateways and not (self.config.insecure or (self.host and is_loopback(self.host))):
+        if self.gateways:
             self.config.check_reach(self.host or "of the node")
 
     def roles(self) -> Iterator[FleetRole]:
@@ -50,9 +49,9 @@ class FleetPlan:
         return (sys.executable, "-m", "penstock", role, *at, *flags)
 
     def _gateway(self, number: int) -> tuple[str, ...]:
-        ports = zip(("http", "grpc"), (self.config.http_port, self.config.grpc_port), strict=True)
-        flags = [text for kind, port in ports for text in (f"--{kind}-port", str(port or f"{{{kind}}}"))]
-        return self._command(GATEWAY, number, "--host", "{host}", "--bind", "{host}:0", *flags)
+        http, grpc = str(self.config.http_port or "{http}"), str(self.config.grpc_port or "{grpc}")
+        ports = ("--http-port", http, "--grpc-port", grpc)
+        return self._command(GATEWAY, number, "--host", "{host}", "--bind", "{host}:0", *ports)
 
     def _worker(self, number: int) -> tuple[str, ...]:
         return self._command(WORKER, number, "--health-port", "0", "--health-grpc-port", "0")

@@ -18,8 +18,10 @@ from penstock.storage.disk import is_unwritable, lock_file
 log = structlog.get_logger()
 LOCK = "server.lock"
 RUN_PREFIX = "penstock-"
-MANAGER_SOCKET = "manager.sock"  # in a run folder
-RUN_MARK = "locked"  # in a run folder: it is a server's, and was locked
+# In a run folder.
+MANAGER_SOCKET = "manager.sock"
+CONFIG_FILE = "config.json"
+RUN_MARK = "locked"  # it is a server's, and was locked
 LONGEST_PARENT = 107 - len("/penstock-12345678/gateway-63.ipc")  # the kernel's limit of a socket's path
 
 
@@ -69,7 +71,7 @@ def _answers(socket_file: Path) -> bool:
 def _data_dir(run: Path) -> Path | None:
     """Of the server with that run folder."""
     try:
-        return Path(json.loads((run / "config.json").read_text())["data_dir"]).absolute()
+        return Path(json.loads((run / CONFIG_FILE).read_text())["data_dir"]).absolute()
     except (OSError, ValueError, KeyError):
         return None
 

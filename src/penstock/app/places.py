@@ -1,10 +1,10 @@
 """Where the processes of one host find each other and the rest of their cluster: names, sockets, metrics."""
 
-import re
 import socket
 import sys
 from pathlib import Path
 
+from penstock.app.folders import CONFIG_FILE, MANAGER_SOCKET
 from penstock.core.cluster.addresses import Address, is_loopback, parse_address
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
@@ -23,16 +23,14 @@ class ServerPlaces:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = folder / "config.json"
+        self.config = folder / CONFIG_FILE
         self.metrics = folder / "metrics"
-        self.manager = f"unix:{folder / 'manager.sock'}"
+        self.manager = f"unix:{folder / MANAGER_SOCKET}"
 
     def managers(self, config: Config) -> tuple[str, ...]:
         """Where roles find their managers: a socket, addresses that they join, or the URL of the managers' store."""
         join = config.cluster.join or self.manager
-        if is_store(join) or join.startswith("unix:"):
-            return (join,)
-        return tuple(find_managers(join))
+        return (join,) if is_store(join) else tuple(find_managers(join))
 
     def gateway(self, gateway_id: str, config: Config) -> Endpoint:
         """Where a gateway has its door for workers."""
@@ -81,14 +79,9 @@ def is_store(join: str) -> bool:
     return join.startswith(ETCD)
 
 
-def node_of(config: Config) -> str:
-    """This host's name in the cluster."""
-    return config.cluster.node or re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:63].strip("-.") or "node"
-
-
 def named(config: Config, name: str) -> str:
     """What a role of this host is called, so that no other host's has the same name."""
-    return f"{node_of(config)}.{name}" if is_clustered(config) else name
+    return f"{config.cluster.node_name}.{name}" if is_clustered(config) else name
 
 
 def manager_address(config: Config) -> Address:
@@ -109,8 +102,7 @@ def gateway_endpoint(config: Config, number: int) -> Endpoint:
     has_manager = not config.cluster.join
     after = PORTS_A_GATEWAY * number + (1 if has_manager else 0)
     port = WORKERS_PORT + PORTS_A_GATEWAY * number if bound.port is None else bound.port and bound.port + after
-    host = f"[{bound.host}]" if ":" in bound.host else bound.host
-    return Endpoint(f"tcp://{host}:{port}", told.host, told.port + after if told.port else 0)
+    return Endpoint(f"tcp://{Address(bound.host, port)}", told.host, told.port + after if told.port else 0)
 
 
 def clients_address(config: Config, grpc_port: int) -> str:

@@ -1,12 +1,15 @@
 """The ports of a server: reserved by its first process, shared by its gateways, and by nobody else."""
 
 import socket
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 
 BACKLOG = 2048
+T = TypeVar("T")
 
 
 def reserve_port(host: str, port: int, flag: str) -> socket.socket:
@@ -36,6 +39,16 @@ def open_own_socket(host: str, port: int, flag: str) -> socket.socket:
     opened = _bind(host, port, flag, socket.SO_REUSEADDR)
     opened.listen(BACKLOG)
     return opened
+
+
+async def open_usual(listen: Callable[[int], Awaitable[T]], wanted: int | None, usual: int) -> T:
+    """At the port that is wanted, or the usual one; that gives way to a free one where another role has it."""
+    try:
+        return await listen(usual if wanted is None else wanted)
+    except ConfigError:
+        if wanted is not None:
+            raise
+        return await listen(0)
 
 
 def _bind(host: str, port: int, flag: str, *options: int) -> socket.socket:

@@ -1,16 +1,16 @@
 """The model registry of a manager: where its files are, its services, and what collects what nobody names."""
 
 import asyncio
+import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import grpc
 import structlog
 
-from penstock.app.ports import open_own_socket
+from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError
 from penstock.manager.models.registry import ModelRegistry
 from penstock.manager.models.service import ModelRegistryService
 from penstock.pb.v1 import registry_pb2_grpc
@@ -39,18 +39,15 @@ def registry_service(registry: ModelRegistry) -> Callable[[grpc.aio.Server], Non
 
 
 async def open_registry_door(config: Config, registry: ModelRegistry, host: str, stack: AsyncExitStack) -> Address:
-    """REST, on the manager's host; a usual port that is taken gives way to a free one."""
+    """REST, on the manager's host."""
     # Only now: `penstock serve` on one machine has no such door.
     from penstock.gateway.http.doorman import Doorman, machine_names
     from penstock.gateway.http.registry import RegistryApp, serve_registry
 
-    wanted = config.registry.http_port
-    try:
-        opened = open_own_socket(host, USUAL_PORT if wanted is None else wanted, "registry.http_port")
-    except ConfigError:
-        if wanted is not None:
-            raise
-        opened = open_own_socket(host, 0, "registry.http_port")
+    async def listen(port: int) -> socket.socket:
+        return open_own_socket(host, port, "registry.http_port")
+
+    opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
     doorman = Doorman(config.model_copy(update={"host": host}), machine_names())
     stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits))
     address = Address(host, opened.getsockname()[1])

@@ -158,9 +158,8 @@ def _start(usual_name: str, name: str | None, file: Path | None, tether: int | N
     from penstock.manager.fleet.tether import TetheredProcess
 
     tethered = TetheredProcess(tether)  # a fleet may have started it
-    from penstock.app.places import node_of
     from penstock.app.process import RoleStart
     from penstock.core.config import load_config
 
     config = with_readable_logs(load_config(file, **flags))
-    return RoleStart(f"{node_of(config)}.{name or usual_name}", tethered, config=config)
+    return RoleStart(f"{config.cluster.node_name}.{name or usual_name}", tethered, config=config)

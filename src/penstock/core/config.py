@@ -1,6 +1,8 @@
 """The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
 
+import re
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
@@ -159,6 +161,10 @@ class ClusterSettings(Section):
             )
         return self
 
+    @property
+    def node_name(self) -> str:
+        return self.node or re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:63].strip("-.") or "node"
+
 
 class HealthSettings(Section):
     """The door where a manager, a worker or a joined machine says how it is."""
@@ -227,15 +233,15 @@ class Config(Section):
         """Whether only this machine's clients reach it."""
         return is_loopback(self.host)
 
-    def check_reach(self, *hosts: str) -> None:
-        """Refuses what listens where other machines reach it; without `hosts`, the clients' doors."""
-        for host in hosts or (self.host,):
-            if not is_loopback(host) and not self.insecure:
-                raise ConfigError(
-                    f"host '{host}' is open to other machines, and there is no authentication yet: whoever reaches it "
-                    "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) "
-                    "where the network keeps others out"
-                )
+    def check_reach(self, host: str = "") -> None:
+        """Refuses what listens where other machines reach it; without `host`, the clients' doors."""
+        host = host or self.host
+        if not is_loopback(host) and not self.insecure:
+            raise ConfigError(
+                f"host '{host}' is open to other machines, and there is no authentication yet: whoever reaches it "
+                "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) "
+                "where the network keeps others out"
+            )
 
 
 class _Environment(Config, BaseSettings):

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from penstock.core.cluster.addresses import Address
+
 TCP = "tcp://"
 
 
@@ -29,8 +31,7 @@ class Endpoint(NamedTuple):
         """What others connect to, once the socket is bound."""
         if not self.bind.startswith(TCP) or not self.host:
             return bound
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{TCP}{host}:{self.port or bound.rpartition(':')[2]}"
+        return f"{TCP}{Address(self.host, self.port or int(bound.rpartition(':')[2]))}"
 
     @property
     def _has_open_port(self) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import secrets
-import socket
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
@@ -75,8 +74,7 @@ class Worker:
             self._refused,
             self._removed,
         )
-        node = config.cluster.node or socket.gethostname()
-        machine = Machine(worker_id, node, config.worker)
+        machine = Machine(worker_id, config.cluster.node_name, config.worker)
         self._attachment = Attachment(worker_id, leader, machine, config, talk)
 
     async def run(self, stop: asyncio.Event) -> None:

@@ -16,7 +16,6 @@ from penstock.app.places import (
     join_addresses,
     manager_address,
     named,
-    node_of,
 )
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config, load_config
@@ -40,7 +39,7 @@ def test_one_machine_alone_has_sockets_in_its_folder_and_short_names(tmp_path: P
 def test_roles_of_a_cluster_have_their_nodes_name() -> None:
     assert named(config(join="h", node="n1"), "worker-0") == "n1.worker-0"
     assert named(config(bind="10.0.0.1", node="n1"), "gateway-1") == "n1.gateway-1"
-    assert node_of(config())  # the machine's own
+    assert config().cluster.node_name  # the machine's own
 
 
 @pytest.mark.parametrize(

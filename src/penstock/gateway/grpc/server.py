@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from penstock.core.cluster.addresses import Address
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
@@ -79,7 +80,7 @@ class GrpcServer:
         self._server.add_registered_method_handlers(service.full_name, handlers)
 
     async def start(self, host: str, port: int) -> int:
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = str(Address(host, port))
         try:
             bound = self._server.add_insecure_port(address)
         except RuntimeError as error:
