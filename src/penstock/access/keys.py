@@ -5,7 +5,7 @@ lost opens no door. Looking a key up is one digest and one look into a map, what
 """
 
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from math import inf
 from typing import Annotated
@@ -20,6 +20,7 @@ KEY_BYTES = 32  # of chance, in the text of a key
 SECRET_BYTES = 32  # of chance, in a cluster's secret
 MAX_SECRET_BYTES = 64  # that the digest takes
 DIGEST_BYTES = 32
+NONE: Mapping[str, Principal] = {}
 
 
 class KeyRecord(StoredValue):
@@ -36,6 +37,7 @@ class KeyRecord(StoredValue):
     created_at: float = 0.0
     created_by: str = ""
     revoked_at: float | None = None
+    rotated_at: float = 0.0
     rotated_digest: str = ""  # of the text that it had before it was rotated
     rotated_until: float = 0.0  # how long that is good still
 
@@ -47,11 +49,17 @@ class KeyRecord(StoredValue):
 class KeyTable:
     """Never changes: whoever hears of a change makes a new one."""
 
-    def __init__(self, secret: bytes, records: Iterable[KeyRecord] = (), is_asking: bool = True) -> None:
-        """`is_asking`: a key was once made in this cluster, whatever became of it."""
+    def __init__(
+        self,
+        secret: bytes,
+        records: Iterable[KeyRecord] = (),
+        is_asking: bool = True,
+        further: Mapping[str, Principal] = NONE,
+    ) -> None:
+        """`is_asking`: a key was once made in this cluster, whatever became of it. `further`: texts without records."""
         self.is_asking = is_asking
         self._hash = blake2b(key=secret_of(secret), digest_size=DIGEST_BYTES)
-        self._by_digest: dict[bytes, Principal] = {}
+        self._by_digest: dict[bytes, Principal] = {self._digest(text): known for text, known in further.items()}
         for record in records:
             if record.revoked_at is not None:
                 continue
@@ -61,9 +69,12 @@ class KeyTable:
 
     def find(self, text: str) -> Principal | None:
         """Who has this key, expired or not."""
+        return self._by_digest.get(self._digest(text))
+
+    def _digest(self, text: str) -> bytes:
         digest = self._hash.copy()
         digest.update(text.encode("latin-1", "replace"))
-        return self._by_digest.get(digest.digest())
+        return digest.digest()
 
 
 def key_text(chance: bytes) -> str:

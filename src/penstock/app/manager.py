@@ -58,7 +58,7 @@ async def _manage(run: RoleRun) -> None:
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
         # What is uploaded needs no folder: one that was not named may be missing.
         has_models = "models" in config.model_fields_set or config.models.exists()
-        opened = await open_manager(config, stack, me, str(address), has_models=has_models)
+        opened = await open_manager(config, stack, me, run.places.manager, str(address), has_models=has_models)
         await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look, opened.health)
         await open_registry_door(config, opened.registry, address.host, stack)
         log.info("managing", address=me.address, models=str(config.models))
@@ -87,7 +87,11 @@ async def open_manager(
     from grpc_health.v1.health import aio as health_aio
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
+    from penstock.access.guard import Guard
     from penstock.app.registry import open_registry, registry_service
+    from penstock.manager.access.audit import Audit
+    from penstock.manager.access.keys import Keys
+    from penstock.manager.access.service import AccessService
     from penstock.manager.election import SOLE_LEASE_S
     from penstock.manager.lives import LifeRules
     from penstock.manager.manager import Manager
@@ -96,6 +100,7 @@ async def open_manager(
     from penstock.manager.rollouts.service import add_rollouts
     from penstock.manager.server import serve_manager
     from penstock.manager.triggers import Triggers
+    from penstock.pb.v1.access_pb2_grpc import add_AccessServicer_to_server
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
     is_shared = is_store(config.cluster.join)
@@ -110,6 +115,9 @@ async def open_manager(
         is_fresh=is_fresh,
     )
     stack.push_async_callback(manager.close)
+    guard = Guard(config.asks_at(manager_address(config).host))
+    secret = config.access.secret
+    keys = Keys(manager, guard, secret.get_secret_value().encode() if secret is not None else b"")
     registry = open_registry(config, store, manager.events.tell, stack)
     manager.find_version = registry.choose
     triggers = Triggers(config.triggers)
@@ -122,8 +130,9 @@ async def open_manager(
     stack.push_async_callback(rollouts.close)
     health = health_aio.HealthServicer()
     add_health = partial(add_HealthServicer_to_server, health)
-    services = (partial(add_rollouts, rollouts), registry_service(registry), add_health)
-    server = await serve_manager(manager, *addresses, further=services)
+    add_access = partial(add_AccessServicer_to_server, AccessService(keys, Audit(manager, store)))
+    services = (partial(add_rollouts, rollouts), registry_service(registry), add_access, add_health)
+    server = await serve_manager(manager, *addresses, further=services, guard=guard)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once
 

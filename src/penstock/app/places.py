@@ -6,13 +6,18 @@ from pathlib import Path
 
 from penstock.app.folders import CONFIG_FILE, MANAGER_SOCKET
 from penstock.core.cluster.addresses import Address, is_loopback, parse_address
-from penstock.core.config import Config
+from penstock.core.config import Config, environment_key
 from penstock.core.errors import ConfigError
 from penstock.wire.endpoints import Endpoint
 
 MANAGER_PORT = 7400
 # Of the configuration, for the manager alone.
-SECRETS: dict[str, bool | set[str]] = {"s3": {"secret_access_key"}, "triggers": True}
+SECRETS: dict[str, bool | set[str]] = {
+    "s3": {"secret_access_key"},
+    "triggers": True,
+    "access": {"secret"},
+    "api_key": True,  # every role has it from its environment
+}
 ETCD = "etcd://"
 WORKERS_PORT = 7401  # of the first gateway, for workers; its heart has the next one
 PORTS_A_GATEWAY = 2
@@ -53,7 +58,8 @@ class ServerPlaces:
 
     def read_config(self) -> Config:
         try:
-            return Config.model_validate_json(self.config.read_text())
+            found = Config.model_validate_json(self.config.read_text())
+            return found.model_copy(update={"api_key": environment_key()})
         except OSError as error:
             raise ConfigError(f"{self.config}: no server runs there: {error.strerror}") from error
 

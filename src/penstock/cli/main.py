@@ -12,6 +12,7 @@ from penstock.cli.certs import init_certs, issue_cert
 from penstock.cli.classify import classify
 from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
 from penstock.cli.cluster.events import events
+from penstock.cli.cluster.key import create_key, list_keys, revoke_key, rotate_key, show_key
 from penstock.cli.cluster.rollout import (
     forget_rollout,
     pause_rollout,
@@ -71,6 +72,11 @@ for name, of_rollouts in (("start", start_rollout), ("status", rollout_status), 
     rollout.command(name)(of_rollouts)
 for name, of_ended in (("resume", resume_rollout), ("undo", undo_rollout), ("forget", forget_rollout)):
     rollout.command(name)(of_ended)
+key = typer.Typer(no_args_is_help=True, help="Keys: who may do what. From the first one on, every door asks for one.")
+for name, of_keys in (("create", create_key), ("list", list_keys), ("show", show_key)):
+    key.command(name)(of_keys)
+for name, of_known in (("revoke", revoke_key), ("rotate", rotate_key)):
+    key.command(name)(of_known)
 workers = typer.Typer()
 workers.callback(invoke_without_command=True)(worker)
 for name, of_workers in (("list", list_workers), ("drain", drain_worker), ("remove", remove_worker)):
@@ -80,6 +86,7 @@ app.add_typer(cluster, name="cluster")
 app.add_typer(block, name="block")
 app.add_typer(rollout, name="rollout")
 app.add_typer(model, name="model")
+app.add_typer(key, name="key")
 fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
 for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):
     fleet.command()(fleet_command)

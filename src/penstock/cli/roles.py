@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.terminal.cluster import (
     Advertise,
+    AskKeys,
     Bind,
     ConfigFile,
     DataDir,
@@ -15,7 +16,9 @@ from penstock.cli.terminal.cluster import (
     HealthPort,
     Insecure,
     Join,
+    KeyFile,
     Node,
+    access_of,
     given,
 )
 from penstock.cli.terminal.output import with_readable_logs
@@ -38,6 +41,8 @@ def manager(
     bind: Bind = None,
     advertise: Advertise = None,
     insecure: Insecure = None,
+    keys: AskKeys = None,
+    key_file: KeyFile = None,
     health_host: HealthHost = None,
     health_port: HealthPort = None,
     health_grpc_port: HealthGrpcPort = None,
@@ -54,6 +59,8 @@ def manager(
         models=models,
         data_dir=data_dir,
         insecure=insecure,
+        access=access_of(keys),
+        api_key_file=key_file,
         cluster=given(join=join, node=node, bind=bind, advertise=advertise),
         health=given(host=health_host, http_port=health_port, grpc_port=health_grpc_port),
     )
@@ -71,6 +78,8 @@ def worker(
     health_port: HealthPort = None,
     health_grpc_port: HealthGrpcPort = None,
     insecure: Insecure = None,
+    keys: AskKeys = None,
+    key_file: KeyFile = None,
     config: ConfigFile = None,
     id_: Id = None,
     run_dir: RunDir = None,
@@ -86,6 +95,8 @@ def worker(
         tether,
         data_dir=data_dir,
         insecure=insecure,
+        access=access_of(keys),
+        api_key_file=key_file,
         cluster=given(join=join, node=node, bind=bind, advertise=advertise),
         health=given(host=health_host, http_port=health_port, grpc_port=health_grpc_port),
     )
@@ -103,6 +114,8 @@ def gateway(
     http_port: Annotated[int | None, typer.Option(help="REST, metrics and health. [default: 8080]")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="gRPC. [default: 50051]")] = None,
     insecure: Insecure = None,
+    keys: AskKeys = None,
+    key_file: KeyFile = None,
     data_dir: DataDir = None,
     config: ConfigFile = None,
     id_: Id = None,
@@ -124,6 +137,8 @@ def gateway(
         http_port=http_port,
         grpc_port=grpc_port,
         insecure=insecure,
+        access=access_of(keys),
+        api_key_file=key_file,
         data_dir=data_dir,
         cluster=given(join=join, node=node, bind=bind, advertise=advertise),
     )

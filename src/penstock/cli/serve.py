@@ -7,6 +7,7 @@ import typer
 
 from penstock.cli.terminal.cluster import (
     Advertise,
+    AskKeys,
     Bind,
     ConfigFile,
     DataDir,
@@ -15,7 +16,9 @@ from penstock.cli.terminal.cluster import (
     HealthPort,
     Insecure,
     Join,
+    KeyFile,
     Node,
+    access_of,
     given,
 )
 from penstock.cli.terminal.output import with_readable_logs
@@ -30,6 +33,8 @@ def serve(
     models: ServedModels = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,
     insecure: Insecure = None,
+    keys: AskKeys = None,
+    key_file: KeyFile = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further name that clients call this server by; may be repeated.")
     ] = None,
@@ -63,6 +68,8 @@ def serve(
         models=models,
         host=host,
         insecure=insecure,
+        access=access_of(keys),
+        api_key_file=key_file,
         allowed_hosts=allowed_host or None,
         allowed_origins=allowed_origin or None,
         allow_shared_memory=allow_shared_memory,
@@ -81,7 +88,8 @@ def serve(
 
 
 def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
-    open_to = "" if found.config.is_local else f"Whoever reaches {found.config.host} may use it: no authentication"
+    is_open = not found.config.is_local and found.config.insecure and not found.config.has_keys
+    open_to = f"Whoever reaches {found.config.host} may use it: no authentication" if is_open else ""
     if not sys.stderr.isatty():
         import structlog
 

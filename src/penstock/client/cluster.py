@@ -8,21 +8,23 @@ import grpc
 
 from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, NotLeader, PenstockError, Unavailable
+from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc
 from penstock.pb.v1 import cluster_pb2 as pb
-from penstock.pb.v1 import cluster_pb2_grpc
-from penstock.wire.channels import MANAGER_CHANNEL
+from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.forms import decode_failure
 
 REACH_S = 1.0  # after which it is given up where none of the managers can be reached
 ONE_S = 3.0  # what one of several managers gets to answer
 PAUSE_S = 0.2  # before those that did not lead, or did not answer, are asked again
+STUBS = (cluster_pb2_grpc.ClusterStub, cluster_pb2_grpc.RolloutsStub, access_pb2_grpc.AccessStub)
 
 
 class ClusterClient:
     """Used from one thread, as a context."""
 
-    def __init__(self, managers: Sequence[str], timeout_s: float = 10.0) -> None:
+    def __init__(self, managers: Sequence[str], timeout_s: float = 10.0, channels: Channels = PLAIN) -> None:
         """`managers`: HOST:PORT of some, or unix:PATH."""
+        self._opening = channels
         self._managers = list(managers)
         self._timeout_s = timeout_s
         self._channels: dict[str, grpc.Channel] = {}
@@ -67,10 +69,8 @@ class ClusterClient:
 
     def _ask(self, manager: str, method: str, request: Any, timeout_s: float) -> Any:
         if manager not in self._channels:
-            self._channels[manager] = grpc.insecure_channel(manager, options=MANAGER_CHANNEL)
-        stubs = [
-            make(self._channels[manager]) for make in (cluster_pb2_grpc.ClusterStub, cluster_pb2_grpc.RolloutsStub)
-        ]
+            self._channels[manager] = self._opening.open_blocking(manager)
+        stubs = [make(self._channels[manager]) for make in STUBS]
         ask = next(getattr(stub, method) for stub in stubs if hasattr(stub, method))
         answer = ask(request, timeout=max(0.1, timeout_s))
         if answer.HasField("failure"):

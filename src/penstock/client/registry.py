@@ -15,6 +15,7 @@ from penstock.core.errors import Corrupted, PenstockError, Unavailable
 from penstock.core.manifest import Manifest, ModelFacts
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
+from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.forms import decode_failure
 
 T = TypeVar("T")
@@ -77,8 +78,11 @@ class _Patience:
 class RegistryClient:
     """Used from one event loop, as a context. Of several addresses another one is tried where one does not answer."""
 
-    def __init__(self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S) -> None:
+    def __init__(
+        self, addresses: str = MANAGER_ADDRESS, give_up_s: float = GIVE_UP_S, channels: Channels = PLAIN
+    ) -> None:
         """`addresses`: HOST:PORT, with commas between several; `give_up_s`: without a byte over all attempts."""
+        self._opening = channels
         self._give_up_s = give_up_s
         is_target = addresses.startswith(("unix:", "ipv4:", "ipv6:", "dns:"))  # gRPC's own, which may name several
         parts = [addresses] if is_target else addresses.split(",")
@@ -235,7 +239,7 @@ class RegistryClient:
             self._open()
 
     def _open(self) -> None:
-        self._channel = grpc.aio.insecure_channel(self._addresses[0], options=OPTIONS)
+        self._channel = self._opening.open(self._addresses[0], OPTIONS)
         self._stub = registry_pb2_grpc.ModelRegistryStub(self._channel)
 
 

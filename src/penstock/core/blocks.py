@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.routes import NameRoute
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import TensorSpec
@@ -112,6 +113,7 @@ class ClusterPicture:
     gateways: Sequence[GatewayMember] = ()
     membership: int = 0  # the revision of the list of gateways: who owns a session is found by it
     routes: Sequence[NameRoute] = ()
+    access: AccessView = NO_KEYS  # the same object for as long as nothing of it is another
 
 
 Listener = Callable[[ClusterPicture], None]

@@ -166,6 +166,19 @@ class ClusterSettings(Section):
         return self.node or re.sub(r"[^A-Za-z0-9.-]", "-", gethostname())[:63].strip("-.") or "node"
 
 
+class AccessSettings(Section):
+    """Whom doors ask for a key."""
+
+    keys: Literal["auto", "required", "off"] = "auto"  # auto: once one was made
+    secret: SecretStr | None = None  # of the cluster, for the digests of keys; None: made, and kept in the store
+
+    @model_validator(mode="after")
+    def _secret_is_long(self) -> "AccessSettings":
+        if self.secret is not None and len(self.secret.get_secret_value()) < 16:
+            raise ValueError("access.secret has at least 16 characters, that nobody can guess")
+        return self
+
+
 class HealthSettings(Section):
     """The door where a manager, a worker or a joined machine says how it is."""
 
@@ -208,7 +221,9 @@ class Config(Section):
     models: Path = Path("models")
     data_dir: Path = Path("penstock-data")
     host: str = "127.0.0.1"
-    insecure: bool = False  # a host that others reach is meant: there is no authentication
+    insecure: bool = False  # a host that others reach may be open to all of them
+    api_key: SecretStr | None = None  # what roles and commands of this machine show to others
+    api_key_file: Path | None = None  # a file that has it
     allowed_hosts: Names = ()  # further names that clients may call the server by
     allowed_origins: Names = ()  # whose pages may call it from browsers
     allow_shared_memory: bool = False  # clients of this machine may register regions
@@ -224,6 +239,7 @@ class Config(Section):
     registry: RegistrySettings = RegistrySettings()
     s3: S3Settings = S3Settings()
     cluster: ClusterSettings = ClusterSettings()
+    access: AccessSettings = AccessSettings()
     health: HealthSettings = HealthSettings()
     triggers: tuple[TriggerSettings, ...] = ()  # what events call
     telemetry: Telemetry = Telemetry()
@@ -234,14 +250,35 @@ class Config(Section):
         return is_loopback(self.host)
 
     def check_reach(self, host: str = "") -> None:
-        """Refuses what listens where other machines reach it; without `host`, the clients' doors."""
+        """Refuses what listens where other machines reach it and asks nobody; without `host`, the clients' doors."""
         host = host or self.host
-        if not is_loopback(host) and not self.insecure:
+        if not is_loopback(host) and not self.insecure and not self.has_keys:
             raise ConfigError(
-                f"host '{host}' is open to other machines, and there is no authentication yet: whoever reaches it "
-                "could run, load and unload models. Listen on 127.0.0.1, or give --insecure (setting insecure) "
-                "where the network keeps others out"
+                f"host '{host}' is open to other machines: whoever reaches it could run, load and unload models. Ask "
+                "for keys (--keys, setting access.keys: required; `penstock key create` makes them), or give "
+                "--insecure (setting insecure) where the network keeps others out"
             )
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it is meant to ask for keys: a role that has one itself does."""
+        return self.access.keys == "required" or (self.access.keys == "auto" and self.shown_key() != "")
+
+    def asks_at(self, host: str) -> Literal["auto", "required", "off"]:
+        """Whether a door there asks for keys: beyond this machine always, unless it is meant to be open."""
+        is_open_to_others = not is_loopback(host) and not self.insecure
+        return "required" if self.access.keys == "auto" and is_open_to_others else self.access.keys
+
+    def shown_key(self) -> str:
+        """What it shows to others; empty: nothing."""
+        if self.api_key is not None:
+            return self.api_key.get_secret_value().strip()
+        if self.api_key_file is None:
+            return ""
+        try:
+            return self.api_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.api_key_file}: the key cannot be read: {error}") from error
 
 
 class _Environment(Config, BaseSettings):
@@ -260,3 +297,8 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
         name = "__".join(str(part) for part in first["loc"]).upper()
         said = str(first["msg"]).removeprefix("Value error, ")
         raise ConfigError(f"setting PENSTOCK_{name} or its flag: {said}, got {first['input']!r:.80}") from error
+
+
+def environment_key() -> SecretStr | None:
+    """What PENSTOCK_API_KEY says: it is written nowhere."""
+    return _Environment().api_key

@@ -10,9 +10,11 @@ import grpc
 import structlog
 from pydantic import ValidationError
 
+from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockRecord, BlockRole, Resources, WorkerRecord
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
+from penstock.core.principals import Scope
 from penstock.manager.desired import BLOCKS, WORKERS, encode
 from penstock.manager.lives import Life
 from penstock.manager.manager import Manager, now
@@ -22,6 +24,7 @@ from penstock.manager.service import failure_of
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
+from penstock.wire.channels import Channels
 from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
@@ -38,6 +41,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
 
     # --- what only reads
 
+    @needs_scope(Scope.METRICS, Scope.JOIN)
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
         manager, election = self._manager, self._manager.election
         desired, leader = manager.desired, election.leader
@@ -63,6 +67,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             status.blocks.update(Counter(self._state(block) for block in manager.reign.registry.shown()))
         return status
 
+    @needs_scope(Scope.METRICS)
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListWorkersResponse:
@@ -72,6 +77,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         names = sorted({*lives, *self._manager.desired.workers})
         return pb.ListWorkersResponse(workers=[self._worker(name, lives.get(name)) for name in names])
 
+    @needs_scope(Scope.METRICS)
     async def ListBlocks(
         self, request: pb.ListBlocksRequest, context: grpc.aio.ServicerContext
     ) -> pb.ListBlocksResponse:
@@ -85,6 +91,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         blocks.sort(key=lambda block: (block.model, int(block.version)))
         return pb.ListBlocksResponse(blocks=[self._block(block) for block in blocks])
 
+    @needs_scope(Scope.METRICS)
     async def ExplainBlock(
         self, request: pb.ExplainBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.ExplainBlockResponse:
@@ -98,6 +105,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             return pb.ExplainBlockResponse(failure=encode_failure(error))
         return pb.ExplainBlockResponse(sentences=sentences)
 
+    @needs_scope(Scope.METRICS)
     async def Events(self, request: pb.EventsRequest, context: grpc.aio.ServicerContext) -> pb.EventsResponse:
         limit = min(request.limit or 100, MAX_LISTED)
         found = self._manager.events.read(request.after, limit, request.kind, request.subject)
@@ -105,16 +113,19 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
 
     # --- what writes
 
+    @needs_scope(Scope.ADMIN)
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
         return pb.DrainWorkerResponse(failure=await failure_of(self._drain(request.worker_id, request.is_draining)))
 
+    @needs_scope(Scope.ADMIN)
     async def RemoveWorker(
         self, request: pb.RemoveWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.RemoveWorkerResponse:
         return pb.RemoveWorkerResponse(failure=await failure_of(self._remove_worker(request.worker_id)))
 
+    @needs_scope(Scope.ADMIN)
     async def DeployBlock(
         self, request: pb.DeployBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.DeployBlockResponse:
@@ -122,6 +133,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         failure = await failure_of(self._deploy(request, block_ids))
         return pb.DeployBlockResponse(failure=failure, block_ids=block_ids)
 
+    @needs_scope(Scope.ADMIN)
     async def ScaleBlock(
         self, request: pb.ScaleBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.ScaleBlockResponse:
@@ -131,6 +143,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             self._manager.events.tell("block_scaled", request.block_id, f"it has {request.replicas} replicas")
         return pb.ScaleBlockResponse(failure=failure)
 
+    @needs_scope(Scope.ADMIN)
     async def RemoveBlock(
         self, request: pb.RemoveBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.RemoveBlockResponse:
@@ -183,7 +196,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         if self._manager.epoch or leader is None or not leader.address or is_asked:
             return None
         try:
-            async with grpc.aio.insecure_channel(leader.address) as channel:
+            async with Channels(self._manager.managers_key()).open(leader.address) as channel:
                 call = getattr(cluster_pb2_grpc.ClusterStub(channel), kind.__name__.removesuffix("Response"))
                 answer = await call(request, timeout=ASK_S, metadata=(ASKED,))
                 return answer if isinstance(answer, kind) else None

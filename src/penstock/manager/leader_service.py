@@ -4,7 +4,9 @@ from contextlib import suppress
 
 import grpc
 
+from penstock.access.guard import needs_scope
 from penstock.core.errors import PenstockError
+from penstock.core.principals import Scope
 from penstock.manager.manager import Manager
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersServicer
@@ -14,6 +16,7 @@ class LeaderService(LeadersServicer):
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
+    @needs_scope(*Scope)
     async def Leader(self, request: LeaderRequest, context: grpc.aio.ServicerContext) -> LeaderResponse:  # noqa: N802
         with suppress(PenstockError):  # another leads, or nobody can tell: then it has not proved it
             await self._manager.prove_reign(request.history, request.epoch)

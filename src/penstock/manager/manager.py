@@ -57,6 +57,7 @@ OnFolded = Callable[[Folded], None]
 OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
 OnAnswers = Callable[[str, str, Sequence[ModelAnswers]], None]
 OnReign = Callable[[Reign], None]
+PlanAudit = Callable[[Sequence[Write]], Awaitable[Sequence[Write]]]
 BeforeLoad = Callable[[str], Awaitable[None]]
 
 
@@ -96,6 +97,8 @@ class Manager:
         self.on_answers: list[OnAnswers] = []  # and what they answered: its id, its incarnation, since that began
         self.on_reign: list[OnReign] = []  # told of each that begins, before anybody hears anything of it
         self.before_load: list[BeforeLoad] = []  # asked before a model is loaded anew; may refuse
+        self.audit: PlanAudit = _unaudited  # what is written beside a change, of who asked for it
+        self.managers_key: Callable[[], str] = str  # what it shows to other managers
         self.is_governed: Callable[[str], bool] = lambda model: False  # its folder says no more which versions serve
 
     async def start(self, is_sole: bool = True) -> None:
@@ -215,6 +218,7 @@ class Manager:
         if not writes:
             return self.desired.revision
         revision = 0
+        writes = [*writes, *await self.audit(writes)]
         for first in range(0, len(writes), MAX_WRITES):
             try:
                 part = writes[first : first + MAX_WRITES]
@@ -455,6 +459,10 @@ class Manager:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(self._done)
+
+
+async def _unaudited(writes: Sequence[Write]) -> Sequence[Write]:
+    return ()
 
 
 def _record(folder: ModelFolder) -> FolderRecord:

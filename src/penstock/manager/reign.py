@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import DesiredState, Folded, PresentWorkers
 from penstock.manager.lives import (
@@ -189,6 +190,11 @@ class Reign:
     def set_routes(self, routes: Iterable[NameRoute]) -> None:
         """What names resolve to where rollouts say so."""
         self.boards.routes_changed(routes)
+        self._has_news = True
+
+    def set_access(self, access: AccessView) -> None:
+        """How gateways know callers."""
+        self.boards.access_changed(access)
         self._has_news = True
 
     # --- what others ask

@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import grpc
 
+from penstock.access.guard import Guard, open_guard
+from penstock.manager.access.door import GuardedDoor
 from penstock.manager.admin import ClusterService
 from penstock.manager.leader_service import LeaderService
 from penstock.manager.manager import Manager
@@ -12,17 +14,20 @@ from penstock.pb.v1 import cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
 from penstock.wire.channels import MANAGER_SERVER
 from penstock.wire.grpc_server import grpc_server
 
-AddService = Callable[[grpc.aio.Server], None]
+AddService = Callable[[GuardedDoor], None]
 
 
-async def serve_manager(manager: Manager, *addresses: str, further: tuple[AddService, ...] = ()) -> grpc.aio.Server:
-    """`further` are services of others that it has beside its own."""
+async def serve_manager(
+    manager: Manager, *addresses: str, further: tuple[AddService, ...] = (), guard: Guard | None = None
+) -> grpc.aio.Server:
+    """`further` are services of others that it has beside its own. Without a guard nobody is asked anything."""
     server = grpc_server(MANAGER_SERVER)
-    manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), server)
-    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), server)
-    leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager), server)
+    door = GuardedDoor(server, guard or open_guard())
+    manager_pb2_grpc.add_ManagerServicer_to_server(ManagerService(manager), door)
+    cluster_pb2_grpc.add_ClusterServicer_to_server(ClusterService(manager), door)
+    leader_pb2_grpc.add_LeadersServicer_to_server(LeaderService(manager), door)
     for add in further:
-        add(server)
+        add(door)
     for address in addresses:
         server.add_insecure_port(address)
     await server.start()

@@ -9,10 +9,12 @@ from typing import Never, TypeVar
 import grpc
 import structlog
 
+from penstock.access.guard import needs_scope
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, NotLeader, PenstockError
+from penstock.core.principals import Scope
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
@@ -20,7 +22,18 @@ from penstock.manager.manager import Manager, now
 from penstock.manager.placing.sites import SharedCapacity
 from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
-from penstock.manager.telling.boards import BLOCK, ROUTE, AssignedBlock, Endpoints, Given, Shown, ToldGateways
+from penstock.manager.telling.boards import (
+    BLOCK,
+    KEY,
+    ROUTE,
+    AssignedBlock,
+    Endpoints,
+    Given,
+    Shown,
+    ToldAccess,
+    ToldGateways,
+    ToldKey,
+)
 from penstock.manager.telling.ledger import Delta, Ledger
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
@@ -37,6 +50,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         self._manager = manager
         self._streams = count(1)
 
+    @needs_scope(Scope.JOIN)
     async def Attach(  # noqa: N802
         self, reports: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Assignment]:
@@ -71,6 +85,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             reign.end(WorkerStreamEnded(worker, stream, hearing.is_leaving), now())
             await manager.notify()
 
+    @needs_scope(Scope.JOIN)
     async def Watch(  # noqa: N802
         self, requests: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ClusterView]:
@@ -99,12 +114,15 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             if manager.epoch == epoch:
                 await manager.membership.left(stream, gateway.gateway_id, hearing.is_leaving)
 
+    @needs_scope(Scope.JOIN)
     async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
         return pb.LoadResponse(failure=await failure_of(self._manager.load(request.model)))
 
+    @needs_scope(Scope.JOIN)
     async def Unload(self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext) -> pb.UnloadResponse:  # noqa: N802
         return pb.UnloadResponse(failure=await failure_of(self._manager.unload(request.model)))
 
+    @needs_scope(Scope.JOIN)
     async def SetRouting(  # noqa: N802
         self, request: pb.SetRoutingRequest, context: grpc.aio.ServicerContext
     ) -> pb.SetRoutingResponse:
@@ -295,7 +313,8 @@ def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterVi
         is_snapshot=delta.is_snapshot,
         since=delta.since,
         removed=_ids(delta),
-        removed_routes=[key.removeprefix(ROUTE) for key in delta.removed if key.startswith(ROUTE)],
+        removed_routes=_ids(delta, ROUTE),
+        removed_keys=_ids(delta, KEY),
     )
     for shown in delta.changed.values():
         match shown:
@@ -306,6 +325,10 @@ def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterVi
             case ToldGateways(revision, gateways):
                 message.has_gateways, message.membership = True, revision
                 message.gateways.extend(pb.GatewayMember(**each._asdict()) for each in gateways)
+            case ToldAccess():
+                message.access.CopyFrom(pb.AccessFacts(**asdict(shown)))
+            case ToldKey():
+                message.keys.add(**asdict(shown))
     return message
 
 
@@ -314,5 +337,5 @@ def _route(route: NameRoute) -> pb.Route:
     return pb.Route(**fields)
 
 
-def _ids(delta: Delta[T]) -> list[str]:
-    return [key.removeprefix(BLOCK) for key in delta.removed if key.startswith(BLOCK)]
+def _ids(delta: Delta[T], prefix: str = BLOCK) -> list[str]:
+    return [key.removeprefix(prefix) for key in delta.removed if key.startswith(prefix)]

@@ -10,7 +10,7 @@ import structlog
 
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
-from penstock.wire.channels import MANAGER_CHANNEL
+from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.heard import Newest
 from penstock.wire.leader import LeaderAt
 
@@ -25,9 +25,16 @@ Ask = Callable[[str], Awaitable[LeaderResponse]]
 class AskedManagers:
     """Further managers are learned from those that answer."""
 
-    def __init__(self, addresses: Sequence[str], ask: Ask | None = None, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        ask: Ask | None = None,
+        rng: random.Random | None = None,
+        channels: Channels = PLAIN,
+    ) -> None:
         self._addresses = dict.fromkeys(addresses)  # in order
         self._given = tuple(addresses)
+        self._opening = channels
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._ask = ask or self._ask_manager
         self._rng = rng or random.Random()
@@ -105,7 +112,7 @@ class AskedManagers:
 
     async def _ask_manager(self, address: str) -> LeaderResponse:
         if address not in self._channels:
-            self._channels[address] = grpc.aio.insecure_channel(address, options=MANAGER_CHANNEL)
+            self._channels[address] = self._opening.open(address)
         request = LeaderRequest(history=self._newest.history, epoch=self._newest.epoch)
         answer: LeaderResponse = await LeadersStub(self._channels[address]).Leader(request, timeout=ASK_S)
         return answer

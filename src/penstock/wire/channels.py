@@ -1,4 +1,11 @@
-"""Connections with managers: how large their messages may be, and how either end notices that the other is gone."""
+"""gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from penstock.core.config import Config
 
 # Everything of a large cluster is one message; of an end that is cut off, only an unanswered ping tells.
 _BOTH = (
@@ -18,3 +25,70 @@ MANAGER_SERVER = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
 )
+Options = Sequence[tuple[str, Any]]
+Metadata = tuple[tuple[str, str], ...]
+UNIX = "unix:"
+
+
+def bearer(key: str) -> Metadata:
+    return (("authorization", f"Bearer {key}"),) if key else ()
+
+
+class Channels:
+    """Opens them. Without a key nothing is shown, and a socket of this machine asks for none."""
+
+    def __init__(self, key: str = "") -> None:
+        self._shown = bearer(key)
+
+    @classmethod
+    def of(cls, config: Config) -> "Channels":
+        """Those of a role or a command with this configuration."""
+        return cls(config.shown_key())
+
+    def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+        return self._keyed(grpc.aio.insecure_channel(address, options=options), address)
+
+    def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
+        return self._keyed(grpc.insecure_channel(address, options=options), address)
+
+    def _keyed(self, channel: Any, address: str) -> Any:
+        return KeyedChannel(channel, self._shown) if self._shown and not address.startswith(UNIX) else channel
+
+
+PLAIN = Channels()
+
+
+class KeyedChannel:
+    """A channel whose calls have this metadata before their own."""
+
+    def __init__(self, channel: Any, shown: Metadata) -> None:
+        self._channel = channel
+        self._shown = shown
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    async def __aenter__(self) -> "KeyedChannel":
+        await self._channel.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.__aexit__(*error)
+
+    def unary_unary(self, *method: Any, **forms: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.unary_unary(*method, **forms))
+
+    def unary_stream(self, *method: Any, **forms: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.unary_stream(*method, **forms))
+
+    def stream_unary(self, *method: Any, **forms: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.stream_unary(*method, **forms))
+
+    def stream_stream(self, *method: Any, **forms: Any) -> Callable[..., Any]:
+        return self._keyed(self._channel.stream_stream(*method, **forms))
+
+    def _keyed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def keyed(*given: Any, metadata: Any = None, **options: Any) -> Any:
+            return call(*given, metadata=(*self._shown, *(metadata or ())), **options)
+
+        return keyed

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
+from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky
@@ -57,6 +58,7 @@ class RemoteControl:
         self._routes: dict[str, NameRoute] = {}
         self._gateways: tuple[GatewayMember, ...] = ()
         self._membership = 0
+        self._access = NO_KEYS
         self._is_asked = asyncio.Event()  # the manager is to be told something at once
         self.refusal: NameTaken | None = None  # by the manager, at the last call
         self._watching = asyncio.create_task(leader.attend(self._watch), name="watch-manager")
@@ -131,6 +133,7 @@ class RemoteControl:
             log.warning("deposed_manager", epoch=view.epoch, newest=self._heard.epoch)
         if verdict is not Verdict.TAKEN:
             return verdict is Verdict.MISSED
+        self._take_access(view)
         if view.is_snapshot:
             self._blocks, self._routes = {}, {}
         for name in view.removed_routes:
@@ -145,8 +148,20 @@ class RemoteControl:
             )
             self._membership = view.membership
         blocks = sorted(self._blocks.values(), key=lambda block: (block.model, int(block.version)))
-        self._listener(ClusterPicture(blocks, self._gateways, self._membership, tuple(self._routes.values())))
+        routes = tuple(self._routes.values())
+        self._listener(ClusterPicture(blocks, self._gateways, self._membership, routes, self._access))
         return True
+
+    def _take_access(self, view: pb.ClusterView) -> None:
+        """It stays the same object for as long as nothing of it is another."""
+        if not (view.is_snapshot or view.HasField("access") or view.keys or view.removed_keys):
+            return
+        before = NO_KEYS if view.is_snapshot else self._access
+        facts, keys = view.access if view.HasField("access") else before, dict(before.keys)
+        for key_id in view.removed_keys:
+            keys.pop(key_id, None)
+        keys |= {each.key_id: each.record for each in view.keys}
+        self._access = AccessView(facts.secret, facts.is_asking, keys)
 
 
 def _decode(block: pb.BlockView) -> BlockView:

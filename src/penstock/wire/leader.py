@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
-from penstock.wire.channels import MANAGER_CHANNEL
+from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.forms import decode_failure
 
 log = structlog.get_logger()
@@ -59,9 +59,9 @@ class SoleManager:
 
 
 class LeaderConnection:
-    def __init__(self, at: LeaderAt) -> None:
+    def __init__(self, at: LeaderAt, channels: Channels) -> None:
         self.at = at
-        self.channel = grpc.aio.insecure_channel(at.address, options=MANAGER_CHANNEL)
+        self.channel = channels.open(at.address)
         self.is_over = asyncio.Event()  # another leads
 
 
@@ -71,8 +71,9 @@ Act = Callable[[grpc.aio.Channel], Coroutine[Any, Any, R]]
 class Leader:
     """Used from one event loop."""
 
-    def __init__(self, source: LeaderSource) -> None:
+    def __init__(self, source: LeaderSource, channels: Channels = PLAIN) -> None:
         self._source = source
+        self.channels = channels
         self._connection: LeaderConnection | None = None
         self._is_known = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
@@ -188,7 +189,7 @@ class Leader:
         async for at in self._source.follow():
             if self._connection is None or at != self._connection.at:
                 log.info("leader", address=at.address, epoch=at.epoch)
-                self._replace(LeaderConnection(at))
+                self._replace(LeaderConnection(at, self.channels))
 
     def _replace(self, connection: LeaderConnection | None) -> None:
         old, self._connection = self._connection, connection

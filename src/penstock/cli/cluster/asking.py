@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
+    from penstock.core.config import Config
 
 Managers = Annotated[
     str | None,
@@ -27,17 +28,18 @@ TIMEOUT_S = 10.0
 
 def open_client(managers: str | None, config: Path | None, timeout_s: float) -> "ClusterClient":
     from penstock.client.cluster import ClusterClient
+    from penstock.core.config import load_config
+    from penstock.wire.channels import Channels
 
-    return ClusterClient(find_addresses(managers, config), timeout_s).ask_leader()
+    settings = load_config(config)
+    return ClusterClient(find_addresses(managers, settings), timeout_s, Channels.of(settings)).ask_leader()
 
 
-def find_addresses(managers: str | None, file: Path | None) -> list[str]:
+def find_addresses(managers: str | None, settings: "Config") -> list[str]:
     """Of those that were given, of the setting cluster.join, or this machine's."""
     from penstock.app.folders import local_managers
     from penstock.app.places import MANAGER_PORT, find_managers
-    from penstock.core.config import load_config
 
-    settings = load_config(file)
     join = managers or settings.cluster.join
     if "://" in join:
         return managers_in(join)

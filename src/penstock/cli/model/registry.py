@@ -152,11 +152,14 @@ def _ask(manager: str | None, config: Path | None, act: "Callable[[RegistryClien
     import structlog
 
     from penstock.client.registry import RegistryClient
+    from penstock.core.config import load_config
+    from penstock.wire.channels import Channels
 
-    addresses = ",".join(find_addresses(manager, config))
+    settings = load_config(config)
+    addresses = ",".join(find_addresses(manager, settings))
 
     async def call() -> T:
-        async with RegistryClient(addresses) as client:
+        async with RegistryClient(addresses, channels=Channels.of(settings)) as client:
             return await act(client)
 
     before = structlog.get_config()

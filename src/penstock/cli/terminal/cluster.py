@@ -15,11 +15,22 @@ Advertise = Annotated[str | None, typer.Option(help="HOST[:PORT] that they are t
 Insecure = Annotated[
     bool | None, typer.Option("--insecure", help="Listen where other machines reach it, without authentication.")
 ]
+AskKeys = Annotated[
+    bool | None, typer.Option("--keys", help="Ask every caller for a key; `penstock key create` makes them.")
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key-file", help="A file with the key to show to others. [default: PENSTOCK_API_KEY]"),
+]
 DataDir = Annotated[Path | None, typer.Option(help="Embedded storage.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="A YAML file with any setting.")]
 HealthHost = Annotated[str | None, typer.Option(help="Where it says how it is; loopback unless told otherwise.")]
 HealthPort = Annotated[int | None, typer.Option(help="The same over HTTP: /healthz, /readyz, /metrics.")]
 HealthGrpcPort = Annotated[int | None, typer.Option(help="The same as gRPC's health service.")]
+
+
+def access_of(keys: bool | None) -> dict[str, Any] | None:
+    return {"keys": "required"} if keys else None
 
 
 def given(**flags: Any) -> dict[str, Any] | None:

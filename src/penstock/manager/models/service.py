@@ -7,8 +7,10 @@ from typing import TypeVar
 import grpc
 import structlog
 
+from penstock.access.guard import needs_scope
 from penstock.core.errors import Corrupted, InvalidRequest, PenstockError, TooSlow
 from penstock.core.manifest import ModelFacts, read_document, read_manifest
+from penstock.core.principals import Scope
 from penstock.manager.models.records import RegisteredVersion
 from penstock.manager.models.registry import ModelRegistry, UploadProgress
 from penstock.pb.v1 import registry_pb2 as pb
@@ -29,6 +31,7 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
         self._registry = registry
         self._take_s = take_s
 
+    @needs_scope(Scope.UPLOAD)
     async def Begin(self, request: pb.BeginUpload, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
         async def begin() -> pb.UploadState:
             manifest = read_manifest(request.manifest)
@@ -37,38 +40,46 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
 
         return await _told(begin(), pb.UploadState)
 
+    @needs_scope(Scope.UPLOAD)
     async def Upload(self, chunks: Messages, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
         return await _told(self._take(_Chunks(chunks)), pb.UploadState)
 
+    @needs_scope(Scope.UPLOAD)
     async def Commit(self, request: pb.CommitUpload, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
         async def commit() -> pb.VersionResponse:
             return pb.VersionResponse(version=_version(await self._registry.commit(request.upload_id)))
 
         return await _told(commit(), pb.VersionResponse)
 
+    @needs_scope(Scope.UPLOAD)
     async def Abort(self, request: pb.AbortUpload, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
         return await _done(self._registry.abort(request.upload_id))
 
+    @needs_scope(Scope.UPLOAD, Scope.JOIN)
     async def Find(self, request: pb.FindVersion, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
         async def find() -> pb.VersionResponse:
             return pb.VersionResponse(version=_version(await self._registry.find(request.reference)))
 
         return await _told(find(), pb.VersionResponse)
 
+    @needs_scope(Scope.UPLOAD, Scope.JOIN, Scope.METRICS)
     async def List(self, request: pb.ListVersions, context: grpc.aio.ServicerContext) -> pb.ListResponse:  # noqa: N802
         async def found() -> pb.ListResponse:
             return pb.ListResponse(versions=map(_version, await self._registry.list(request.model)))
 
         return await _told(found(), pb.ListResponse)
 
+    @needs_scope(Scope.ADMIN)
     async def Delete(self, request: pb.DeleteVersion, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
         return await _done(self._registry.delete(request.model, request.version))
 
+    @needs_scope(Scope.UPLOAD)
     async def SetAlias(  # noqa: N802
         self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext
     ) -> pb.RegistryResponse:
         return await _done(self._registry.set_alias(request.model, request.alias, request.version))
 
+    @needs_scope(Scope.UPLOAD, Scope.JOIN)
     async def Download(  # noqa: N802
         self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext
     ) -> None:

@@ -6,8 +6,10 @@ from typing import TypeAlias
 import grpc
 import structlog
 
+from penstock.access.guard import needs_scope
 from penstock.core.answer_counts import quantile_s
 from penstock.core.errors import PenstockError
+from penstock.core.principals import Scope
 from penstock.manager.rollouts.evidence import Sample
 from penstock.manager.rollouts.plan import RolledBlock
 from penstock.manager.rollouts.rollout import Rollout
@@ -24,6 +26,7 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
     def __init__(self, rollouts: Rollouts) -> None:
         self._rollouts = rollouts
 
+    @needs_scope(Scope.ADMIN)
     async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         try:
             name = await self._rollouts.begin(request.plan)
@@ -31,6 +34,7 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
             return _refused(error)
         return self._told(name)
 
+    @needs_scope(Scope.METRICS)
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:  # noqa: N802
         try:
             found = self._rollouts.all(request.name)
@@ -38,15 +42,19 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
             return pb.ListRolloutsResponse(failure=encode_failure(error))
         return pb.ListRolloutsResponse(rollouts=[_status(rollout) for rollout in found])
 
+    @needs_scope(Scope.ADMIN)
     async def PauseRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         return await self._change(self._rollouts.pause, request.name)
 
+    @needs_scope(Scope.ADMIN)
     async def ResumeRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         return await self._change(self._rollouts.resume, request.name)
 
+    @needs_scope(Scope.ADMIN)
     async def UndoRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         return await self._change(self._rollouts.undo, request.name)
 
+    @needs_scope(Scope.ADMIN)
     async def ForgetRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         try:
             await self._rollouts.forget(request.name)

@@ -1,16 +1,17 @@
 """What workers and gateways are told: a ledger for each worker, and one for the gateways. Decides; never acts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.core.blocks import BlockView, GatewayMember
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.routes import NameRoute
 from penstock.manager.desired import DesiredState
 from penstock.manager.registry import DeployedBlock, Registry
 from penstock.manager.telling.ledger import Ledger
 
-GATEWAYS = "gateways"
-BLOCK, ROUTE = "block/", "route/"
+GATEWAYS, ACCESS = "gateways", "access"
+BLOCK, ROUTE, KEY = "block/", "route/", "key/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,19 @@ class Endpoints:
     endpoints: tuple[str, ...]
 
 
-Shown = BlockView | NameRoute | ToldGateways
+@dataclass(frozen=True, slots=True)
+class ToldAccess:
+    secret: bytes
+    is_asking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ToldKey:
+    key_id: str
+    record: bytes
+
+
+Shown = BlockView | NameRoute | ToldGateways | ToldAccess | ToldKey
 Given = AssignedBlock | Endpoints
 
 
@@ -78,11 +91,18 @@ class Boards:
             ledger.put(GATEWAYS, _endpoints(state))
 
     def routes_changed(self, routes: Iterable[NameRoute]) -> None:
-        shown = {ROUTE + route.name: route for route in routes}
-        for key in [key for key in self.view.items() if key.startswith(ROUTE) and key not in shown]:
+        self._replace(ROUTE, {ROUTE + route.name: route for route in routes})
+
+    def access_changed(self, access: AccessView) -> None:
+        self.view.put(ACCESS, ToldAccess(access.secret, access.is_asking))
+        self._replace(KEY, {KEY + key_id: ToldKey(key_id, record) for key_id, record in access.keys.items()})
+
+    def _replace(self, prefix: str, shown: Mapping[str, Shown]) -> None:
+        """Of these keys there are no others."""
+        for key in [key for key in self.view.items() if key.startswith(prefix) and key not in shown]:
             self.view.remove(key)
-        for key, route in shown.items():
-            self.view.put(key, route)
+        for key, each in shown.items():
+            self.view.put(key, each)
 
     def forget(self, worker: str) -> None:
         forgotten = self._assignments.pop(worker, None)

@@ -12,6 +12,7 @@ from penstock.core.manifest import SOURCE
 from penstock.models.registry.cache import ModelCache, RegistryFiles
 from penstock.storage.objects.base import ObjectStore, open_objects
 from penstock.storage.objects.keys import blob_key, manifest_key
+from penstock.wire.channels import Channels
 
 GIVE_UP_S = 120.0  # without a byte
 ONE_S = 2.0  # what one manager gets without a byte; another may lead by then
@@ -60,14 +61,15 @@ class ModelSources:
         settings = self._config.registry
         if settings.is_direct:
             return StoredFiles(open_objects(settings.objects, self._config.data_dir / "objects", self._config.s3))
-        return ManagersFiles(self._manager)
+        return ManagersFiles(self._manager, Channels.of(self._config))
 
 
 class ManagersFiles:
     """From the manager, whoever that is by then."""
 
-    def __init__(self, manager: Callable[[], str]) -> None:
+    def __init__(self, manager: Callable[[], str], channels: Channels) -> None:
         self._manager = manager
+        self._channels = channels
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
         began = time.monotonic()
@@ -88,7 +90,7 @@ class ManagersFiles:
 
         if not (address := self._manager()):
             raise Unavailable("no manager is known that a model could be fetched from; try again")
-        async with RegistryClient(address, give_up_s=ONE_S) as client:
+        async with RegistryClient(address, give_up_s=ONE_S, channels=self._channels) as client:
             async for piece in client.read(sha256, offset, is_manifest=is_manifest):
                 yield piece
 

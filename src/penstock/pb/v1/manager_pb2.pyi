@@ -255,7 +255,7 @@ class ModelAnswers(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., codes: _Optional[_Mapping[str, int]] = ..., buckets: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history")
+    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history", "access", "keys", "removed_keys")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +268,9 @@ class ClusterView(_message.Message):
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    ACCESS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockView]
     epoch: int
     revision: int
@@ -280,7 +283,26 @@ class ClusterView(_message.Message):
     membership: int
     has_gateways: bool
     history: str
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
+    access: AccessFacts
+    keys: _containers.RepeatedCompositeFieldContainer[KnownKey]
+    removed_keys: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AccessFacts(_message.Message):
+    __slots__ = ("secret", "is_asking")
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    IS_ASKING_FIELD_NUMBER: _ClassVar[int]
+    secret: bytes
+    is_asking: bool
+    def __init__(self, secret: _Optional[bytes] = ..., is_asking: _Optional[bool] = ...) -> None: ...
+
+class KnownKey(_message.Message):
+    __slots__ = ("key_id", "record")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    record: bytes
+    def __init__(self, key_id: _Optional[str] = ..., record: _Optional[bytes] = ...) -> None: ...
 
 class BlockView(_message.Message):
     __slots__ = ("block_id", "model", "version", "state", "reason", "routing", "has_served", "is_new")

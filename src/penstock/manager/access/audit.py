@@ -1,0 +1,107 @@
+"""What was changed in a cluster, and by whom: each change is written down with it, and the latest are kept."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import structlog
+
+from penstock.core.blocks import StoredValue
+from penstock.core.error_text import shorten
+from penstock.manager.access.door import acting
+from penstock.manager.access.keys import SECRET
+from penstock.manager.desired import Folded, encode
+from penstock.manager.manager import Manager
+from penstock.storage.metadata.base import MetadataStore, Write
+
+log = structlog.get_logger()
+AUDIT = "audit/"
+MAX_ENTRIES = 5000  # that are kept
+MAX_CHANGES = 16  # of one entry that are told in full
+MAX_CHARS = 4096  # of a value
+HIDDEN = ("digest", "rotated_digest")  # of a key
+
+
+class AuditedChange(StoredValue):
+    key: str
+    before: str = ""  # JSON; empty: it was not there
+    after: str = ""  # empty: it is gone
+
+
+class AuditedCall(StoredValue):
+    at: float  # seconds since 1970
+    who: str
+    what: str  # the method
+    changes: tuple[AuditedChange, ...] = ()
+
+
+class Audit:
+    def __init__(self, manager: Manager, store: MetadataStore, clock: Callable[[], float] = time.time) -> None:
+        self._manager = manager
+        self._store = store
+        self._clock = clock
+        self._entries: dict[int, bytes] = {}  # in the order of their numbers
+        self._newest = 0  # that was given: it may be on its way
+        manager.audit = self.plan
+        manager.on_folded.append(self._folded)
+        self._take(manager.desired.others)
+
+    async def plan(self, writes: Sequence[Write]) -> list[Write]:
+        """What is written beside them; nothing where nobody asked for it, as in what the manager does by itself."""
+        asked = acting.get()
+        if asked is None:
+            return []
+        who, what = asked.principal.name, asked.method
+        changes = [await self._change(write) for write in writes[:MAX_CHANGES]]
+        log.info("audit", who=who, what=what, keys=[write.key for write in writes[:MAX_CHANGES]])
+        entry = AuditedCall(at=self._clock(), who=who, what=what, changes=tuple(changes))
+        number = self._newest = max(self._newest, next(reversed(self._entries), 0)) + 1
+        gone = list(self._entries)[: max(0, len(self._entries) + 1 - MAX_ENTRIES)][:MAX_CHANGES]
+        return [Write(_key(number), encode(entry)), *(Write(_key(each), None) for each in gone)]
+
+    def read(self, after: int = 0, limit: int = 100, who: str = "") -> list[tuple[int, AuditedCall]]:
+        """The newest of those that match, oldest first."""
+        found: list[tuple[int, AuditedCall]] = []
+        for number in reversed(self._entries):
+            if number <= after or len(found) == limit:
+                break
+            entry = AuditedCall.model_validate_json(self._entries[number])
+            if who in ("", entry.who):
+                found.append((number, entry))
+        return found[::-1]
+
+    async def _change(self, write: Write) -> AuditedChange:
+        before = await self._store.get(write.key)
+        values = (before.value if before is not None else None, write.value)
+        return AuditedChange(key=write.key, before=_told(write.key, values[0]), after=_told(write.key, values[1]))
+
+    def _folded(self, folded: Folded) -> None:
+        others = self._manager.desired.others
+        self._take({key: others.get(key) for key in folded.others})
+
+    def _take(self, changed: "dict[str, bytes] | dict[str, bytes | None]") -> None:
+        for key in sorted(key for key in changed if key.startswith(AUDIT)):
+            number, value = int(key.removeprefix(AUDIT)), changed[key]
+            self._entries.pop(number, None)
+            if value is not None:
+                self._entries[number] = value
+
+
+def _key(number: int) -> str:
+    return f"{AUDIT}{number:020}"
+
+
+def _told(key: str, value: bytes | None) -> str:
+    if value is None:
+        return ""
+    if key == SECRET:
+        return '"hidden"'
+    try:
+        found: Any = json.loads(value)
+    except ValueError:
+        return json.dumps(f"{len(value)} bytes")
+    if isinstance(found, dict):
+        found = {name: each for name, each in found.items() if name not in HIDDEN}
+    text = json.dumps(found, separators=(",", ":"))
+    return text if len(text) <= MAX_CHARS else json.dumps(shorten(text))

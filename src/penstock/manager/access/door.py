@@ -1,0 +1,92 @@
+"""The guard of a manager's gRPC door: every method of every service passes it, or is not served."""
+
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, Never
+
+import grpc
+
+from penstock.access.guard import Guard, declared_needs
+from penstock.access.showing import Shown
+from penstock.core.errors import Forbidden, PenstockError, Unauthenticated
+from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal
+
+UNIX = "unix:"
+OPERATOR = Principal("operator", scopes=ANY_SCOPE)  # who reaches the manager's socket has its files as well
+OF_OTHERS: Mapping[str, Needs] = {"grpc.health.v1.Health": PUBLIC}  # services that others wrote
+CODES: Mapping[type[PenstockError], grpc.StatusCode] = {
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+}
+acting: ContextVar["Acting | None"] = ContextVar("acting", default=None)  # for whom a call does what it does
+
+
+class Acting:
+    """Who asked for what is being done, and by which method."""
+
+    __slots__ = ("method", "principal")
+
+    def __init__(self, principal: Principal, method: str) -> None:
+        self.principal = principal
+        self.method = method
+
+
+class GuardedDoor:
+    """Stands for the server where services are added to it."""
+
+    def __init__(self, server: grpc.aio.Server, guard: Guard) -> None:
+        self._server = server
+        self._guard = guard
+
+    def add_generic_rpc_handlers(self, handlers: object) -> None:
+        """Registered ones are all that there are."""
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        guarded = {name: self._guarded(service, name, handler) for name, handler in handlers.items()}
+        self._server.add_registered_method_handlers(service, guarded)
+
+    def _guarded(self, service: str, name: str, handler: Any) -> Any:
+        asked, answered = (
+            "stream" if is_stream else "unary" for is_stream in (handler.request_streaming, handler.response_streaming)
+        )
+        kind = f"{asked}_{answered}"
+        answer = getattr(handler, kind)
+        needs = OF_OTHERS[service] if service in OF_OTHERS else declared_needs(answer)
+        wrap = self._streaming if inspect.isasyncgenfunction(answer) else self._answering
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        wrapped = wrap(answer, needs, f"{service.rpartition('.')[2]}.{name}")
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _answering(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            await self._admit(context, needs, method)
+            return await answer(request, context)
+
+        return guarded
+
+    def _streaming(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
+        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            await self._admit(context, needs, method)
+            async for answered in answer(request, context):
+                yield answered
+
+        return guarded
+
+    async def _admit(self, context: grpc.aio.ServicerContext, needs: Needs, method: str) -> None:
+        if context.peer().startswith(UNIX):
+            principal = OPERATOR
+        else:
+            shown = Shown.of_metadata(context.invocation_metadata() or ())
+            try:
+                principal = self._guard.admit(shown, needs, time.time())
+            except PenstockError as error:
+                await refuse(context, error)
+        acting.set(Acting(principal, method))
+
+
+async def refuse(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
+    code = CODES.get(type(error), grpc.StatusCode.UNAVAILABLE)
+    await context.abort(code, error.message, (("penstock-code", error.code),))
+    raise AssertionError("abort raises")

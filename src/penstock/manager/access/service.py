@@ -1,0 +1,143 @@
+"""The keys of a cluster over gRPC: any manager answers what only reads, the leader what writes."""
+# ruff: noqa: N802 - the names are those of the protocol
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import structlog
+from pydantic import ValidationError
+
+from penstock.access.guard import needs_scope
+from penstock.access.keys import KeyRecord
+from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.principals import KeyLimits, Scope
+from penstock.manager.access.audit import Audit, AuditedCall
+from penstock.manager.access.door import acting
+from penstock.manager.access.keys import Keys, MadeKey
+from penstock.pb.v1 import access_pb2 as pb
+from penstock.pb.v1 import access_pb2_grpc
+from penstock.wire.forms import encode_failure
+
+log = structlog.get_logger()
+Context: TypeAlias = grpc.aio.ServicerContext
+R = TypeVar("R")
+MAX_GRACE_S = 30 * 86_400.0
+MAX_LISTED = 1000  # entries of the audit log in one answer
+
+
+class AccessService(access_pb2_grpc.AccessServicer):
+    def __init__(self, keys: Keys, audit: Audit) -> None:
+        self._keys = keys
+        self._audit = audit
+
+    @needs_scope(Scope.ADMIN)
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
+        return await _answered(pb.CreateKeyResponse, self._create(request.spec))
+
+    @needs_scope(Scope.ADMIN)
+    async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
+        return pb.ListKeysResponse(keys=[_status(record) for record in self._keys.all()])
+
+    @needs_scope(Scope.ADMIN)
+    async def GetKey(self, request: pb.GetKeyRequest, context: Context) -> pb.GetKeyResponse:
+        return await _answered(pb.GetKeyResponse, self._find(request.key))
+
+    @needs_scope(Scope.ADMIN)
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
+        return await _answered(pb.RevokeKeyResponse, self._revoke(request.key))
+
+    @needs_scope(Scope.ADMIN)
+    async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
+        return await _answered(pb.RotateKeyResponse, self._rotate(request.key, request.grace_s))
+
+    @needs_scope(Scope.ADMIN)
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
+        found = self._audit.read(request.after, min(request.limit or 100, MAX_LISTED), request.who)
+        return pb.ListAuditResponse(entries=[_entry(number, entry) for number, entry in found])
+
+    async def _create(self, spec: pb.KeySpec) -> dict[str, Any]:
+        return _made(await self._keys.create(_wanted(spec)))
+
+    async def _find(self, key: str) -> dict[str, Any]:
+        return {"key": _status(self._keys.find(key))}
+
+    async def _revoke(self, key: str) -> dict[str, Any]:
+        return {"key": _status(await self._keys.revoke(key))}
+
+    async def _rotate(self, key: str, grace_s: float) -> dict[str, Any]:
+        if not 0 <= grace_s <= MAX_GRACE_S:
+            raise InvalidRequest(f"the old text may go on for 0 to {MAX_GRACE_S:g} seconds")
+        return _made(await self._keys.rotate(key, grace_s))
+
+
+async def _answered(kind: Callable[..., R], work: Awaitable[dict[str, Any]]) -> R:
+    """The answer with what the work gives, or with its failure."""
+    try:
+        return kind(**await work)
+    except PenstockError as error:
+        log.warning("not_done", code=error.code, error=error.message)
+        return kind(failure=encode_failure(error))
+
+
+def _made(made: MadeKey) -> dict[str, Any]:
+    return {"key": _status(made.record), "text": made.text}
+
+
+def _entry(number: int, entry: AuditedCall) -> pb.AuditEntry:
+    changes = [pb.AuditChange(**dict(change)) for change in entry.changes]
+    return pb.AuditEntry(number=number, at=entry.at, who=entry.who, what=entry.what, changes=changes)
+
+
+def _wanted(spec: pb.KeySpec) -> KeyRecord:
+    """What is asked for, checked."""
+    asked = acting.get()
+    limits = spec.limits
+    try:
+        return KeyRecord(
+            key_id="key",  # which it is, is found later
+            name=spec.name,
+            digest="",
+            scopes=frozenset(Scope(each) for each in spec.scopes),
+            models=tuple(spec.models),
+            blocks=tuple(spec.blocks),
+            expires_at=spec.expires_at or None,
+            limits=_limits(limits) if spec.HasField("limits") else None,
+            created_by=asked.principal.name if asked is not None else "",
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise InvalidRequest(f"{'.'.join(map(str, first['loc'])) or 'the key'}: {first['msg']}") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{error}; there are {', '.join(Scope)}") from error
+
+
+def _limits(told: pb.LimitsOfKey) -> KeyLimits:
+    given = {field.name: value for field, value in told.ListFields()}
+    if any(value < 0 for value in given.values()):
+        raise InvalidRequest("a limit is not below 0")
+    return KeyLimits(**given)
+
+
+def _status(record: KeyRecord) -> pb.KeyStatus:
+    now = time.time()
+    state = "expired" if record.expires_at is not None and record.expires_at <= now else "valid"
+    return pb.KeyStatus(
+        key_id=record.key_id,
+        spec=pb.KeySpec(
+            name=record.name,
+            scopes=sorted(record.scopes),
+            models=record.models,
+            blocks=record.blocks,
+            expires_at=record.expires_at or 0.0,
+            limits=pb.LimitsOfKey(**asdict(record.limits)) if record.limits is not None else None,
+        ),
+        state="revoked" if record.revoked_at is not None else state,
+        created_at=record.created_at,
+        created_by=record.created_by,
+        revoked_at=record.revoked_at or 0.0,
+        rotated_at=record.rotated_at,
+        old_until=record.rotated_until if record.rotated_digest and record.rotated_until > now else 0.0,
+    )

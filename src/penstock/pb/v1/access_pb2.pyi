@@ -1,0 +1,174 @@
+from penstock.pb.v1 import job_pb2 as _job_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class KeySpec(_message.Message):
+    __slots__ = ("name", "scopes", "models", "blocks", "expires_at", "limits")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    expires_at: float
+    limits: LimitsOfKey
+    def __init__(self, name: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[str]] = ..., expires_at: _Optional[float] = ..., limits: _Optional[_Union[LimitsOfKey, _Mapping]] = ...) -> None: ...
+
+class LimitsOfKey(_message.Message):
+    __slots__ = ("requests_per_s", "rows_per_s", "tokens_per_s", "burst_s", "concurrency")
+    REQUESTS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BURST_S_FIELD_NUMBER: _ClassVar[int]
+    CONCURRENCY_FIELD_NUMBER: _ClassVar[int]
+    requests_per_s: float
+    rows_per_s: float
+    tokens_per_s: float
+    burst_s: float
+    concurrency: int
+    def __init__(self, requests_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., burst_s: _Optional[float] = ..., concurrency: _Optional[int] = ...) -> None: ...
+
+class KeyStatus(_message.Message):
+    __slots__ = ("key_id", "spec", "state", "created_at", "created_by", "revoked_at", "rotated_at", "old_until")
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_BY_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_AT_FIELD_NUMBER: _ClassVar[int]
+    ROTATED_AT_FIELD_NUMBER: _ClassVar[int]
+    OLD_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    key_id: str
+    spec: KeySpec
+    state: str
+    created_at: float
+    created_by: str
+    revoked_at: float
+    rotated_at: float
+    old_until: float
+    def __init__(self, key_id: _Optional[str] = ..., spec: _Optional[_Union[KeySpec, _Mapping]] = ..., state: _Optional[str] = ..., created_at: _Optional[float] = ..., created_by: _Optional[str] = ..., revoked_at: _Optional[float] = ..., rotated_at: _Optional[float] = ..., old_until: _Optional[float] = ...) -> None: ...
+
+class CreateKeyRequest(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: KeySpec
+    def __init__(self, spec: _Optional[_Union[KeySpec, _Mapping]] = ...) -> None: ...
+
+class CreateKeyResponse(_message.Message):
+    __slots__ = ("failure", "key", "text")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    key: KeyStatus
+    text: str
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ListKeysRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListKeysResponse(_message.Message):
+    __slots__ = ("failure", "keys")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    keys: _containers.RepeatedCompositeFieldContainer[KeyStatus]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KeyStatus, _Mapping]]] = ...) -> None: ...
+
+class GetKeyRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class GetKeyResponse(_message.Message):
+    __slots__ = ("failure", "key")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    key: KeyStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
+
+class RevokeKeyRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    def __init__(self, key: _Optional[str] = ...) -> None: ...
+
+class RevokeKeyResponse(_message.Message):
+    __slots__ = ("failure", "key")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    key: KeyStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
+
+class RotateKeyRequest(_message.Message):
+    __slots__ = ("key", "grace_s")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    grace_s: float
+    def __init__(self, key: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+
+class RotateKeyResponse(_message.Message):
+    __slots__ = ("failure", "key", "text")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    key: KeyStatus
+    text: str
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ListAuditRequest(_message.Message):
+    __slots__ = ("after", "limit", "who")
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    limit: int
+    who: str
+    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., who: _Optional[str] = ...) -> None: ...
+
+class ListAuditResponse(_message.Message):
+    __slots__ = ("failure", "entries")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    entries: _containers.RepeatedCompositeFieldContainer[AuditEntry]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., entries: _Optional[_Iterable[_Union[AuditEntry, _Mapping]]] = ...) -> None: ...
+
+class AuditEntry(_message.Message):
+    __slots__ = ("number", "at", "who", "what", "changes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    at: float
+    who: str
+    what: str
+    changes: _containers.RepeatedCompositeFieldContainer[AuditChange]
+    def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., who: _Optional[str] = ..., what: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[AuditChange, _Mapping]]] = ...) -> None: ...
+
+class AuditChange(_message.Message):
+    __slots__ = ("key", "before", "after")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    before: str
+    after: str
+    def __init__(self, key: _Optional[str] = ..., before: _Optional[str] = ..., after: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,205 @@
+"""Keys of a cluster: made, known to gateways, revoked, rotated; every method of a manager's door asks for one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.access.guard import Guard
+from penstock.access.keys import KeyRecord, KeyTable
+from penstock.core.blocks import ClusterPicture, GatewayMember
+from penstock.core.errors import NameTaken
+from penstock.core.principals import Scope
+from penstock.manager.access.audit import Audit
+from penstock.manager.access.door import GuardedDoor
+from penstock.manager.access.keys import KEYS, SECRET, Keys
+from penstock.manager.access.service import AccessService
+from penstock.manager.manager import Manager
+from penstock.manager.server import serve_manager
+from penstock.pb.v1 import access_pb2 as pb
+from penstock.pb.v1 import access_pb2_grpc, cluster_pb2, cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
+from penstock.wire.channels import Channels
+from penstock.wire.control import RemoteControl
+from penstock.wire.leader import Leader, SoleManager
+
+
+class Door:
+    def __init__(self, manager: Manager, keys: Keys, port: int, socket: str) -> None:
+        self.manager, self.keys, self.address, self.socket = manager, keys, f"127.0.0.1:{port}", socket
+
+    async def call(self, stub: Any, method: str, request: Any, key: str = "") -> Any:
+        async with Channels(key).open(self.address) as channel:
+            return await getattr(stub(channel), method)(request, timeout=5)
+
+    async def code(self, stub: Any, method: str, request: Any, key: str = "") -> grpc.StatusCode:
+        try:
+            await self.call(stub, method, request, key)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
+    manager = Manager(store, is_fresh=True)
+    guard = Guard()
+    keys = Keys(manager, guard)
+    await manager.start()
+    socket = f"unix:{tmp_path / 'manager.sock'}"
+    ports: list[int] = []
+
+    def add(door: GuardedDoor) -> None:
+        access_pb2_grpc.add_AccessServicer_to_server(AccessService(keys, Audit(manager, store)), door)
+        ports.append(door._server.add_insecure_port("127.0.0.1:0"))
+
+    server = await serve_manager(manager, socket, further=(add,), guard=guard)
+    yield Door(manager, keys, ports[0], socket)
+    await server.stop(None)
+    await manager.close()
+    await store.close()
+
+
+def wanted(name: str, *scopes: Scope, **fields: Any) -> KeyRecord:
+    return KeyRecord(key_id="key", name=name, digest="", scopes=frozenset(scopes), **fields)
+
+
+async def test_doors_ask_from_the_first_key_on_and_never_again_open(door: Door) -> None:
+    status = (cluster_pb2_grpc.ClusterStub, "Status", cluster_pb2.StatusRequest())
+    assert await door.code(*status) is grpc.StatusCode.OK, "nobody has made a key"
+    made = await door.keys.create(wanted("ops", Scope.ADMIN))
+    assert await door.code(*status) is grpc.StatusCode.UNAUTHENTICATED
+    assert await door.code(*status, key="psk_wrong") is grpc.StatusCode.UNAUTHENTICATED
+    assert await door.code(*status, key=made.text) is grpc.StatusCode.OK
+    await door.keys.revoke("ops")
+    assert await door.code(*status, key=made.text) is grpc.StatusCode.UNAUTHENTICATED
+    assert await door.code(*status) is grpc.StatusCode.UNAUTHENTICATED, "a key was made once"
+    async with grpc.aio.insecure_channel(door.socket) as channel:
+        answer = await access_pb2_grpc.AccessStub(channel).ListKeys(pb.ListKeysRequest(), timeout=5)
+    assert [(key.spec.name, key.state) for key in answer.keys] == [("ops", "revoked")], "the operator's socket is open"
+
+
+async def test_every_method_of_every_service_asks_for_its_scope(door: Door) -> None:
+    keys = {scope: (await door.keys.create(wanted(str(scope), scope))).text for scope in Scope}
+    stubs = (
+        access_pb2_grpc.AccessStub,
+        cluster_pb2_grpc.ClusterStub,
+        leader_pb2_grpc.LeadersStub,
+        manager_pb2_grpc.ManagerStub,
+    )
+    refused = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+    for stub in stubs:
+        async with (
+            Channels().open(door.address) as nobody,
+            Channels(keys[Scope.INFERENCE]).open(door.address) as caller,
+        ):
+            for method in vars(stub(nobody)):
+                for channel, code in ((nobody, refused[0]), (caller, refused[1])):
+                    if (stub, method, code) == (leader_pb2_grpc.LeadersStub, "Leader", refused[1]):
+                        continue  # whoever has a key may ask who leads
+                    assert await _code(getattr(stub(channel), method)) is code, (stub, method)
+    revoke = (access_pb2_grpc.AccessStub, "RevokeKey", pb.RevokeKeyRequest(key="nobody's"))
+    for scope, text in keys.items():
+        allowed = grpc.StatusCode.OK if scope is Scope.ADMIN else grpc.StatusCode.PERMISSION_DENIED
+        assert await door.code(*revoke, key=text) is allowed, scope
+
+
+async def _code(method: Any) -> grpc.StatusCode:
+    """Of a call with nothing in it, of whichever kind it is."""
+    for given in (b"", iter(())):
+        try:
+            call = method(given, timeout=5)
+            return await call.code()
+        except (TypeError, AttributeError, AssertionError):
+            continue
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+    raise AssertionError(method)
+
+
+async def test_keys_are_shown_once_and_kept_as_a_keyed_hash(door: Door) -> None:
+    spec = pb.KeySpec(name="app", scopes=["inference"], models=["mini*"], limits=pb.LimitsOfKey(requests_per_s=5))
+    async with grpc.aio.insecure_channel(door.socket) as channel:
+        stub = access_pb2_grpc.AccessStub(channel)
+        made = await stub.CreateKey(pb.CreateKeyRequest(spec=spec), timeout=5)
+        again = await stub.CreateKey(pb.CreateKeyRequest(spec=spec), timeout=5)
+        unknown = await stub.CreateKey(pb.CreateKeyRequest(spec=pb.KeySpec(name="x", scopes=["root"])), timeout=5)
+        shown = await stub.GetKey(pb.GetKeyRequest(key="app"), timeout=5)
+        missing = await stub.GetKey(pb.GetKeyRequest(key="other"), timeout=5)
+    assert made.text.startswith("psk_")
+    assert (again.failure.code, unknown.failure.code, missing.failure.code) == (
+        NameTaken.code,
+        "invalid_request",
+        "invalid_request",
+    )
+    assert (shown.key.spec.models, shown.key.spec.limits.requests_per_s, shown.key.created_by) == (
+        ["mini*"],
+        5.0,
+        "operator",
+    )
+    kept = b"".join(door.manager.desired.others.values())
+    assert made.text.encode() not in kept
+    assert made.text.removeprefix("psk_").encode() not in kept
+    assert SECRET in door.manager.desired.others
+    record = json.loads(door.manager.desired.others[KEYS + made.key.key_id])
+    assert (record["name"], len(bytes.fromhex(record["digest"]))) == ("app", 32)
+
+
+async def test_a_rotated_key_has_two_texts_for_a_while(door: Door) -> None:
+    first = await door.keys.create(wanted("ops", Scope.METRICS))
+    second = await door.keys.rotate("ops", grace_s=60)
+    third = await door.keys.rotate("ops", grace_s=0)
+    status = (cluster_pb2_grpc.ClusterStub, "Status", cluster_pb2.StatusRequest())
+    codes = [await door.code(*status, key=made.text) for made in (first, second, third)]
+    unauthenticated = grpc.StatusCode.UNAUTHENTICATED
+    assert codes == [unauthenticated, unauthenticated, grpc.StatusCode.OK]
+    assert first.record.key_id == third.record.key_id
+
+
+async def test_gateways_hear_of_keys_and_of_their_end(door: Door) -> None:
+    heard: asyncio.Queue[ClusterPicture] = asyncio.Queue()
+    leader = Leader(SoleManager(door.socket))
+    control = RemoteControl(leader, GatewayMember("gateway-0", "tcp://127.0.0.1:1", ""), heard.put_nowait)
+    try:
+
+        async def table() -> KeyTable:
+            access = (await asyncio.wait_for(heard.get(), 5)).access
+            records = map(KeyRecord.model_validate_json, access.keys.values())
+            return KeyTable(access.secret, records, access.is_asking)
+
+        assert not (await table()).is_asking
+        made = await door.keys.create(wanted("app", Scope.INFERENCE, models=("mini*",)))
+        while not (known := await table()).is_asking:
+            pass
+        found = known.find(made.text)
+        assert found is not None
+        assert (found.name, found.models, found.scopes) == ("app", ("mini*",), frozenset({Scope.INFERENCE}))
+        await door.keys.revoke("app")
+        while (known := await table()).find(made.text) is not None:
+            pass
+        assert known.is_asking
+    finally:
+        await control.close()
+        await leader.close()
+
+
+async def test_what_is_changed_is_kept_with_who_did_it(door: Door) -> None:
+    made = await door.keys.create(wanted("ops", Scope.ADMIN))
+    create = pb.CreateKeyRequest(spec=pb.KeySpec(name="app", scopes=["inference"]))
+    await door.call(access_pb2_grpc.AccessStub, "CreateKey", create, key=made.text)
+    await door.call(access_pb2_grpc.AccessStub, "RevokeKey", pb.RevokeKeyRequest(key="app"), key=made.text)
+    audit = await door.call(access_pb2_grpc.AccessStub, "ListAudit", pb.ListAuditRequest(), key=made.text)
+    assert [(entry.who, entry.what) for entry in audit.entries] == [
+        ("ops", "Access.CreateKey"),
+        ("ops", "Access.RevokeKey"),
+    ]
+    created, revoked = (entry.changes[0] for entry in audit.entries)
+    assert (created.before, json.loads(created.after)["name"]) == ("", "app")
+    assert "revoked_at" not in json.loads(revoked.before)
+    assert "revoked_at" in json.loads(revoked.after)
+    assert "digest" not in created.after
