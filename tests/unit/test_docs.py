@@ -23,6 +23,7 @@ from penstock.models.settings import ModelSettings
 from penstock.telemetry.cluster import ClusterCollector, ClusterFigures
 from penstock.telemetry.metrics import (
     CacheMetrics,
+    LimitMetrics,
     RolloutMetrics,
     RouterMetrics,
     ServingMetrics,
@@ -153,6 +154,7 @@ def test_the_metrics_page_knows_exactly_what_there_is() -> None:
         ServingMetrics,
         RouterMetrics,
         CacheMetrics,
+        LimitMetrics,
         SessionMetrics,
         WorkerMetrics,
         RolloutMetrics,

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
+from uuid import uuid4
 
 import psutil
 import structlog
@@ -41,16 +42,19 @@ from penstock.router.lanes.zmq import ZmqLane
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.forwarded import ForwardedRequests
+from penstock.serving.meter import Meter
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
 from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.serving.sessions.stored import StoredSessions
 from penstock.storage.cache.store import open_store
+from penstock.storage.limits.opening import open_limit_store
 from penstock.storage.sessions.opening import open_session_store
 from penstock.telemetry.answers import AnswerReader
 from penstock.telemetry.metrics import (
     CacheMetrics,
+    LimitMetrics,
     RouterMetrics,
     ServingMetrics,
     SessionMetrics,
@@ -97,6 +101,10 @@ class Gateway:
         self._peers = PeerLinks(gateway_id, config.data_plane)
         self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored)
         self._session_metrics = SessionMetrics(registry)
+        access = config.access
+        # One that is started again is another: what its predecessor held is nobody's.
+        limit_store = open_limit_store(access.limits_url, access.limits_timeout_s, f"{gateway_id}.{uuid4().hex[:8]}")
+        self._meter = Meter(limit_store, access, LimitMetrics(registry))
         self._serving = Serving(
             self._admission,
             self._resolver,
@@ -105,6 +113,7 @@ class Gateway:
             self._dispatcher,
             self._serving_metrics,
             traces,
+            self._meter,
         )
         self._forwarded = ForwardedRequests(self._serving)
         self._grpc: GrpcServer | None = None
@@ -127,6 +136,7 @@ class Gateway:
     def cluster_changed(self, picture: ClusterPicture) -> None:
         views = picture.blocks
         self._ordered.gateways_changed(picture.gateways, picture.membership)
+        self._meter.gateways_changed(len(picture.gateways))
         self._dispatcher.set_routings(
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )
@@ -149,6 +159,7 @@ class Gateway:
         """Opens the clients' doors. Returns the gRPC port."""
         limits = self._config.limits
         await self._cache.start()
+        await self._meter.start()
         if self._stored is not None:
             await self._stored.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
@@ -210,6 +221,7 @@ class Gateway:
         if self._stored is not None:
             await self._stored.close()
         await self._cache.close()
+        await self._meter.close()
         await self._dispatcher.stop()
         self._large.close()
 
@@ -224,6 +236,7 @@ class Gateway:
         while True:
             catalogue.look(asyncio.get_running_loop().time())
             self._peers.tick(time.monotonic())
+            self._meter.tick(time.monotonic())
             problem = catalogue.unreadiness()
             if was_ready is not (not problem) and self._grpc is not None:
                 was_ready = not problem

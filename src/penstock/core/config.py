@@ -92,6 +92,25 @@ class SessionSettings(Section):
     timeout_s: Annotated[float, Field(gt=0, le=60)] = 2.0  # what Redis gets to answer
 
 
+class KeyLimitSettings(Section):
+    """What each caller may ask for; 0: no limit."""
+
+    requests_per_s: Annotated[float, Field(ge=0)] = 0.0
+    rows_per_s: Annotated[float, Field(ge=0)] = 0.0
+    tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    burst_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0  # what may come at once, in seconds of the rates
+    concurrency: Annotated[int, Field(ge=0)] = 0
+
+
+class AccessSettings(Section):
+    """Who may ask for what, and how much of it."""
+
+    limits_url: str = "memory://"  # each gateway its share; or redis://host:port/0, all together
+    limits_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25  # what Redis gets to answer
+    key_limits: KeyLimitSettings | None = None  # of each key that has none of its own
+    anonymous_limits: KeyLimitSettings | None = None  # of each address, where no key is asked for
+
+
 class WorkerSettings(Section):
     zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
     zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
@@ -235,6 +254,7 @@ class Config(Section):
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()
     sessions: SessionSettings = SessionSettings()
+    access: AccessSettings = AccessSettings()
     worker: WorkerSettings = WorkerSettings()
     registry: RegistrySettings = RegistrySettings()
     s3: S3Settings = S3Settings()

@@ -42,6 +42,10 @@ to completion. Transport codes live in gateway/statuses.py alone.
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.principals import LimitStanding
 
 
 class PenstockError(Exception):
@@ -127,6 +131,7 @@ class RateLimited(Refused):
     """Its field `limit` names the one of the key's limits that it met."""
 
     code = "rate_limited"
+    standings: "tuple[LimitStanding, ...]" = ()  # how the caller stands with each of its limits
 
     def __init__(self, message: str, **fields: str) -> None:
         super().__init__(message, **fields)

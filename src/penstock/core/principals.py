@@ -37,6 +37,17 @@ class KeyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitStanding:
+    """How a caller stands with one of its limits."""
+
+    name: str  # of what: requests, rows, tokens, concurrency
+    quota: int  # in so many seconds
+    window_s: int  # 0: at once
+    remaining: int
+    reset_s: float  # until all of it is there again
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
     name: str  # for logs, metrics and people
     key_id: str = ""  # empty: no key stands behind it

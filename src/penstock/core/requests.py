@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from penstock.core.principals import ANYBODY, LimitStanding, Principal
 from penstock.core.tensors import Tensor
 
 Parameter = bool | int | float | str
@@ -51,6 +52,8 @@ class InferRequest:
     client: str = ""  # the address that it came from
     size_bytes: int = 0
     controls: Controls = PLAIN
+    principal: Principal = ANYBODY
+    standings: tuple[LimitStanding, ...] = ()  # how its caller stands with its limits; empty: it has none
 
 
 @dataclass(slots=True)

@@ -1,12 +1,13 @@
 """From an error to what a protocol says. The only place that knows transport codes, and by which messages leave."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 import grpc
 
 from penstock.core.error_text import for_clients
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, RateLimited
+from penstock.core.principals import LimitStanding
 
 _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "invalid_request": (grpc.StatusCode.INVALID_ARGUMENT, 400),
@@ -70,4 +71,55 @@ def headers(error: PenstockError) -> dict[str, str]:
     retry_after_s = getattr(error, "retry_after_s", None)
     if retry_after_s is not None:
         found["retry-after"] = str(ceil(retry_after_s))
+    if isinstance(error, RateLimited):
+        found["retry-after-ms"] = str(ceil(1000 * error.retry_after_s))  # OpenAI's clients read it
+        found["penstock-limit"] = error.fields.get("limit", "")
+        found |= limit_headers(error.standings, error.fields.get("limit", ""))
     return found
+
+
+def details(error: PenstockError) -> dict[str, str | float]:
+    """What a stream tells of an error beside its code: which limit, and when to come back."""
+    found: dict[str, str | float] = {}
+    retry_after_s = getattr(error, "retry_after_s", None)
+    if retry_after_s is not None:
+        found["retry_after_s"] = retry_after_s
+    if "limit" in error.fields:
+        found["limit"] = error.fields["limit"]
+    return found
+
+
+def limit_headers(standings: Sequence[LimitStanding], refused: str = "") -> dict[str, str]:
+    """How a caller stands: all its limits, as the IETF's draft has it; and the one that refused it, or else of which
+    least is left, in the fields that came before."""
+    if not standings:
+        return {}
+    least = min(standings, key=lambda each: (each.name != refused, each.remaining / each.quota))
+    limit, remaining, reset = str(least.quota), str(least.remaining), str(ceil(least.reset_s))
+    return {
+        "ratelimit-policy": ", ".join([_policy(each) for each in standings]),
+        "ratelimit": ", ".join([f'"{each.name}";r={each.remaining};t={ceil(each.reset_s)}' for each in standings]),
+        "ratelimit-limit": limit,
+        "ratelimit-remaining": remaining,
+        "ratelimit-reset": reset,
+        "x-ratelimit-limit": limit,
+        "x-ratelimit-remaining": remaining,
+        "x-ratelimit-reset": reset,
+    }
+
+
+def openai_limit_headers(standings: Sequence[LimitStanding]) -> dict[str, str]:
+    """As OpenAI's API tells it."""
+    found: dict[str, str] = {}
+    for each in standings:
+        if each.name in ("requests", "tokens"):
+            found[f"x-ratelimit-limit-{each.name}"] = str(each.quota)
+            found[f"x-ratelimit-remaining-{each.name}"] = str(each.remaining)
+            found[f"x-ratelimit-reset-{each.name}"] = f"{each.reset_s:.3f}s"
+    return found
+
+
+def _policy(standing: LimitStanding) -> str:
+    if not standing.window_s:
+        return f'"{standing.name}";q={standing.quota};qu="concurrent-requests"'
+    return f'"{standing.name}";q={standing.quota};w={standing.window_s}'

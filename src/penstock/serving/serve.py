@@ -9,11 +9,21 @@ from typing import Self
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, ModelNotReady, PenstockError, Refused
+from penstock.core.errors import (
+    BUG,
+    Cancelled,
+    InternalError,
+    InvalidRequest,
+    ModelNotReady,
+    PenstockError,
+    RateLimited,
+    Refused,
+)
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
+from penstock.serving.meter import Meter, Metered
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import Resolver
 from penstock.serving.sessions.ordered import OrderedSessions
@@ -35,6 +45,7 @@ class Serving:
         dispatcher: Dispatcher,
         metrics: ServingMetrics,
         traces: Traces,
+        meter: Meter,
     ) -> None:
         self.admission = admission
         self.resolver = resolver
@@ -44,6 +55,7 @@ class Serving:
         self.metrics = metrics
         self.traces = traces
         self.is_traced = traces.is_on
+        self.meter = meter
         self.plans = Plans(metrics, dispatcher.routing)
         self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
         self.plans.on_answered = self.shadows.offer
@@ -51,6 +63,8 @@ class Serving:
     async def serve(self, request: InferRequest, block: BlockDescription | None = None) -> InferResponse:
         """`block` is the request's, where the edge had to resolve it already; so for `stream`."""
         with _Admitted(self, request, block) as admitted:
+            if request.principal.limits is not None or self.meter.has_defaults:
+                admitted.metered = await self.meter.take(request, admitted.plan.block)
             while True:
                 plan = admitted.plan
                 try:
@@ -66,6 +80,8 @@ class Serving:
     ) -> AsyncGenerator[InferResponse, None]:
         """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
         with _Admitted(self, request, block) as admitted:
+            if request.principal.limits is not None or self.meter.has_defaults:
+                admitted.metered = await self.meter.take(request, admitted.plan.block)
             while True:
                 plan = admitted.plan
                 block = plan.block
@@ -81,6 +97,8 @@ class Serving:
                         made = self.dispatcher.stream(block, request, admitted.deadline)
                     async with aclosing(made) as answers:
                         async for response in answers:
+                            if not response.is_final and admitted.metered is not None:
+                                admitted.metered.answered(response)
                             admitted.response = response
                             response.version = plan.version
                             yield response
@@ -112,10 +130,22 @@ class Serving:
 class _Admitted:
     """One request inside: traced, released at its end, counted and logged by how it ended."""
 
-    __slots__ = ("_block", "_request", "_routed", "_serving", "_span", "_start", "deadline", "plan", "response")
+    __slots__ = (
+        "_block",
+        "_request",
+        "_routed",
+        "_serving",
+        "_span",
+        "_start",
+        "deadline",
+        "metered",
+        "plan",
+        "response",
+    )
     plan: Plan
     deadline: float
     response: InferResponse  # the last one
+    metered: Metered | None
     _routed: float  # when admission and resolution were done
 
     def __init__(self, serving: Serving, request: InferRequest, block: BlockDescription | None) -> None:
@@ -124,6 +154,7 @@ class _Admitted:
         self._request = request
         self._block = block
         self._span: OpenSpan | None = None
+        self.metered = None
 
     def __enter__(self) -> Self:
         serving, request = self._serving, self._request
@@ -149,6 +180,10 @@ class _Admitted:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._serving.admission.release(self._request)
+        if self.metered is not None:
+            self.metered.end()
+            if error is None:
+                self.metered.answered(self.response)
         if error is not None:
             self._fail(error, self.plan.block, self.plan)
             return
@@ -178,7 +213,10 @@ class _Admitted:
             told = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, told)
         if plan is not None and plan.watch is not None:
-            plan.watch.failed(request, told)
+            if isinstance(told, RateLimited):
+                plan.watch.left(request)  # it says nothing of the block
+            else:
+                plan.watch.failed(request, told)
         told_of = log.bind(request_id=request.request_id, model=request.model)
         if isinstance(told, InternalError) and told is not error:
             told_of.error("bug", where=request.protocol, exc_info=error)

@@ -153,6 +153,16 @@ class SessionMetrics(_Metrics):
         self.forwarded = self._gauge("session_forwarded", "Requests sent to the gateway that owns their session")
 
 
+class LimitMetrics(_Metrics):
+    """Callers' limits at the gateways."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.refusals = self._counter("rate_limited", "Requests beyond their caller's limits, by which", "limit")
+        self.away = self._gauge("limits_away", "Gateways whose shared limits are away: each holds to its share")
+        self.errors = self._counter("limits_errors", "Requests that the shared limits did not answer for in time")
+
+
 class RolloutMetrics(_Metrics):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)

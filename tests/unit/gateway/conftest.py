@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.config import Config, Limits
+from penstock.core.config import AccessSettings, Config, Limits
 from penstock.core.errors import PenstockError, UnknownModel
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
@@ -19,7 +19,10 @@ from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http.app import HttpApp, build_http_app
 from penstock.gateway.http.doorman import Doorman
 from penstock.serving.admission import Admission
+from penstock.serving.meter import Meter
 from penstock.serving.resolve import Resolver
+from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.telemetry.metrics import LimitMetrics
 
 MAX_BYTES = 100_000
 
@@ -75,6 +78,10 @@ class FakeServing:
         self.delay_s = 0.0
         self.is_called = asyncio.Event()
         self.turned: list[PenstockError] = []
+
+    @property
+    def meter(self) -> Meter:
+        return Meter(MemoryLimitStore(), AccessSettings(), LimitMetrics(CollectorRegistry()))
 
     def turned_away(self, protocol: str, error: PenstockError) -> None:
         self.turned.append(error)

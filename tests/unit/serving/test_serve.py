@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.config import CacheSettings, Limits, Telemetry
+from penstock.core.config import AccessSettings, CacheSettings, Limits, Telemetry
 from penstock.core.errors import (
     BUG,
     Draining,
@@ -26,10 +26,12 @@ from penstock.core.errors import (
     ModelNotReady,
     PenstockError,
     QueueFull,
+    RateLimited,
     RequestTooLarge,
     SessionError,
     UnknownModel,
 )
+from penstock.core.principals import KeyLimits, Principal
 from penstock.core.requests import PLAIN, InferRequest, InferResponse, Parameter, Timing
 from penstock.core.settings import BlockSettings, Routing, Timeouts
 from penstock.core.tensors import Tensor
@@ -37,12 +39,14 @@ from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.key import KeyMaker
 from penstock.serving.cache.responses import ResponseCache
+from penstock.serving.meter import Meter
 from penstock.serving.resolve import WITHDRAWN, Resolver
 from penstock.serving.serve import Serving
 from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.storage.cache.store import open_store
-from penstock.telemetry.metrics import CacheMetrics, ServingMetrics
+from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.telemetry.metrics import CacheMetrics, LimitMetrics, ServingMetrics
 from penstock.telemetry.traces import Traces
 
 MAX_ROWS = 4
@@ -82,6 +86,7 @@ class FakeDispatcher:
         self.error: Exception | None = None
         self.failing: set[str] | None = None  # blocks that meet the error; None: all
         self.answers = 3
+        self.parameters: dict[str, Parameter] = {}
         self.is_called = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
@@ -97,7 +102,7 @@ class FakeDispatcher:
         if self.error is not None and (self.failing is None or described.block_id in self.failing):
             raise self.error
         timing = Timing(compute_ns=1_000, batch_rows=2)
-        return InferResponse(request.model, "", request.request_id, request.inputs, timing)
+        return InferResponse(request.model, "", request.request_id, request.inputs, timing, dict(self.parameters))
 
     async def stream(
         self, described: BlockDescription, request: InferRequest, deadline: float
@@ -123,12 +128,16 @@ class Bed:
         self.dispatcher = FakeDispatcher()
         self.spans = InMemorySpanExporter()
         self.metrics = ServingMetrics(self.registry)
+        self.now = 0.0
+        self.meter = Meter(MemoryLimitStore(lambda: self.now), AccessSettings(), LimitMetrics(self.registry))
         self.serving = self.build(Traces(Telemetry(), "test"))
 
     def build(self, traces: Traces) -> Serving:
         dispatcher = cast(Dispatcher, self.dispatcher)
         sessions = OrderedSessions("g-0", self.sessions)
-        return Serving(self.admission, self.resolver, self.cache, sessions, dispatcher, self.metrics, traces)
+        return Serving(
+            self.admission, self.resolver, self.cache, sessions, dispatcher, self.metrics, traces, self.meter
+        )
 
     async def stream(self, request: InferRequest) -> list[InferResponse]:
         return [answer async for answer in self.serving.stream(request)]
@@ -593,3 +602,79 @@ async def test_a_request_that_is_refused_has_a_span(traced: Bed) -> None:
     with pytest.raises(UnknownModel):
         await traced.serving.serve(ask("nobody"))
     assert only_span(traced).status.status_code is StatusCode.ERROR
+
+
+# --- callers' limits
+
+
+def limited(name: str = "batch", **limits: float) -> Principal:
+    return Principal(name, f"id-{name}", limits=KeyLimits(**limits))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("way", "model"), WAYS)
+async def test_a_caller_beyond_its_rate_is_refused_and_nothing_runs(bed: Bed, way: str, model: str) -> None:
+    key = limited(requests_per_s=2)
+    for _ in range(2):
+        await bed.send(way, ask(model, principal=key))
+    ran = len(bed.dispatcher.ran)
+    with pytest.raises(RateLimited) as refused:
+        await bed.send(way, ask(model, principal=key))
+    assert (refused.value.fields["limit"], refused.value.retry_after_s) == ("requests", 0.5)
+    assert len(bed.dispatcher.ran) == ran
+    assert bed.admission.inflight_requests == 0
+    assert bed.count(model, "rate_limited") == bed.refusals("rate_limited") == 1
+    await bed.send(way, ask(model, principal=limited("other", requests_per_s=2)))
+    bed.now += 0.5
+    await bed.send(way, ask(model, principal=key))
+
+
+async def test_rows_are_those_of_the_batch(bed: Bed) -> None:
+    key = limited(rows_per_s=6)
+    await bed.serving.serve(ask("unbatched", rows=4, principal=key))
+    await bed.serving.serve(ask(rows=4, principal=key))
+    with pytest.raises(RateLimited, match="6 rows a second"):
+        await bed.serving.serve(ask(rows=2, principal=key))
+    request = ask(rows=1, principal=key)
+    await bed.serving.serve(request)
+    assert [(each.name, each.remaining) for each in request.standings] == [("rows", 0)]
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "counted"), [("serve", "plain", 1), ("stream", "plain", 1), ("stream", "talker", 3)]
+)
+async def test_tokens_are_owed_when_they_are_known(bed: Bed, way: str, model: str, counted: int) -> None:
+    key = limited(tokens_per_s=10)
+    bed.dispatcher.parameters = {"tokens": 40}
+    await bed.send(way, ask(model, principal=key))
+    with pytest.raises(RateLimited) as refused:
+        await bed.send(way, ask(model, principal=key))
+    assert refused.value.fields["limit"] == "tokens"
+    assert refused.value.retry_after_s == pytest.approx(4 * counted - 0.9)
+
+
+@pytest.mark.parametrize("way", ["serve", "stream"])
+async def test_no_more_than_so_many_are_inside_and_who_leaves_makes_room(bed: Bed, way: str) -> None:
+    key = limited(concurrency=1)
+    bed.dispatcher.gate.clear()
+    first = asyncio.create_task(bed.send(way, ask(principal=key)))
+    await bed.dispatcher.is_called.wait()
+    with pytest.raises(RateLimited) as refused:
+        await bed.send(way, ask(principal=key))
+    assert refused.value.fields["limit"] == "concurrency"
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    bed.dispatcher.gate.set()
+    await bed.send(way, ask(principal=key))
+    bed.dispatcher.error = EngineFailed("no")
+    with pytest.raises(EngineFailed):
+        await bed.send(way, ask(principal=key))
+    bed.dispatcher.error = None
+    await bed.send(way, ask(principal=key))
+
+
+async def test_what_is_refused_before_takes_nothing(bed: Bed) -> None:
+    key = limited(requests_per_s=1)
+    for request in (ask(rows=MAX_ROWS + 1, principal=key), ask("nobody", principal=key)):
+        with pytest.raises((RequestTooLarge, UnknownModel)):
+            await bed.serving.serve(request)
+    await bed.serving.serve(ask(principal=key))

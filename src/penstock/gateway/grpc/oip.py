@@ -57,6 +57,8 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
         else:
             request, targets = self._decode(message, context, "grpc")
         response = await self._serving.serve(request)
+        if request.standings:
+            context.set_trailing_metadata(tuple(statuses.limit_headers(request.standings).items()))
         size_bytes = sum([len(tensor.data) for tensor in response.outputs])
         if size_bytes > LARGE_BYTES:
             self.traffic.hold_answer(context, size_bytes)
@@ -185,6 +187,11 @@ class _GrpcExchange:
     def refuse(self, error: PenstockError) -> tuple[pb.ModelStreamInferResponse, int]:
         failed = pb.ModelInferResponse(model_name=self.message.model_name, id=self.message.id)
         failed.parameters["penstock-code"].string_param = error.code
+        for name, value in statuses.details(error).items():
+            if isinstance(value, str):
+                failed.parameters[name].string_param = value
+            else:
+                failed.parameters[name].double_param = value
         failed.parameters[FINAL].bool_param = True
         return pb.ModelStreamInferResponse(error_message=statuses.told(error), infer_response=failed), 0
 

@@ -95,7 +95,7 @@ class AdminRest:
 
     @Route("GET", "/v1/status", "What runs, where, how much waits", answer=schemas.Status)
     async def status(self, request: Request) -> Response:
-        return json_answer(self._catalogue.status())
+        return json_answer({**self._catalogue.status(), "limits": self._serving.meter.status()})
 
     @Route(
         "GET",

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InternalError, PenstockError
+from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
@@ -36,7 +36,16 @@ from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 METHODS = ("GET", "POST", "PUT", "DELETE")  # that pages of allowed origins may use
-EXPOSED = ("penstock-code", "retry-after", "x-request-id", "inference-header-content-length")
+EXPOSED = (
+    "penstock-code",
+    "penstock-limit",
+    "retry-after",
+    "retry-after-ms",
+    "ratelimit",
+    "ratelimit-policy",
+    "x-request-id",
+    "inference-header-content-length",
+)
 PATH_CHARS = 200  # of what a caller asked for and is told
 OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -114,6 +123,8 @@ async def _penstock_error(request: HTTPConnection, error: Any) -> Response:
     headers = statuses.headers(error)
     if not error.is_retryable:
         headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
+    if isinstance(error, RateLimited) and request.scope["path"].startswith(OPENAI):
+        headers |= statuses.openai_limit_headers(error.standings)
     if hasattr(request.state, "request_id"):
         headers["x-request-id"] = request.state.request_id
     return _error(request, statuses.http_code(error), error.code, statuses.told(error), headers)

@@ -12,7 +12,9 @@ from pydantic import BaseModel, ValidationError
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge, UnknownModel
+from penstock.core.principals import LimitStanding
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
@@ -36,12 +38,16 @@ class RestCall:
         self.content_type = content_type(self.headers)
         self.request_id = http_message.request_id(self.headers) or uuid.uuid4().hex
         request.state.request_id = self.request_id  # for errors, which are answered elsewhere
+        self.standings: tuple[LimitStanding, ...] = ()  # how its caller stands with its limits
 
     @property
     def answer_headers(self) -> dict[str, str]:
         # An id from the body may hold what no header may.
         is_plain = http_message.PRINTABLE.fullmatch(self.request_id.encode()) is not None
-        return {"x-request-id": self.request_id} if is_plain else {}
+        found = {"x-request-id": self.request_id} if is_plain else {}
+        if self.standings:
+            found |= statuses.limit_headers(self.standings) | statuses.openai_limit_headers(self.standings)
+        return found
 
     def take_body(self) -> bytes:
         """Once: nobody else holds it while the request is served."""
@@ -122,7 +128,9 @@ class RestCalls:
         request.timeout_s = http_message.timeout_s(call.headers)
         request.traceparent = http_message.traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
-        return await serve_attended(self._serving, request, call.request.receive)
+        response = await serve_attended(self._serving, request, call.request.receive)
+        call.standings = request.standings
+        return response
 
     async def task_block(self, model: str, *tasks: str) -> BlockDescription:
         """The named model if it does one of the tasks; without a name, the only one, the first task coming first."""

@@ -185,6 +185,7 @@ class Status(BaseModel):
     draining: bool
     workers: list[dict[str, Any]]
     blocks: list[dict[str, Any]]
+    limits: dict[str, Any]
 
 
 class RoutingBody(RootModel[Routing]):

@@ -75,7 +75,8 @@ def encode_answer(
 
 
 def encode_error(error: PenstockError, request_id: str) -> Utf8:
-    return Utf8(orjson.dumps({"error": statuses.told(error), "code": error.code, "id": request_id}))
+    told = {"error": statuses.told(error), "code": error.code, "id": request_id, **statuses.details(error)}
+    return Utf8(orjson.dumps(told))
 
 
 def find_id(message: Message) -> str:

@@ -52,6 +52,7 @@ async def test_status(client):
     assert status["ready"] is True
     assert status["queues"] == {"blk-echo-1": {"waiting": 3, "running": 2}}
     assert {block["state"] for block in status["blocks"]} == {"ready", "failed"}
+    assert status["limits"] == {"store": "memory", "away": False, "share": 1.0}
 
 
 async def test_the_document_has_every_route(client):

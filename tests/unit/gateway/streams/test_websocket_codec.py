@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, QueueFull
+from penstock.core.errors import InvalidRequest, InvalidTensor, PenstockError, QueueFull, RateLimited
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
@@ -136,7 +136,11 @@ def test_the_id_of_what_is_wrong_otherwise(message: Message, request_id: str) ->
 
 
 def test_errors_say_what_why_and_whose() -> None:
-    assert json.loads(bytes(encode_error(QueueFull("full"), "7"))) == {"error": "full", "code": "queue_full", "id": "7"}
+    told = {"error": "full", "code": "queue_full", "id": "7", "retry_after_s": 1.0}
+    assert json.loads(bytes(encode_error(QueueFull("full"), "7"))) == told
+    told = {"error": "wait", "code": "rate_limited", "id": "7", "retry_after_s": 0.25, "limit": "rows"}
+    error = RateLimited("wait", limit="rows", retry_after_s="0.25")
+    assert json.loads(bytes(encode_error(error, "7"))) == told
 
 
 def test_raw_messages_are_one_element_each() -> None:

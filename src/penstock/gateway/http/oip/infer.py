@@ -1,5 +1,6 @@
 """Inference over REST, before any routing: as plain ASGI, and for connections that spare themselves ASGI."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -85,7 +86,10 @@ class InferEndpoint:
                 encoded, header_length = await self._large.encode(size_bytes, encode_infer, *given)
             else:
                 encoded, header_length = encode_infer(*given)
-            return await self._answer(headers, encoded, header_length)
+            answer = await self._answer(headers, encoded, header_length)
+            if request.standings:
+                answer.headers += _encoded(statuses.limit_headers(request.standings))
+            return answer
         except PenstockError as error:
             return _refusal(error)
         except ClientLeft:
@@ -143,5 +147,9 @@ class InferEndpoint:
 
 
 def _refusal(error: PenstockError) -> HttpAnswer:
-    headers = [(name.encode(), value.encode()) for name, value in statuses.headers(error).items()]
-    return HttpAnswer(statuses.http_code(error), JSON, orjson.dumps({"error": statuses.told(error)}), headers)
+    body = orjson.dumps({"error": statuses.told(error)})
+    return HttpAnswer(statuses.http_code(error), JSON, body, _encoded(statuses.headers(error)))
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode()) for name, value in headers.items()]

@@ -1,0 +1,150 @@
+"""What callers hear of their limits: with answers and with refusals, over every protocol."""
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import grpc
+import httpx
+import pytest
+
+from penstock.core.config import Limits
+from penstock.core.errors import RateLimited
+from penstock.core.principals import LimitStanding
+from penstock.core.requests import InferRequest, InferResponse
+from penstock.gateway import statuses
+from penstock.gateway.grpc.oip import OipGrpc
+from penstock.gateway.grpc.server import GrpcServer
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.serving.serve import Serving
+from tests.unit.gateway.conftest import Served
+
+STANDINGS = (
+    LimitStanding("requests", 20, 2, 15, 0.5),
+    LimitStanding("tokens", 1000, 2, 100, 1.8),
+    LimitStanding("concurrency", 4, 0, 3, 0.0),
+)
+TOLD = {
+    "ratelimit-policy": '"requests";q=20;w=2, "tokens";q=1000;w=2, "concurrency";q=4;qu="concurrent-requests"',
+    "ratelimit": '"requests";r=15;t=1, "tokens";r=100;t=2, "concurrency";r=3;t=0',
+    "ratelimit-limit": "1000",
+    "ratelimit-remaining": "100",
+    "ratelimit-reset": "2",
+    "x-ratelimit-limit": "1000",
+    "x-ratelimit-remaining": "100",
+    "x-ratelimit-reset": "2",
+}
+OF_REQUESTS = {
+    "ratelimit-limit": "20",
+    "x-ratelimit-remaining": "15",
+    "retry-after": "1",
+    "retry-after-ms": "250",
+    "penstock-code": "rate_limited",
+    "penstock-limit": "requests",
+}
+OPENAI = {
+    "x-ratelimit-limit-requests": "20",
+    "x-ratelimit-remaining-requests": "15",
+    "x-ratelimit-reset-requests": "0.500s",
+    "x-ratelimit-limit-tokens": "1000",
+    "x-ratelimit-remaining-tokens": "100",
+    "x-ratelimit-reset-tokens": "1.800s",
+}
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+V1: tuple[str, Any] = ("/v1/infer", {"model": "echo", "inputs": {"x": [[1, 2]]}})
+V2: tuple[str, Any] = ("/v2/models/echo/infer", {"inputs": [TENSOR]})
+
+
+@pytest.fixture
+def answering(served: Served) -> Served:
+    """Its caller has limits, and keeps within them."""
+    echo = served.serving.answer
+
+    def answer(request: InferRequest) -> InferResponse:
+        request.standings = STANDINGS
+        return echo(request)
+
+    served.serving.answer = answer
+    return served
+
+
+@pytest.fixture
+def refusing(served: Served) -> Served:
+    error = RateLimited("wait", limit="requests", retry_after_s="0.25")
+    error.standings = STANDINGS
+    served.serving.error = error
+    return served
+
+
+@pytest.mark.parametrize("call", [V1, V2])
+async def test_with_an_answer_over_rest(answering: Served, client: httpx.AsyncClient, call: tuple[str, Any]) -> None:
+    answer = await client.post(call[0], json=call[1])
+    assert answer.status_code == 200
+    expected = TOLD | OPENAI if call is V1 else TOLD
+    assert {name: value for name, value in answer.headers.items() if "ratelimit" in name} == expected
+
+
+@pytest.mark.parametrize("call", [V1, V2])
+async def test_with_a_refusal_over_rest(refusing: Served, client: httpx.AsyncClient, call: tuple[str, Any]) -> None:
+    answer = await client.post(call[0], json=call[1])
+    assert answer.status_code == 429
+    expected = {**TOLD, **OF_REQUESTS, "x-ratelimit-limit": "20", "ratelimit-remaining": "15"}
+    expected |= {"ratelimit-reset": "1", "x-ratelimit-reset": "1"} | (OPENAI if call is V1 else {})
+    told = {name: value for name, value in answer.headers.items() if not name.startswith(("content-", "x-request"))}
+    assert told == expected
+
+
+async def test_who_has_no_limits_hears_nothing(served: Served, client: httpx.AsyncClient) -> None:
+    for path, body in (V1, V2):
+        answer = await client.post(path, json=body)
+        assert not [name for name in answer.headers if "ratelimit" in name]
+
+
+@pytest.fixture
+async def stub(served: Served) -> AsyncIterator[Any]:
+    server = GrpcServer(OipGrpc(cast(Serving, served.serving), served.catalogue), Limits())
+    port = await server.start("127.0.0.1", 0)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield GRPCInferenceServiceStub(channel)
+    await server.stop(0)
+
+
+def message() -> pb.ModelInferRequest:
+    asked = pb.ModelInferRequest(model_name="echo", raw_input_contents=[bytes(8)])
+    asked.inputs.add(name="x", datatype="FP32", shape=[1, 2])
+    return asked
+
+
+async def test_over_grpc_it_is_trailing_metadata(answering: Served, stub: Any) -> None:
+    call = stub.ModelInfer(message())
+    await call
+    assert dict(await call.trailing_metadata()) == TOLD
+
+
+async def test_over_grpc_a_refusal_has_it_too(refusing: Served, stub: Any) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stub.ModelInfer(message())
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    trailing = dict(caught.value.trailing_metadata() or ())
+    assert trailing.items() >= OF_REQUESTS.items()
+    assert trailing["ratelimit"] == TOLD["ratelimit"]
+
+
+async def test_a_stream_says_it_of_the_message_and_goes_on(refusing: Served, stub: Any) -> None:
+    answers = [each async for each in stub.ModelStreamInfer(iter([message(), message()]))]
+    assert len(answers) == 2
+    for each in answers:
+        parameters = each.infer_response.parameters
+        assert parameters["penstock-code"].string_param == "rate_limited"
+        assert parameters["limit"].string_param == "requests"
+        assert parameters["retry_after_s"].double_param == 0.25
+
+
+def test_where_nothing_is_known_nothing_is_told() -> None:
+    assert statuses.limit_headers(()) == {}
+    assert statuses.headers(RateLimited("wait")) == {
+        "penstock-code": "rate_limited",
+        "penstock-limit": "",
+        "retry-after": "1",
+        "retry-after-ms": "1000",
+    }

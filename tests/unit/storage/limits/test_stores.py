@@ -1,0 +1,225 @@
+"""Every store of limits lets the same pass; one that is shared counts for all gateways, and none misses it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from benchmarks.waiting import until
+from penstock.core.errors import ConfigError
+from penstock.storage.limits.base import CONCURRENCY, Ask, LimitStore, Rate, Spend, Taken
+from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.storage.limits.opening import open_limit_store
+from penstock.storage.limits.redis import RedisLimitStore
+from tests.valkey import Valkey
+
+# So slow that nothing is made good while a test runs.
+REQUESTS = Rate("requests", 0.001, 10_000.0)
+ROWS = Rate("rows", 0.001, 20_000.0)
+WAIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Valkey]:
+    with Valkey(tmp_path_factory.mktemp("valkey")) as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[LimitStore]:
+    if request.param == "memory":
+        made: LimitStore = MemoryLimitStore()
+    else:
+        valkey: Valkey = request.getfixturevalue("valkey")
+        made = RedisLimitStore(valkey.url, 5.0, "g-0")
+    await made.start()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name)
+
+
+def ask(key: str, *spends: tuple[Rate, float], **more: Any) -> Ask:
+    return Ask(key, tuple(Spend(*spend) for spend in spends), **more)
+
+
+async def take(store: LimitStore, asked: Ask) -> Taken:
+    taken = store.take_now(asked)
+    return await store.take(asked) if taken is None else taken
+
+
+async def limits_of(store: LimitStore, asked: Ask, times: int) -> list[str]:
+    return [(await take(store, asked)).limit for _ in range(times)]
+
+
+async def until_away(store: RedisLimitStore, is_away: bool) -> None:
+    await until(lambda: store.is_away is is_away, "Redis is away, or back", WAIT_S)
+
+
+async def test_a_burst_passes_and_no_more(store: LimitStore, key: str) -> None:
+    one = ask(key, (REQUESTS, 1))
+    assert await limits_of(store, one, 12) == [""] * 10 + ["requests"] * 2
+    refused = await take(store, one)
+    assert refused.retry_after_s == pytest.approx(1000, rel=0.05)
+    assert refused.used_s[0] == pytest.approx(10_000, rel=0.05)
+
+
+async def test_all_is_taken_or_none(store: LimitStore, key: str) -> None:
+    assert (await take(store, ask(key, (REQUESTS, 1), (ROWS, 15)))).limit == ""
+    refused = await take(store, ask(key, (REQUESTS, 1), (ROWS, 10)))
+    assert refused.limit == "rows"
+    assert refused.retry_after_s == pytest.approx(5_000, rel=0.05)
+    assert await limits_of(store, ask(key, (REQUESTS, 1)), 10) == [""] * 9 + ["requests"]
+
+
+async def test_what_is_larger_than_the_bucket_passes_when_it_is_empty(store: LimitStore, key: str) -> None:
+    assert await limits_of(store, ask(key, (ROWS, 100)), 2) == ["", "rows"]
+    assert (await take(store, ask(key, (ROWS, 1)))).retry_after_s == pytest.approx(81_000, rel=0.05)
+
+
+async def test_what_is_owed_is_taken_and_the_next_waits(store: LimitStore, key: str) -> None:
+    assert (await take(store, ask(key, (ROWS, 0)))).limit == ""
+    store.put(ask(key, (ROWS, 50), is_owed=True))
+    refused = await take(store, ask(key, (REQUESTS, 1), (ROWS, 0)))
+    assert refused.limit == "rows"
+    assert refused.retry_after_s == pytest.approx(31_000, rel=0.05)
+
+
+async def test_slots_are_held_and_given_back(store: LimitStore, key: str) -> None:
+    assert (await take(store, ask(key, slots=1, held=1))).limit == ""
+    refused = await take(store, ask(key, slots=1, held=2))
+    assert refused.limit == CONCURRENCY
+    assert refused.retry_after_s > 0
+    store.put(ask(key, slots=1, held=0, is_owed=True))
+    assert (await take(store, ask(key, slots=1, held=1))).limit == ""
+
+
+async def test_many_at_once_get_no_more_than_there_is(store: LimitStore, key: str) -> None:
+    one = ask(key, (REQUESTS, 1), (ROWS, 1))
+    taken = await asyncio.gather(*(take(store, one) for _ in range(500)))
+    assert sum(not each.limit for each in taken) == 10
+
+
+async def test_what_is_made_good_passes(store: LimitStore, key: str) -> None:
+    fast = ask(key, (Rate("requests", 100.0, 0.05), 1))
+    passed = 0
+    async with asyncio.timeout(WAIT_S):
+        while passed < 20:
+            taken = await take(store, fast)
+            passed += not taken.limit
+            await asyncio.sleep(taken.retry_after_s)
+
+
+# --- that is shared
+
+
+@pytest.fixture
+async def two(valkey: Valkey) -> AsyncIterator[tuple[RedisLimitStore, RedisLimitStore]]:
+    stores = RedisLimitStore(valkey.url, 5.0, "g-0"), RedisLimitStore(valkey.url, 5.0, "g-1")
+    for store in stores:
+        store.set_gateways(2)
+        await store.start()
+    yield stores
+    for store in stores:
+        await store.close()
+
+
+async def test_two_gateways_take_of_the_same(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:
+    one = ask(key, (REQUESTS, 1))
+    taken = await asyncio.gather(*(take(two[n % 2], one) for n in range(100)))
+    assert sum(not each.limit for each in taken) == 10
+
+
+async def test_two_gateways_hold_the_same_slots(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:
+    assert (await take(two[0], ask(key, slots=3, held=2))).limit == ""
+    assert (await take(two[1], ask(key, slots=3, held=1))).limit == ""
+    assert (await take(two[1], ask(key, slots=3, held=2))).limit == CONCURRENCY
+    two[0].put(ask(key, slots=3, held=1, is_owed=True))
+    await take(two[0], ask(key, slots=3, held=1))  # what was put is there
+    assert (await take(two[1], ask(key, slots=3, held=2))).limit == ""
+
+
+async def test_a_refusal_that_is_certain_needs_no_call(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:
+    one = ask(key, (REQUESTS, 1))
+    assert two[0].take_now(one) is None
+    await limits_of(two[0], one, 11)
+    refused = two[0].take_now(one)
+    assert refused is not None
+    assert refused.limit == "requests"
+    assert two[1].take_now(one) is None  # it has not heard
+
+
+async def test_when_redis_is_killed_the_share_goes_on_and_nothing_is_given_twice(tmp_path: Path, key: str) -> None:
+    one = ask(key, (REQUESTS, 1))
+    with Valkey(tmp_path / "valkey") as valkey, capture_logs() as logs:
+        store = RedisLimitStore(valkey.url, 1.0, "g-0")
+        store.set_gateways(2)
+        await store.start()
+        assert await limits_of(store, one, 4) == [""] * 4
+        valkey.kill()
+        assert await limits_of(store, one, 5) == [""] * 3 + ["requests"] * 2  # six were left, three for each
+        assert store.is_away
+        assert store.errors >= 1
+        valkey.start()
+        await until_away(store, False)
+        assert await limits_of(store, one, 2) == ["requests"] * 2
+        other = RedisLimitStore(valkey.url, 5.0, "g-1")
+        await other.start()
+        assert await limits_of(other, one, 2) == ["requests"] * 2  # it knows by Redis, which heard of it
+        await other.close()
+        await store.close()
+    assert [line["event"] for line in logs] == ["limits_not_shared", "limits_shared_again"]
+
+
+async def test_a_redis_that_hangs_is_waited_for_once(tmp_path: Path, key: str) -> None:
+    one = ask(key, (REQUESTS, 1))
+    with Valkey(tmp_path / "valkey") as valkey:
+        store = RedisLimitStore(valkey.url, 0.2, "g-0")
+        await store.start()
+        assert await limits_of(store, one, 4) == [""] * 4
+        valkey.freeze()
+        taken = await asyncio.gather(*(take(store, one) for _ in range(50)))
+        assert sum(not each.limit for each in taken) == 6
+        assert store.take_now(ask("other", (REQUESTS, 1))) == Taken((1000.0,))
+        valkey.thaw()
+        await until_away(store, False)
+        assert store.take_now(ask("other", (REQUESTS, 1))) is None
+        await store.close()
+
+
+async def test_without_redis_from_the_start_the_share_holds(key: str) -> None:
+    store = RedisLimitStore("redis://127.0.0.1:1/0", 1.0, "g-0")
+    await store.start()
+    assert await limits_of(store, ask(key, (REQUESTS, 1)), 11) == [""] * 10 + ["requests"]
+    await store.close()
+
+
+async def test_nobody_waits_for_a_store_that_closes(valkey: Valkey, key: str) -> None:
+    store = RedisLimitStore(valkey.url, 5.0, "g-0")
+    await store.start()
+    waiting = [asyncio.create_task(store.take(ask(key, (REQUESTS, 1)))) for _ in range(5)]
+    await asyncio.sleep(0)
+    await store.close()
+    async with asyncio.timeout(WAIT_S):
+        assert [task.limit for task in await asyncio.gather(*waiting)] == [""] * 5
+
+
+@pytest.mark.parametrize("url", ["", "redis", "sqlite:///x", "memory://x", "redis:secret"])
+def test_a_url_that_means_no_store_is_refused_without_being_told(url: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        open_limit_store(url, 1.0, "g-0")
+    assert "secret" not in str(refused.value)
+    assert "access.limits_url" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"), [("memory://", "memory"), ("redis://h:1/0", "redis"), ("rediss://h", "redis")]
+)
+def test_a_url_means_its_store(url: str, name: str) -> None:
+    assert open_limit_store(url, 1.0, "g-0").name == name
