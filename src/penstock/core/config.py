@@ -102,15 +102,6 @@ class KeyLimitSettings(Section):
     concurrency: Annotated[int, Field(ge=0)] = 0
 
 
-class AccessSettings(Section):
-    """Who may ask for what, and how much of it."""
-
-    limits_url: str = "memory://"  # each gateway its share; or redis://host:port/0, all together
-    limits_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25  # what Redis gets to answer
-    key_limits: KeyLimitSettings | None = None  # of each key that has none of its own
-    anonymous_limits: KeyLimitSettings | None = None  # of each address, where no key is asked for
-
-
 class WorkerSettings(Section):
     zone: str = ""  # of this server; routing by locality prefers workers of the gateway's own
     zones: dict[str, str] = {}  # noqa: RUF012 - pydantic copies it; of single workers, by id
@@ -186,10 +177,14 @@ class ClusterSettings(Section):
 
 
 class AccessSettings(Section):
-    """Whom doors ask for a key."""
+    """Whom doors ask for a key, and how much a caller may ask for."""
 
     keys: Literal["auto", "required", "off"] = "auto"  # auto: once one was made
     secret: SecretStr | None = None  # of the cluster, for the digests of keys; None: made, and kept in the store
+    limits_url: str = "memory://"  # each gateway its share; or redis://host:port/0, all together
+    limits_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25  # what Redis gets to answer
+    key_limits: KeyLimitSettings | None = None  # of each key that has none of its own
+    anonymous_limits: KeyLimitSettings | None = None  # of each address, where no key is asked for
 
     @model_validator(mode="after")
     def _secret_is_long(self) -> "AccessSettings":
@@ -254,7 +249,6 @@ class Config(Section):
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()
     sessions: SessionSettings = SessionSettings()
-    access: AccessSettings = AccessSettings()
     worker: WorkerSettings = WorkerSettings()
     registry: RegistrySettings = RegistrySettings()
     s3: S3Settings = S3Settings()
