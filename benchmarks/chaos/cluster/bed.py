@@ -3,7 +3,7 @@ a host of its own."""
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, Tally
+from benchmarks.chaos.repository import ECHO
 from benchmarks.cluster import ClusterHosts
 from benchmarks.etcd import EtcdNode
 from benchmarks.waiting import until_seen
@@ -150,9 +151,10 @@ class ClusterBed:
 class GatewayLoad:
     """The same load on every gateway, each request with a deadline; runs while it is entered."""
 
-    def __init__(self, bed: ClusterBed, callers: int = CALLERS) -> None:
+    def __init__(self, bed: ClusterBed, models: Sequence[str] = (ECHO,)) -> None:
         targets = [f"{bed.hosts.address(host)}:50051" for host in GATEWAY_HOSTS]
-        self._loads = [CheckedLoad(target, [EchoQuestion()], callers, PAUSE_S) for target in targets]
+        questions = [EchoQuestion(model) for model in models]
+        self._loads = [CheckedLoad(target, questions, CALLERS, PAUSE_S) for target in targets]
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

@@ -9,9 +9,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.chaos.cluster.bed import ClusterBed, GatewayLoad
+from benchmarks.chaos.cluster.changes import CHANGED, VersionChanges, add_changed
 from benchmarks.chaos.cluster.writes import WriteLoad
 from benchmarks.chaos.report import ChaosPlan, Result
-from benchmarks.chaos.repository import add_echo
+from benchmarks.chaos.repository import ECHO, add_echo
 from benchmarks.waiting import until_seen
 
 ROUNDS = 10
@@ -26,19 +27,26 @@ Fault = Callable[[ClusterBed, int], Awaitable[Undo]]
 async def run(plan: ChaosPlan) -> Result:
     models = plan.folder / "models"
     add_models(models)
-    async with ClusterBed(models, plan.folder / "managers") as bed, GatewayLoad(bed) as load:
+    async with ClusterBed(models, plan.folder / "managers") as bed, GatewayLoad(bed, (ECHO, CHANGED)) as load:
+        changes = VersionChanges(bed, models)
         resumed: dict[str, list[float]] = {}
         async with WriteLoad(bed, WRITTEN) as writes:
             for number in range(1 if plan.is_quick else ROUNDS):
                 for name, fault in FAULTS.items():
                     await load.answered_more(CALM)
                     await writes.resumed(time.monotonic())
+                    if fault is kill_leader:
+                        await changes.begin()
                     took_s = await _round(bed, writes, number, fault)
+                    if fault is kill_leader:
+                        await changes.end()
                     resumed.setdefault(name, []).append(took_s)
                     plan.say(f"{name}, {number + 1}: writes after {took_s:.2f} s")
         lost = await writes.lost()
         result = judge(bed, resumed, lost)
     result.must("cluster_failed", load.failed(), high=0)
+    result.must("cluster_changes_lost", len(changes.unfinished), high=0)
+    result.details["changes"] = {"said": changes.said, "unfinished": changes.unfinished}
     problems = Counter(each.problem for each in writes.attempts if each.problem)
     result.details["load"] = load.details()
     result.details["writes"] = {
@@ -51,6 +59,7 @@ async def run(plan: ChaosPlan) -> Result:
 
 def add_models(models: Path) -> None:
     add_echo(models)
+    add_changed(models)
     for name in WRITTEN:
         add_echo(models, layers=1, name=name)
 
@@ -66,7 +75,7 @@ async def _round(
     return took_s
 
 
-async def _kill_leader(bed: ClusterBed, number: int) -> Undo:
+async def kill_leader(bed: ClusterBed, number: int) -> Undo:
     host = await bed.leader_host()
     bed.kill_manager(host)
 
@@ -76,7 +85,7 @@ async def _kill_leader(bed: ClusterBed, number: int) -> Undo:
     return undo
 
 
-async def _kill_etcd(bed: ClusterBed, number: int) -> Undo:
+async def kill_etcd(bed: ClusterBed, number: int) -> Undo:
     node = bed.etcd[number % len(bed.etcd)]
     node.kill()
 
@@ -99,7 +108,7 @@ async def _cut_leader_off(bed: ClusterBed, number: int) -> Undo:
     return undo
 
 
-FAULTS = {"leader killed": _kill_leader, "etcd node killed": _kill_etcd, "leader cut off": _cut_leader_off}
+FAULTS = {"leader killed": kill_leader, "etcd node killed": kill_etcd, "leader cut off": _cut_leader_off}
 
 
 def judge(bed: ClusterBed, resumed: dict[str, list[float]], lost: list[str]) -> Result:

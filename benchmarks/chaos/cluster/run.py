@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.cluster import away, canary, fleet, managers, placement, sessions, upload, workers
+from benchmarks.chaos.cluster import away, canary, canary_leaders, fleet, managers, placement, sessions, upload, workers
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
@@ -11,6 +11,7 @@ PARTS: Mapping[str, Scenario] = {
     "away": away.run,
     "workers": workers.run,
     "canary": canary.run,
+    "canary_leaders": canary_leaders.run,
     "fleet": fleet.run,
     "sessions": sessions.run,
     "upload": upload.run,

@@ -21,6 +21,7 @@ SLICE_S = 0.25
 LEAST_ERRORS_OF = 5  # answers before errors are judged
 LEAST_LATENCIES = 20  # before latencies are: the first answers of a process are slow
 LEAST_OLD = 30  # of the old block in a span; with fewer, all that it answered since the rollout began stands in
+COMPARED = 0.25  # of the new block's outcomes that came while the old one had some; with fewer, the same
 # Latencies from another time are under another load: they must be exceeded by so much more, and for longer than what
 # slows everybody down for a moment. Before that it is a doubt, which brings the old block requests to compare with.
 FROZEN = 1.5
@@ -157,17 +158,23 @@ class Evidence:
 
     def fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
         """What is worse about the new block; empty: nothing that is so certain."""
-        spans = [*[self._span(now - span_s) for span_s in SPANS_S], self._step]
-        for span in spans:
-            if found := self._error_fault(span, tolerance, sure):
-                return found
+        if found := self.error_fault(tolerance, now, sure):
+            return found
         if not tolerance.slowdown:
             return ""
         may_freeze = sure < SURE or now - self._step.at >= FROZEN_S
-        for span in spans:
+        for span in self._spans(now):
             if found := self._latency_fault(span, tolerance.slowdown, sure, may_freeze):
                 return found
         return self._overdue_fault(sure)
+
+    def error_fault(self, tolerance: Tolerance, now: float, sure: float = SURE) -> str:
+        """The same of failures alone."""
+        found = (self._error_fault(span, tolerance, sure) for span in self._spans(now))
+        return next(filter(None, found), "")
+
+    def _spans(self, now: float) -> list[_Slice]:
+        return [*[self._span(now - span_s) for span_s in SPANS_S], self._step]
 
     def _span(self, since: float) -> _Slice:
         span = _Slice(since)
@@ -178,7 +185,7 @@ class Evidence:
 
     def _error_fault(self, span: _Slice, tolerance: Tolerance, sure: float) -> str:
         old, new = span.old, span.new
-        if old.outcomes < LEAST_OLD:
+        if old.outcomes < LEAST_OLD or new.outcomes < COMPARED * span.all_new.outcomes:
             old, new = self.old, span.all_new
         count = new.outcomes
         if count < LEAST_ERRORS_OF:

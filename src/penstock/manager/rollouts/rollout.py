@@ -217,7 +217,7 @@ class Rollout:
     def _advance(self, now: float) -> list[RolloutAction]:
         record = self.record
         is_moving = record.phase in (RolloutPhase.SHADOWING, RolloutPhase.RUNNING) and not record.is_paused
-        if not is_moving or self.left_s(now) or self.missing:
+        if not is_moving or self.left_s(now) or self.missing or self._may_fail(now):
             return []
         if record.phase is RolloutPhase.SHADOWING:
             return self._step(0, now) if record.plan.steps else []
@@ -226,6 +226,10 @@ class Rollout:
         if record.weight < ALL:
             return self._change("holding", f"stays at {record.weight:g}%, its last step", phase=RolloutPhase.HOLDING)
         return self._finish(now, "all its steps are done")
+
+    def _may_fail(self, now: float) -> bool:
+        """While its failures are in doubt, it gets no larger share."""
+        return bool(self._evidence.error_fault(self._tolerance, now, DOUBT))
 
     def _step(self, step: int, now: float) -> list[RolloutAction]:
         share = self.record.plan.steps[step]

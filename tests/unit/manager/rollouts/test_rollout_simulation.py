@@ -17,7 +17,8 @@ REPORT_S = 0.2
 WAIT_S = 2.0  # while the new block is loaded, the old one answers
 LONGEST_S = 600.0
 DEADLINE_S = 30.0
-GOOD_ROLLOUTS = 30  # seven hundred were run once
+AWAY_S = 2.0  # from a leader's end to the next one's beginning
+GOOD_ROLLOUTS = 20  # thousands were run once: docs/rollouts.md
 
 
 @dataclass(slots=True)
@@ -90,7 +91,7 @@ class Traffic:
     now: float = 0.0
     given: int = 0  # to the new block
 
-    def run(self, lose_gateway_s: float = -1.0) -> Rollout:
+    def run(self, lose_gateway_s: float = -1.0, lose_leader_s: float = -1.0) -> Rollout:
         rng = np.random.default_rng(self.seed)
         rollout = Rollout(RolloutRecord(plan=self.plan, old=OLD, new=NEW, began=0.0), 0.0)
         blocks = [self._blocks() for _ in range(self.gateways)]
@@ -98,6 +99,9 @@ class Traffic:
         while not rollout.record.is_over and self.now < LONGEST_S:
             if rollout.record.phase is RolloutPhase.WAITING and self.now >= WAIT_S:
                 rollout.handle(BlockSeen("new", BlockState.READY, ""), self.now)
+            if lose_leader_s + AWAY_S <= self.now and lose_leader_s >= 0:  # another leads, and has not seen anything
+                rollout, lose_leader_s = Rollout(rollout.record, self.now), -1.0
+                self.given, given = self.given + sum(given), [0] * self.gateways
             route = rollout.route(self.gateways)
             assert route is not None
             weight = rollout.record.weight / 100
@@ -110,12 +114,14 @@ class Traffic:
                 new.begin(canary, self.now, self.stall(self.now), rng, canary < arrivals)
                 old.begin(arrivals - canary, self.now, self.stall(self.now), rng, canary > 0)
             self.now += REPORT_S
+            if 0 <= lose_leader_s <= self.now:
+                continue  # nobody hears what gateways count until another leads
             for gateway, (old, new) in enumerate(blocks):
                 rollout.handle(CountsHeard(f"g{gateway}", [*old.report(self.now), *new.report(self.now)]), self.now)
             if 0 <= lose_gateway_s <= self.now:
                 rollout.handle(GatewayGone("g0"), self.now)
                 blocks[0], lose_gateway_s = self._blocks(), -1.0
-        self.given = sum(given)
+        self.given += sum(given)
         return rollout
 
     def _blocks(self) -> tuple[SimulatedBlock, SimulatedBlock]:
@@ -149,12 +155,32 @@ def test_a_bad_canary_gives_few_answers(what: str, steps: tuple[float, ...]) -> 
         assert traffic.given <= (200 if steps == (100,) else 100), (what, seed, rollout.record.reason)
 
 
+@pytest.mark.parametrize("what", ["all errors", "three times slower", "hangs"])
+@pytest.mark.parametrize("lose_leader_s", [2.2, 2.6, 3.4])
+def test_a_bad_canary_gives_few_answers_under_another_leader(what: str, lose_leader_s: float) -> None:
+    """What was seen is forgotten with the leader: the next one begins with as few requests."""
+    traffic = Traffic(plan(), Behaviour(), BAD[what])
+    rollout = traffic.run(lose_leader_s=lose_leader_s)
+    assert rollout.record.phase is RolloutPhase.ROLLED_BACK
+    assert traffic.given <= 150, rollout.record.reason
+
+
 @pytest.mark.parametrize("error_rate", [0.1, 0.2])
 def test_some_errors_are_seen_too(error_rate: float) -> None:
     for seed in range(5):
         rollout = Traffic(plan(), Behaviour(), Behaviour(error_rate=error_rate), seed=seed).run()
         assert rollout.record.phase is RolloutPhase.ROLLED_BACK
         assert "failed" in rollout.record.reason
+
+
+def test_what_may_fail_gets_no_larger_share() -> None:
+    """Else a few answers beside the old block's would stand against all of a step at 100%."""
+    for seed in range(309, 312):
+        bad = Behaviour(spread=0.1, error_rate=0.1)
+        rollout = Traffic(
+            plan(steps=(50, 100)), Behaviour(spread=0.1, error_rate=0.01), bad, gateways=1, seed=seed
+        ).run()
+        assert rollout.record.phase is RolloutPhase.ROLLED_BACK, seed
 
 
 def test_a_slow_tail_is_seen() -> None:
@@ -195,7 +221,7 @@ def good(seed: int) -> Traffic:
 
 def test_a_good_rollout_is_never_rolled_back() -> None:
     for seed in (*range(GOOD_ROLLOUTS), 648):  # the last was in doubt for a moment, and once got no more requests
-        rollout = good(seed).run()
+        rollout = good(seed).run(lose_leader_s=4.0 if seed % 3 == 0 else -1.0)
         assert rollout.record.phase is RolloutPhase.DONE, (seed, rollout.record)
 
 

@@ -1,0 +1,98 @@
+"""Versions of a model that come while the leader goes: all workers get them, or whoever asked is told why not."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from benchmarks.chaos.cluster.bed import GATEWAY_HOSTS, ClusterBed
+from benchmarks.chaos.repository import ECHO_FLOATS
+from benchmarks.repository import write_file
+from benchmarks.waiting import until_seen
+
+CHANGED = "changed"
+LOAD_S = 1.0  # so long a version loads: the leader is killed meanwhile
+BROKEN_EVERY = 4  # of the versions one does not load
+MOMENTS = 5  # from the beginning to the end of a load, in turn
+TIMEOUT_S, SHOWN_S = 60.0, 30.0
+CODE = """import time
+
+
+class Model:
+    def __init__(self, *arguments):
+        time.sleep({load_s})
+        if {is_broken}:
+            raise RuntimeError("it was made for something else")
+
+    def infer(self, inputs, context):
+        return {{"y": inputs["x"]}}
+"""
+SETTINGS = f"""engine: python
+instances: {{count: 1}}
+python:
+  inputs: [{{name: x, datatype: FP32, shape: [-1, {ECHO_FLOATS}]}}]
+  outputs: [{{name: y, datatype: FP32, shape: [-1, {ECHO_FLOATS}]}}]
+"""
+
+
+def add_changed(models: Path, version: int = 1) -> None:
+    code = CODE.format(load_s=LOAD_S, is_broken=_is_broken(version))
+    write_file(models / CHANGED / str(version) / "model.py", code.encode())
+    write_file(models / CHANGED / "model.yaml", SETTINGS.encode())
+
+
+def _is_broken(version: int) -> bool:
+    return version % BROKEN_EVERY == 0
+
+
+@dataclass
+class VersionChanges:
+    bed: ClusterBed
+    models: Path
+    newest: int = 1
+    said: list[str] = field(default_factory=list)  # to who asked for them: empty, or why not
+    unfinished: list[str] = field(default_factory=list)
+    _serving: int = 1
+    _asking: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Asks for a version, and returns when its load has begun, or is about to end."""
+        self.newest += 1
+        add_changed(self.models, self.newest)
+        self._asking = asyncio.create_task(self._ask())
+        await until_seen(lambda: any(self._states(host).get(str(self.newest)) for host in GATEWAY_HOSTS), "it is seen")
+        await asyncio.sleep(1.5 * LOAD_S * (self.newest % MOMENTS) / (MOMENTS - 1))
+
+    async def end(self) -> None:
+        """Waits until whoever asked has heard something, and every worker has what it should, and no other."""
+        assert self._asking is not None
+        await self._asking
+        if not _is_broken(self.newest):
+            self._serving = self.newest
+        elif not self.said[-1]:
+            self.unfinished.append(f"{self.newest} is broken, and nobody was told")
+        try:
+            await until_seen(self._is_everywhere, "every worker has it", SHOWN_S)
+        except TimeoutError:
+            self.unfinished.append(f"{self.newest}, {self.said[-1]}: {[self._states(host) for host in GATEWAY_HOSTS]}")
+
+    async def _ask(self) -> None:
+        url = f"http://{self.bed.hosts.address(GATEWAY_HOSTS[0])}:8080/v2/repository/models/{CHANGED}/load"
+        try:
+            async with httpx.AsyncClient(timeout=TIMEOUT_S) as client:
+                answer = await client.post(url)
+            self.said.append("" if answer.status_code == 200 else f"{answer.status_code}: {answer.text[:200]}")
+        except httpx.HTTPError as error:
+            self.said.append(type(error).__name__)
+
+    def _states(self, gateway: int) -> dict[str, str]:
+        """Of the model's versions, as a gateway knows them."""
+        blocks = self.bed.hosts.status(gateway).get("blocks", [])
+        return {block["version"]: block["state"] for block in blocks if block["model"] == CHANGED}
+
+    def _is_everywhere(self) -> bool:
+        return all(
+            [version for version, state in self._states(host).items() if state == "ready"] == [str(self._serving)]
+            for host in GATEWAY_HOSTS
+        )
