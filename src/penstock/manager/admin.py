@@ -19,7 +19,7 @@ from penstock.manager.desired import BLOCKS, WORKERS, encode
 from penstock.manager.lives import Life
 from penstock.manager.manager import Manager, now
 from penstock.manager.registry import DeployedBlock, WorkerState
-from penstock.manager.reign import Load
+from penstock.manager.reign import Load, Notice
 from penstock.manager.service import failure_of
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
@@ -137,11 +137,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def ScaleBlock(
         self, request: pb.ScaleBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.ScaleBlockResponse:
-        change = self._manager.change_block(request.block_id, replicas=request.replicas)
-        failure = await failure_of(change)
-        if failure is None:
-            self._manager.events.tell("block_scaled", request.block_id, f"it has {request.replicas} replicas")
-        return pb.ScaleBlockResponse(failure=failure)
+        told = Notice("block_scaled", request.block_id, f"it has {request.replicas} replicas")
+        change = self._manager.change_block(request.block_id, told, replicas=request.replicas)
+        return pb.ScaleBlockResponse(failure=await failure_of(change))
 
     @needs_scope(Scope.ADMIN)
     async def RemoveBlock(
@@ -152,16 +150,18 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def _drain(self, worker_id: str, is_draining: bool) -> None:
         self._manager.check_leads()
         record = self._known_worker(worker_id).model_copy(update={"is_draining": is_draining})
-        await self._manager.commit([Write(WORKERS + worker_id, None if record == WorkerRecord() else encode(record))])
         said = "it gets no more blocks" if is_draining else "it may get blocks again"
-        self._manager.events.tell("worker_drained" if is_draining else "worker_open", worker_id, said)
+        told = Notice("worker_drained" if is_draining else "worker_open", worker_id, said)
+        write = Write(WORKERS + worker_id, None if record == WorkerRecord() else encode(record))
+        await self._manager.events.commit([write], [told])
 
     async def _remove_worker(self, worker_id: str) -> None:
         self._manager.check_leads()
         self._known_worker(worker_id)
         life = self._manager.reign.lives.get(worker_id)
         record = WorkerRecord(removed=life.incarnation) if life is not None else None
-        await self._manager.commit([Write(WORKERS + worker_id, encode(record) if record is not None else None)])
+        write = Write(WORKERS + worker_id, encode(record) if record is not None else None)
+        await self._manager.events.commit([write], [Notice("worker_removed", worker_id, "an operator removed it")])
         self._manager.reign.remove(worker_id, now())
         await self._manager.notify(is_sure=True)
 
@@ -170,8 +170,6 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         choice = await self._manager.choose(request.spec.model, request.spec.version, request.spec.source)
         choice = choice._replace(spec=_wishes(request.spec), is_beside=request.is_beside)
         block_ids += await self._manager.deploy(choice)
-        for block_id in block_ids:
-            self._manager.events.tell("block_deployed", block_id, f"model '{choice.model}' from {choice.source}")
         if request.wait_s:
             await self._manager.wait_loaded(choice.model, request.wait_s)
 
@@ -180,12 +178,12 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         block = self._find(block_id)
         others = [each for each in self._manager.desired.of_model(block.model) if each.block_id != block_id]
         is_last = not any(each.record.role is BlockRole.CHOSEN for each in others)
+        told = Notice("block_removed", block_id, f"model '{block.model}' version {block.version}")
         # The last of a model is unloaded rather than forgotten: its folder would bring it back.
         if is_last and block.record.role is BlockRole.CHOSEN:
-            await self._manager.unload(block.model)
+            await self._manager.unload(block.model, told)
         else:
-            await self._manager.commit([Write(BLOCKS + block_id, None)])
-        self._manager.events.tell("block_removed", block_id, f"model '{block.model}' version {block.version}")
+            await self._manager.events.commit([Write(BLOCKS + block_id, None)], [told])
 
     # --- what they are made of
 

@@ -3,7 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import structlog
 from pydantic import ValidationError
@@ -12,7 +13,8 @@ from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
 from penstock.core.errors import PenstockError
 from penstock.manager.desired import EVENTS, DesiredState, encode
-from penstock.storage.metadata.base import Write
+from penstock.manager.reign import Notice
+from penstock.storage.metadata.base import Compare, Write
 
 log = structlog.get_logger()
 MAX_EVENTS = 1000  # that are kept
@@ -29,28 +31,37 @@ class Event(StoredValue):
     text: str = ""
 
 
+class Commit(Protocol):
+    """Returns when what was written is folded."""
+
+    async def __call__(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int: ...
+
+
 class Events:
-    def __init__(
-        self,
-        state: DesiredState,
-        commit: Callable[[Sequence[Write]], Awaitable[int]],
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, state: DesiredState, commit: Commit, clock: Callable[[], float] = time.time) -> None:
         self._state = state
         self._commit = commit
         self._clock = clock
         self._waiting: deque[Event] = deque(maxlen=MAX_WAITING)
         self._told = asyncio.Event()
+        self._numbering = asyncio.Lock()  # until the numbers are folded
         self.on_event: list[Callable[[Event], None]] = []
 
     def tell(self, kind: str, subject: str, text: str) -> None:
-        text = shorten(text)
-        log.info("event", kind=kind, subject=subject, text=text)
-        event = Event(at=self._clock(), kind=kind, subject=subject, text=text)
+        """Of what nobody has asked for: it is written soon."""
+        event = self._make(Notice(kind, subject, text))
         self._waiting.append(event)
         self._told.set()
-        for listener in self.on_event:
-            listener(event)
+        self._publish(event)
+
+    async def commit(self, writes: Sequence[Write], notices: Iterable[Notice], compares: Sequence[Compare] = ()) -> int:
+        """Writes, and with it the events of it: what was acknowledged is told, whoever dies."""
+        events = [self._make(notice) for notice in notices]
+        async with self._numbering:
+            revision = await self._commit([*writes, *self._plan(events)], compares)
+        for event in events:
+            self._publish(event)
+        return revision
 
     def read(self, after: int = 0, limit: int = 100, kind: str = "", subject: str = "") -> list[tuple[int, Event]]:
         """The newest of those that match, oldest first."""
@@ -75,7 +86,8 @@ class Events:
             while self._waiting:
                 batch = [self._waiting[index] for index in range(min(MAX_BATCH, len(self._waiting)))]
                 try:
-                    await self._commit(self._plan(batch))
+                    async with self._numbering:
+                        await self._commit(self._plan(batch))
                 except PenstockError as error:
                     log.warning("events_not_kept", error=error.message)
                     await asyncio.sleep(RETRY_S)
@@ -83,6 +95,14 @@ class Events:
                 for event in batch:
                     if self._waiting and self._waiting[0] is event:
                         self._waiting.popleft()
+
+    def _make(self, notice: Notice) -> Event:
+        return Event(at=self._clock(), kind=notice.kind, subject=notice.subject, text=shorten(notice.text))
+
+    def _publish(self, event: Event) -> None:
+        log.info("event", kind=event.kind, subject=event.subject, text=event.text)
+        for listener in self.on_event:
+            listener(event)
 
     def _plan(self, batch: Sequence[Event]) -> list[Write]:
         numbers = sorted(self._state.events)

@@ -37,7 +37,7 @@ from penstock.manager.election import SOLE_LEASE_S, Election
 from penstock.manager.events import Events
 from penstock.manager.lives import LifeRules
 from penstock.manager.membership import Membership
-from penstock.manager.reign import Reign
+from penstock.manager.reign import Notice, Reign
 from penstock.models.folder import NAME, ModelFolder, list_model_folders, read_model_folder, read_version
 from penstock.storage.metadata.base import MAX_WRITES, Compare, MetadataStore, Snapshot, Write
 from penstock.storage.metadata.following import follow
@@ -151,14 +151,14 @@ class Manager:
             raise ModelNotReady(f"model '{model}' {failure}")
         await self._becomes(lambda: registry.is_settled(model), GO_S)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, *further: Notice) -> None:
         """It stays unloaded, over restarts too, until it is loaded."""
         async with self._deploying:
             self.check_leads()
             if not self.desired.of_model(model):
                 raise UnknownModel(f"the repository has no model '{model}'")
-            await self.commit(self._deployment().unload(model))
-        self.events.tell("model_unloaded", model, "it stays unloaded until it is loaded")
+            told = Notice("model_unloaded", model, "it stays unloaded until it is loaded")
+            await self.events.commit(self._deployment().unload(model), [told, *further])
         registry = self.reign.registry
         if not await self._becomes(lambda: registry.is_settled(model), UNLOAD_S):
             self._check_reign(registry)
@@ -198,17 +198,19 @@ class Manager:
         async with self._deploying:
             writes = self._deployment().deploy(choice)
             block_ids = [write.key.removeprefix(BLOCKS) for write in writes[: len(choice.versions)]]
-            await self.commit([*writes, *beside(block_ids)], choice.compares)
+            said = f"model '{choice.model}' from {choice.source}"
+            told = [Notice("block_deployed", block_id, said) for block_id in block_ids]
+            await self.events.commit([*writes, *beside(block_ids)], told, choice.compares)
         found = [self.desired.block(choice.model, version) for version in choice.versions]
         return [block.block_id for block in found if block is not None]
 
-    async def change_block(self, block_id: str, **fields: Any) -> None:
+    async def change_block(self, block_id: str, *told: Notice, **fields: Any) -> None:
         """Without loading it anew."""
         async with self._deploying:
             block = self.desired.blocks.get(block_id)
             if block is None:
                 raise UnknownModel(f"there is no block '{block_id}'")
-            await self.commit([self._deployment().change(block, **fields)])
+            await self.events.commit([self._deployment().change(block, **fields)], told)
 
     def view(self) -> list[BlockView]:
         return self.reign.boards.blocks()

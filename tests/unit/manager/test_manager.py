@@ -11,14 +11,14 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.cluster.leaders import ManagerRecord
-from penstock.core.errors import ConfigError, InvalidRequest, NotLeader, UnknownModel
+from penstock.core.errors import ConfigError, Conflict, InvalidRequest, NotLeader, UnknownModel
 from penstock.core.settings import Routing
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager
 from penstock.manager.registry import WorkerState
-from penstock.manager.reign import Facts, Report
+from penstock.manager.reign import Facts, Notice, Report
 from penstock.manager.telling.boards import AssignedBlock
-from penstock.storage.metadata.base import MetadataStore
+from penstock.storage.metadata.base import Compare, MetadataStore, Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 
 HASHED = Routing(policy="hash", key="user").model_dump_json()
@@ -201,6 +201,22 @@ async def test_events_are_kept_and_bounded(repository: Path, store: MetadataStor
         ((number, event),) = manager.events.read(kind="test")
         assert (event.subject, event.text) == ("me", "first")
         assert manager.events.read(after=number, kind="test") == []
+
+
+async def test_what_was_acknowledged_has_its_event_whoever_dies(repository: Path, store: MetadataStore) -> None:
+    async with managing(repository, store) as manager:
+        told = [Notice("test", "me", str(number)) for number in range(3)]
+        before = await store.list("events/")
+        await asyncio.gather(*(manager.events.commit([Write(f"new/{each.text}", b"1")], [each]) for each in told))
+        stored = {record.key: record.revision for record in (await store.list("")).records}
+        found = manager.events.read(kind="test")
+        assert [event.text for _, event in found] == ["0", "1", "2"]
+        assert len({number for number, _ in found}) == 3
+        for number, event in found:
+            assert stored[f"events/{number:020}"] == stored[f"new/{event.text}"], "in the same change"
+        with pytest.raises(Conflict):
+            await manager.events.commit([Write("new/0", b"2")], told[:1], [Compare("new/0", 1)])
+        assert len((await store.list("events/")).records) == len(before.records) + 3
 
 
 async def test_who_does_not_lead_changes_nothing_and_says_who_does(repository: Path, store: MetadataStore) -> None:

@@ -11,7 +11,7 @@ from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
 from penstock.manager.access.door import acting
 from penstock.manager.access.keys import SECRET
-from penstock.manager.desired import Folded, encode
+from penstock.manager.desired import EVENTS, Folded, encode
 from penstock.manager.manager import Manager
 from penstock.storage.metadata.base import MetadataStore, Write
 
@@ -53,8 +53,9 @@ class Audit:
         if asked is None:
             return []
         who, what = asked.principal.name, asked.method
-        changes = [await self._change(write) for write in writes[:MAX_CHANGES]]
-        log.info("audit", who=who, what=what, keys=[write.key for write in writes[:MAX_CHANGES]])
+        asked_for = [write for write in writes if not write.key.startswith(EVENTS)][:MAX_CHANGES]
+        changes = [await self._change(write) for write in asked_for]
+        log.info("audit", who=who, what=what, keys=[write.key for write in asked_for])
         entry = AuditedCall(at=self._clock(), who=who, what=what, changes=tuple(changes))
         number = self._newest = max(self._newest, next(reversed(self._entries), 0)) + 1
         gone = list(self._entries)[: max(0, len(self._entries) + 1 - MAX_ENTRIES)][:MAX_CHANGES]

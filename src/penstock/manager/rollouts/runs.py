@@ -13,7 +13,7 @@ from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
 from penstock.manager.desired import DesiredBlock, Folded, encode
 from penstock.manager.manager import Manager
-from penstock.manager.reign import Reign
+from penstock.manager.reign import Notice, Reign
 from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
 from penstock.manager.rollouts.rollout import (
     BlockSeen,
@@ -49,6 +49,7 @@ class Rollouts:
         self._metrics = metrics
         self._rollouts: dict[str, Rollout] = {}  # of this reign, by name
         self._unwritten: set[str] = set()
+        self._told: list[Notice] = []  # with what is written next
         self._leaving: list[tuple[RolledBlock, BlockRole]] = []  # blocks that have no more use
         self._gateways: set[str] = set()
         self._is_due = asyncio.Event()
@@ -117,6 +118,7 @@ class Rollouts:
     def _begin(self, reign: Reign) -> None:
         """Before a gateway hears anything of a reign, its routes are as the last one left them."""
         self._unwritten.clear()
+        self._told.clear()
         self._leaving.clear()
         self._read()
         self._tell_routes(reign)
@@ -189,6 +191,7 @@ class Rollouts:
         self._rollouts[name] = Rollout(record, now())
         self._tell("rollout_started", name, f"from {old} to {record.new}")
         self._tell_routes(self._manager.reign)
+        await self._write()
         await self._manager.notify()
         self._is_due.set()
 
@@ -267,7 +270,7 @@ class Rollouts:
                 self._is_due.set()
 
     def _tell(self, kind: str, name: str, text: str) -> None:
-        self._manager.events.tell(kind, name, text)
+        self._told.append(Notice(kind, name, text))
         self._metrics.changed(name, kind.removeprefix("rollout_"), self._rollouts[name].record.weight)
 
     def _tell_routes(self, reign: Reign) -> None:
@@ -306,10 +309,12 @@ class Rollouts:
     async def _write(self) -> None:
         async with self._writing:
             names, self._unwritten = self._unwritten & self._rollouts.keys(), set()
+            told, self._told = self._told, []
             try:
-                await self._manager.commit([_write(self._rollouts[name].record) for name in names])
+                await self._manager.events.commit([_write(self._rollouts[name].record) for name in names], told)
             except PenstockError:
                 self._unwritten |= names
+                self._told = [*told, *self._told]
                 raise
             while self._leaving:
                 leaving = self._leaving.pop(0)
