@@ -5,12 +5,12 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.terminal.cluster import ConfigFile, Insecure, Join, given
-from penstock.cli.terminal.output import make_console, print_json
+from penstock.cli.terminal.options import AsJson
+from penstock.cli.terminal.output import print_json, print_rows
 
 Address = Annotated[str, typer.Option(help="The Ray cluster: HOST:PORT of its head, or auto.")]
 FleetName = Annotated[str, typer.Option("--name", help="The fleet's name: its roles are NAME.worker-0 and so on.")]
 DrainS = Annotated[float, typer.Option(min=0, help="What running requests get where roles leave.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def up(
@@ -86,12 +86,10 @@ def _show(standings: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json({"roles": standings})
         return
-    from rich.table import Table
+    titles = ("role", "state", "machine", "process", "starts", "listens")
+    print_rows(titles, [_row(each) for each in standings], "the fleet has no roles")
 
-    table = Table("role", "state", "machine", "process", "starts", "listens")
-    for each in standings:
-        listens = ", ".join(f"{kind} {at}" for kind, at in each["places"].items() if kind not in ("host", "node"))
-        table.add_row(
-            each["name"], each["state"], each["machine"], str(each["pid"] or ""), str(each["starts"] or ""), listens
-        )
-    make_console().print(table if standings else "the fleet has no roles")
+
+def _row(role: dict[str, Any]) -> tuple[object, ...]:
+    listens = ", ".join(f"{kind} {at}" for kind, at in role["places"].items() if kind not in ("host", "node"))
+    return role["name"], role["state"], role["machine"], role["pid"] or "", role["starts"] or "", listens

@@ -9,7 +9,6 @@ import grpc
 from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, NotLeader, PenstockError, Unavailable
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc
-from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.forms import decode_failure
 
@@ -35,13 +34,6 @@ class ClusterClient:
     def __exit__(self, *error: object) -> None:
         for channel in self._channels.values():
             channel.close()
-
-    def ask_leader(self) -> "ClusterClient":
-        """From now on the one that leads is asked first: others answer, but have not heard of the workers."""
-        leader = self.call("Status", pb.StatusRequest()).leader
-        if leader:
-            self._managers = [leader, *(manager for manager in self._managers if manager != leader)]
-        return self
 
     def call(self, method: str, request: Any, takes_s: float = 0.0) -> Any:
         """Tries one manager after the other while there is time; `takes_s` is what the answer itself may take."""

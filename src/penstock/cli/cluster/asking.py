@@ -1,16 +1,16 @@
 """Which managers a command asks, what they answer as plain values, and how it is printed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.terminal.output import make_console, plain, print_json
+from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
-    from penstock.client.cluster import ClusterClient
     from penstock.core.config import Config
 
 Managers = Annotated[
@@ -26,13 +26,26 @@ AskingTimeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Second
 TIMEOUT_S = 10.0
 
 
-def open_client(managers: str | None, config: Path | None, timeout_s: float) -> "ClusterClient":
-    from penstock.client.cluster import ClusterClient
-    from penstock.core.config import load_config
-    from penstock.wire.channels import Channels
+def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say whom it asks, and their client as its first argument."""
 
-    settings = load_config(config)
-    return ClusterClient(find_addresses(managers, settings), timeout_s, Channels.of(settings)).ask_leader()
+    def run(
+        manager: Managers = None, config: AskingConfig = None, timeout: AskingTimeout = TIMEOUT_S, **options: Any
+    ) -> None:
+        from penstock.client.cluster import ClusterClient
+        from penstock.core.config import load_config
+        from penstock.wire.channels import Channels
+
+        settings = load_config(config)
+        with ClusterClient(find_addresses(manager, settings), timeout, Channels.of(settings)) as client:
+            command(client, **options)
+
+    _, *own = signature(command).parameters.values()
+    *asking, _ = signature(run).parameters.values()
+    shown = run.__dict__["__signature__"] = Signature([*own, *asking])
+    run.__annotations__ = {name: each.annotation for name, each in shown.parameters.items()}
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    return run
 
 
 def find_addresses(managers: str | None, settings: "Config") -> list[str]:
@@ -95,29 +108,9 @@ def as_values(message: Any) -> Any:
     return found
 
 
-def print_rows(titles: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*titles)
-    for row in rows:
-        table.add_row(*(Text(str(plain(cell))) for cell in row))  # as text: none of it is markup
-    make_console().print(table if table.rows else nothing)
-
-
 def print_done(is_json: bool, said: str | list[str], **fields: object) -> None:
     """`said`: a line, or several."""
     if is_json:
         print_json(fields)
     else:
         print("\n".join(plain([said] if isinstance(said, str) else said)))
-
-
-def size_of(count: int | None) -> str:
-    if not count:
-        return ""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
-def labels_of(labels: dict[str, str]) -> str:
-    return ", ".join(f"{key}={value}" if value else key for key, value in sorted(labels.items()))

@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.cluster.asking import (
-    TIMEOUT_S,
-    AskingConfig,
-    AskingTimeout,
-    Managers,
     as_values,
-    open_client,
+    asks_managers,
     print_done,
-    print_rows,
 )
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import print_json, print_rows
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 
 if TYPE_CHECKING:
@@ -28,16 +23,14 @@ BlockName = Annotated[
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
+@asks_managers
 def list_blocks(
+    client: "ClusterClient",
     model: Annotated[str, typer.Option(help="Of this model only.")] = "",
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Show the blocks of a cluster: what they are, how they are, and which workers hold them."""
-    with open_client(manager, config, timeout) as client:
-        blocks = _blocks(client, model)
+    blocks = _blocks(client, model)
     if as_json:
         print_json(blocks)
         return
@@ -45,7 +38,9 @@ def list_blocks(
     print_rows(titles, [_row(block) for block in blocks], "no block is deployed")
 
 
+@asks_managers
 def deploy_block(
+    client: "ClusterClient",
     model: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]")],
     replicas: Annotated[int, typer.Option(min=0, help="0: every worker that may hold it.")] = 0,
     source: Annotated[str, typer.Option(help="`registry`, or a folder that workers have.")] = "",
@@ -60,9 +55,6 @@ def deploy_block(
     weight: Annotated[float | None, typer.Option(min=0, help="Beside other blocks, when they are placed.")] = None,
     beside: Annotated[bool, typer.Option("--beside", help="The model's other versions stay.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the workers; 0: none.")] = 300.0,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Deploy a version of a model as a block; what served before serves until it is there."""
@@ -82,65 +74,50 @@ def deploy_block(
         metadata=json.dumps(dict(_json_pair(each) for each in metadata or ())) if metadata else "",
         weight=weight,
     )
-    with open_client(manager, config, timeout) as client:
-        request = pb.DeployBlockRequest(spec=spec, is_beside=beside, wait_s=wait)
-        try:
-            made = as_values(client.call("DeployBlock", request, takes_s=wait))
-        except ModelNotReady as error:
-            hint = f"it stays wanted; `penstock block explain {model}` says where it may be"
-            raise ModelNotReady(f"{error.message}; {hint}") from error
+    request = pb.DeployBlockRequest(spec=spec, is_beside=beside, wait_s=wait)
+    try:
+        made = as_values(client.call("DeployBlock", request, takes_s=wait))
+    except ModelNotReady as error:
+        hint = f"it stays wanted; `penstock block explain {model}` says where it may be"
+        raise ModelNotReady(f"{error.message}; {hint}") from error
     blocks = ", ".join(made["block_ids"])
     said = f"{blocks} is there" if wait else f"{blocks} is wanted; `penstock block list` shows how far it is"
     print_done(as_json, said, block_ids=made["block_ids"])
 
 
+@asks_managers
 def scale_block(
+    client: "ClusterClient",
     block: BlockName,
     replicas: Annotated[int, typer.Argument(min=0, help="0: every worker that may hold it.")],
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Have a block on more workers, or on fewer."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        block_id = _find(client, block)
-        client.call("ScaleBlock", pb.ScaleBlockRequest(block_id=block_id, replicas=replicas))
+    block_id = _find(client, block)
+    client.call("ScaleBlock", pb.ScaleBlockRequest(block_id=block_id, replicas=replicas))
     where = f"{replicas} workers" if replicas > 1 else "one worker" if replicas else "every worker that may hold it"
     print_done(as_json, f"{block_id} is wanted on {where}", block_id=block_id, replicas=replicas)
 
 
-def explain_block(
-    block: BlockName,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def explain_block(client: "ClusterClient", block: BlockName, as_json: AsJson = False) -> None:
     """Say why a block is where it is, and why it is not elsewhere."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        block_id = _find(client, block)
-        sentences = list(client.call("ExplainBlock", pb.ExplainBlockRequest(block_id=block_id)).sentences)
+    block_id = _find(client, block)
+    sentences = list(client.call("ExplainBlock", pb.ExplainBlockRequest(block_id=block_id)).sentences)
     print_done(as_json, sentences, block_id=block_id, sentences=sentences)
 
 
-def remove_block(
-    block: BlockName,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def remove_block(client: "ClusterClient", block: BlockName, as_json: AsJson = False) -> None:
     """Take a block away; what runs is answered."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        block_id = _find(client, block)
-        client.call("RemoveBlock", pb.RemoveBlockRequest(block_id=block_id))
+    block_id = _find(client, block)
+    client.call("RemoveBlock", pb.RemoveBlockRequest(block_id=block_id))
     print_done(as_json, f"{block_id} is removed", block_id=block_id)
 
 

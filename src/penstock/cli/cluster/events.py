@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import TIMEOUT_S, AskingConfig, AskingTimeout, Managers, as_values, open_client
+from penstock.cli.cluster.asking import as_values, asks_managers
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import Unavailable
@@ -18,37 +18,35 @@ LOOK_S = 0.5  # between two looks while they are followed
 MOST = 1000  # in one answer
 
 
+@asks_managers
 def events(
+    client: "ClusterClient",
     limit: Annotated[int, typer.Option(min=1, max=MOST, help="So many of the newest.")] = 50,
     kind: Annotated[str, typer.Option(help="Of this kind only: worker_offline, block_deployed, ….")] = "",
     subject: Annotated[str, typer.Option(help="About this worker, block, model or manager only.")] = "",
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, and show what happens.")] = False,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened in a cluster: oldest first; with --json and --follow, one object a line."""
-    with open_client(manager, config, timeout) as client:
-        found = _events(client, 0, limit, kind, subject)
-        if as_json and not follow:
-            print_json(found)
+    found = _events(client, 0, limit, kind, subject)
+    if as_json and not follow:
+        print_json(found)
+        return
+    if not found and not follow:
+        print("nothing has happened yet")
+    seen = 0
+    while True:
+        for event in found:
+            print_json(event, None) if as_json else print(_line(event), flush=True)
+            seen = max(seen, event["number"])
+        if not follow:
             return
-        if not found and not follow:
-            print("nothing has happened yet")
-        seen = 0
-        while True:
-            for event in found:
-                print_json(event, None) if as_json else print(_line(event), flush=True)
-                seen = max(seen, event["number"])
-            if not follow:
-                return
-            time.sleep(LOOK_S)
-            try:
-                found = _events(client, seen, MOST, kind, subject)
-            except Unavailable as error:  # while another takes over
-                typer.echo(f"penstock: {error.message}", err=True)
-                found = []
+        time.sleep(LOOK_S)
+        try:
+            found = _events(client, seen, MOST, kind, subject)
+        except Unavailable as error:  # while another takes over
+            typer.echo(f"penstock: {error.message}", err=True)
+            found = []
 
 
 def _events(client: "ClusterClient", after: int, limit: int, kind: str, subject: str) -> list[dict[str, Any]]:

@@ -3,30 +3,26 @@
 import re
 import time
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import (
-    TIMEOUT_S,
-    AskingConfig,
-    AskingTimeout,
-    Managers,
-    as_values,
-    open_client,
-    print_done,
-    print_rows,
-)
+from penstock.cli.cluster.asking import as_values, asks_managers, print_done
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import plain, print_json
+from penstock.cli.terminal.output import plain, print_json, print_rows
 from penstock.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.client.cluster import ClusterClient
 
 KeyName = Annotated[str, typer.Argument(metavar="KEY", help="Its name or id, as `penstock key list` shows it.")]
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw]?)")
 SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
+@asks_managers
 def create_key(
+    client: "ClusterClient",
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of whoever will use it: logs and metrics show it.")],
     scope: Annotated[
         list[str] | None,
@@ -46,9 +42,6 @@ def create_key(
     tokens: Annotated[float, typer.Option(min=0, help="Tokens a second.")] = 0.0,
     burst: Annotated[float, typer.Option(min=0, help="Seconds' worth of each rate that may come at once.")] = 1.0,
     concurrency: Annotated[int, typer.Option(min=0, help="Requests at a time; 0: no limit.")] = 0,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Make a key, and show it this once. From the first one on, every door asks for one."""
@@ -66,22 +59,16 @@ def create_key(
         expires_at=time.time() + seconds_of(expires) if expires else 0.0,
         limits=limits if has_limits else None,
     )
-    with open_client(manager, config, timeout) as client:
-        made = as_values(client.call("CreateKey", pb.CreateKeyRequest(spec=spec)))
+    made = as_values(client.call("CreateKey", pb.CreateKeyRequest(spec=spec)))
     _print_made(made, as_json)
 
 
-def list_keys(
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def list_keys(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show the keys of a cluster, also those that were revoked; never their texts."""
     from penstock.pb.v1 import access_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        keys = [_values(key) for key in as_values(client.call("ListKeys", pb.ListKeysRequest()))["keys"]]
+    keys = [_values(key) for key in as_values(client.call("ListKeys", pb.ListKeysRequest()))["keys"]]
     if as_json:
         print_json(keys)
         return
@@ -89,53 +76,39 @@ def list_keys(
     print_rows(titles, [_row(key) for key in keys], "there is no key: doors on this machine alone are open")
 
 
-def show_key(
-    key: KeyName,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def show_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Show what a key may do."""
     from penstock.pb.v1 import access_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        found = _values(as_values(client.call("GetKey", pb.GetKeyRequest(key=key)))["key"])
+    found = _values(as_values(client.call("GetKey", pb.GetKeyRequest(key=key)))["key"])
     if as_json:
         print_json(found)
         return
     print_rows(("", ""), [(name, _text(name, value)) for name, value in found.items()], "")
 
 
-def revoke_key(
-    key: KeyName,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def revoke_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Have a key open no door any more, at once and everywhere."""
     from penstock.pb.v1 import access_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        revoked = _values(as_values(client.call("RevokeKey", pb.RevokeKeyRequest(key=key)))["key"])
+    revoked = _values(as_values(client.call("RevokeKey", pb.RevokeKeyRequest(key=key)))["key"])
     print_done(as_json, f"the key '{revoked['name']}' is revoked", **revoked)
 
 
+@asks_managers
 def rotate_key(
+    client: "ClusterClient",
     key: KeyName,
     grace: Annotated[str, typer.Option(metavar="1h", help="For which the old text goes on: 10m, 1h, ….")] = "0s",
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Give a key a new text, and show it this once."""
     from penstock.pb.v1 import access_pb2 as pb
 
     request = pb.RotateKeyRequest(key=key, grace_s=seconds_of(grace))
-    with open_client(manager, config, timeout) as client:
-        made = as_values(client.call("RotateKey", request))
+    made = as_values(client.call("RotateKey", request))
     _print_made(made, as_json)
 
 

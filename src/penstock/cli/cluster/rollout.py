@@ -6,17 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.cluster.asking import (
-    TIMEOUT_S,
-    AskingConfig,
-    AskingTimeout,
-    Managers,
     as_values,
-    open_client,
+    asks_managers,
     print_done,
-    print_rows,
 )
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import plain, print_json
+from penstock.cli.terminal.output import plain, print_json, print_rows
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,7 +21,9 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="What clients call: a 
 START_S = 20.0  # what a rollout takes to be written down
 
 
+@asks_managers
 def start_rollout(
+    client: "ClusterClient",
     name: Name,
     to: Annotated[str, typer.Option(help="The new block: VERSION, MODEL, MODEL:VERSION or a block's id.")],
     old: Annotated[str, typer.Option("--from", help="The old one, the same way. [default: what answers now]")] = "",
@@ -47,9 +44,6 @@ def start_rollout(
     shadow: Annotated[float, typer.Option(min=0, max=100, help="Percent of requests that are copied first.")] = 0.0,
     compare: Annotated[bool, typer.Option("--compare", help="Compare the outputs of copies.")] = False,
     keep: Annotated[float, typer.Option(min=0, help="Seconds that the old block stays afterwards.")] = 600.0,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Move a name to another block in steps; it goes back by itself where that is worse."""
@@ -71,25 +65,22 @@ def start_rollout(
         "is_compared": compare,
         "keep_s": keep,
     }
-    with open_client(manager, config, timeout) as client:
-        request = pb.StartRolloutRequest(plan=json.dumps(plan))
-        started = _values(client.call("StartRollout", request, takes_s=START_S).rollout)
+    request = pb.StartRolloutRequest(plan=json.dumps(plan))
+    started = _values(client.call("StartRollout", request, takes_s=START_S).rollout)
     said = f"'{name}' moves from {_block(started['old'])} to {_block(started['new'])}"
     print_done(as_json, f"{said}; `penstock rollout status {name}` shows how far it is", **started)
 
 
+@asks_managers
 def rollout_status(
+    client: "ClusterClient",
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Of this name only.")] = "",
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Show rollouts: how far they are, what both blocks answer, and why one ended as it did."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        listed = client.call("ListRollouts", pb.ListRolloutsRequest(name=name)).rollouts
+    listed = client.call("ListRollouts", pb.ListRolloutsRequest(name=name)).rollouts
     found = [_values(rollout) for rollout in listed]
     if as_json:
         print_json(found)
@@ -101,58 +92,34 @@ def rollout_status(
             print(plain(f"{rollout['name']}: {rollout['reason']}"))
 
 
-def pause_rollout(
-    name: Name,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def pause_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -> None:
     """Keep a rollout at its step; it is watched on."""
-    with open_client(manager, config, timeout) as client:
-        changed = _change(client, "PauseRollout", name)
+    changed = _change(client, "PauseRollout", name)
     print_done(as_json, f"the rollout of '{name}' is paused at {changed['weight']:g}%", **changed)
 
 
-def resume_rollout(
-    name: Name,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def resume_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -> None:
     """Let a rollout go on; one that stays at its last step goes to all."""
-    with open_client(manager, config, timeout) as client:
-        changed = _change(client, "ResumeRollout", name)
+    changed = _change(client, "ResumeRollout", name)
     print_done(as_json, f"the rollout of '{name}' goes on at {changed['weight']:g}%", **changed)
 
 
-def undo_rollout(
-    name: Name,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def undo_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -> None:
     """Have the old block answer again."""
-    with open_client(manager, config, timeout) as client:
-        changed = _change(client, "UndoRollout", name)
+    changed = _change(client, "UndoRollout", name)
     answering = changed["old"] if changed["phase"] == "undone" else changed["new"]
     print_done(as_json, f"{_block(answering)} answers for '{name}' again", **changed)
 
 
-def forget_rollout(
-    name: Name,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def forget_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -> None:
     """Make a name what it is without the rollout that is over."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        client.call("ForgetRollout", pb.ChangeRolloutRequest(name=name), takes_s=START_S)
+    client.call("ForgetRollout", pb.ChangeRolloutRequest(name=name), takes_s=START_S)
     print_done(as_json, f"the rollout of '{name}' is forgotten", name=name)
 
 

@@ -1,31 +1,24 @@
 """`penstock cluster status`: who leads, and what there is."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.cluster.asking import (
-    TIMEOUT_S,
-    AskingConfig,
-    AskingTimeout,
-    Managers,
     as_values,
-    open_client,
-    print_rows,
+    asks_managers,
 )
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import plain, print_json
+from penstock.cli.terminal.output import plain, print_json, print_rows
+
+if TYPE_CHECKING:
+    from penstock.client.cluster import ClusterClient
 
 
-def cluster_status(
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def cluster_status(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show a cluster: its managers and which of them leads, its gateways, how many workers and blocks it has."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        found = as_values(client.call("Status", pb.StatusRequest()))
+    found = as_values(client.call("Status", pb.StatusRequest()))
     if as_json:
         print_json(found)
         return

@@ -6,19 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.cluster.asking import (
-    TIMEOUT_S,
-    AskingConfig,
-    AskingTimeout,
-    Managers,
     as_values,
-    labels_of,
-    open_client,
+    asks_managers,
     print_done,
-    print_rows,
-    size_of,
 )
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import print_json, print_rows
 from penstock.core.errors import DeadlineExceeded, InvalidRequest
 
 if TYPE_CHECKING:
@@ -29,15 +22,10 @@ LOOK_S = 0.3  # between two looks at a worker that is drained
 NAMED = 5  # blocks that are named where some are left
 
 
-def list_workers(
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
-    as_json: AsJson = False,
-) -> None:
+@asks_managers
+def list_workers(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show the workers of a cluster: how they are, how busy, and what they hold."""
-    with open_client(manager, config, timeout) as client:
-        workers = _workers(client)
+    workers = _workers(client)
     if as_json:
         print_json(workers)
         return
@@ -45,49 +33,45 @@ def list_workers(
     print_rows(titles, [_row(worker) for worker in workers], "no worker has joined")
 
 
+@asks_managers
 def drain_worker(
+    client: "ClusterClient",
     worker: WorkerId,
     undo: Annotated[bool, typer.Option("--undo", help="It takes blocks again.")] = False,
     leave: Annotated[
         bool, typer.Option("--leave", help="Then have it leave: it is removed, and its process ends.")
     ] = False,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until it holds nothing; 0: none.")] = 300.0,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Move a worker's blocks elsewhere, so that it can be stopped; each goes when its new place serves it."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        client.call("DrainWorker", pb.DrainWorkerRequest(worker_id=worker, is_draining=not undo))
-        if undo:
-            print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
-            return
-        is_empty = _wait_empty(client, worker, wait) if wait or leave else False
-        if leave:
-            client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+    client.call("DrainWorker", pb.DrainWorkerRequest(worker_id=worker, is_draining=not undo))
+    if undo:
+        print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
+        return
+    is_empty = _wait_empty(client, worker, wait) if wait or leave else False
+    if leave:
+        client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
     said = f"{worker} holds nothing more: it can be stopped" if is_empty else f"{worker} gives its blocks away"
     said = f"{worker} held nothing more, and leaves" if leave else said
     print_done(as_json, said, worker=worker, is_draining=True, is_empty=is_empty, has_left=leave)
 
 
+@asks_managers
 def remove_worker(
+    client: "ClusterClient",
     worker: WorkerId,
     force: Annotated[bool, typer.Option("--force", help="Also where it holds blocks.")] = False,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    timeout: AskingTimeout = TIMEOUT_S,
     as_json: AsJson = False,
 ) -> None:
     """Forget a worker. Its process gets nothing more to do; one that is started anew may join again."""
     from penstock.pb.v1 import cluster_pb2 as pb
 
-    with open_client(manager, config, timeout) as client:
-        if not force and (held := _held(client, worker)):
-            raise InvalidRequest(f"{worker} holds {_named(held)}: drain it first, or give --force")
-        client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+    if not force and (held := _held(client, worker)):
+        raise InvalidRequest(f"{worker} holds {_named(held)}: drain it first, or give --force")
+    client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
     print_done(as_json, f"{worker} is forgotten", worker=worker)
 
 
@@ -131,13 +115,23 @@ def _row(worker: dict[str, Any]) -> tuple[object, ...]:
         facts.get("node", ""),
         facts.get("zone", ""),
         _of(f"{load.get('cpu') or 0:.1f}", f"{facts.get('cpus') or 0:g}"),
-        _of(size_of(load.get("memory_bytes")), size_of(facts.get("memory_bytes"))),
-        _of(size_of(load.get("gpu_memory_bytes")), size_of(facts.get("gpu_memory_bytes"))),
+        _of(_size(load.get("memory_bytes")), _size(facts.get("memory_bytes"))),
+        _of(_size(load.get("gpu_memory_bytes")), _size(facts.get("gpu_memory_bytes"))),
         load.get("jobs", 0),
         len(worker["blocks"]),
-        labels_of(facts.get("labels", {})),
+        _labels(facts.get("labels", {})),
     )
 
 
 def _of(used: str, whole: str) -> str:
     return f"{used or '0'} of {whole}" if whole not in ("", "0") else used
+
+
+def _size(count: int | None) -> str:
+    if not count:
+        return ""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ", ".join(f"{key}={value}" if value else key for key, value in sorted(labels.items()))

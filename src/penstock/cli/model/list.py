@@ -1,13 +1,13 @@
 """`penstock model list`: a repository's models, or a registry's."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from penstock.cli.cluster.asking import AskingConfig, Managers
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
@@ -36,21 +36,13 @@ def list_models(
     if as_json:
         print_json(rows)
         return
-    if not rows:
-        print(f"{repository} has no models: a model is a folder with a model.yaml")
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "versions", "task", "engine", "precision", "problem")
-    for row in rows:
-        versions = ", ".join(row.get("versions", []))  # type: ignore[arg-type]
-        cells = (str(row.get(key, "")) for key in ("task", "engine", "precision", "problem"))
-        table.add_row(str(row["model"]), versions, *cells)
-    Console().print(table)
+    titles = ("model", "versions", "task", "engine", "precision", "problem")
+    shown = [{**row, "versions": ", ".join(row.get("versions", ()))} for row in rows]
+    nothing = f"{repository} has no models: a model is a folder with a model.yaml"
+    print_rows(titles, [[row.get(title, "") for title in titles] for row in shown], nothing)
 
 
-def _describe(path: Path) -> dict[str, object]:
+def _describe(path: Path) -> dict[str, Any]:
     from penstock.models.folder import read_model_folder
 
     try:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.cluster.asking import AskingConfig, Managers, find_addresses, print_rows
+from penstock.cli.cluster.asking import AskingConfig, Managers, find_addresses
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json
+from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.progress import show_bytes, show_steps
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock.client.registry import ModelVersion, RegistryClient
-    from penstock.core.manifest import ModelFacts
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME[:VERSION|@ALIAS]", help="Without either, the latest version.")]
@@ -44,7 +43,7 @@ def push(
         if not no_check:
             tell("loading it as a worker would")
             facts = check_facts(folder, manifest.version, timeout)
-    facts = _tagged(facts, tag or [])
+    facts = facts.model_copy(update={"tags": (*facts.tags, *(tag or ()))})
 
     async def send(client: "RegistryClient") -> "ModelVersion":
         with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
@@ -139,10 +138,6 @@ def _split(name: str) -> tuple[str, str]:
     if not re.fullmatch("[0-9]+", version):
         raise InvalidRequest(f"'{name}': say which version, NAME:VERSION")
     return model, version
-
-
-def _tagged(facts: "ModelFacts", tags: list[str]) -> "ModelFacts":
-    return facts.model_copy(update={"tags": (*facts.tags, *tags)})
 
 
 def _ask(manager: str | None, config: Path | None, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:

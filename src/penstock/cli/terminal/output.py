@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.error_text import printable
@@ -37,3 +38,13 @@ def plain(value: Any) -> Any:
 
 def print_json(value: object, indent: int | None = 2) -> None:
     print(json.dumps(value, indent=indent))
+
+
+def print_rows(titles: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*(Text(str(plain(cell))) for cell in row))  # as text: none of it is markup
+    make_console().print(table if table.rows else nothing)
