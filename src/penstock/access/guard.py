@@ -100,7 +100,7 @@ def declared_needs(method: Callable[..., Any]) -> Needs:
     """Of a method of a service: none may be without."""
     found: Needs | None = getattr(method, "needs", None)
     if found is None:
-        raise TypeError(f"{method.__qualname__} does not declare what it needs: decorate it with needs_scope")
+        raise TypeError(f"{method} does not declare what it needs: decorate it with needs_scope")
     return found
 
 

@@ -9,6 +9,7 @@ from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
+from penstock.access.guard import open_guard
 from penstock.app.places import ServerPlaces
 from penstock.app.ports import open_usual
 from penstock.core.cluster.addresses import Address
@@ -48,7 +49,7 @@ async def open_health_door(
             found.register(look())
         return found
 
-    doorman = Doorman(config.model_copy(update={"host": config.health.host}), machine_names())
+    doorman = Doorman(config.model_copy(update={"host": config.health.host}), open_guard(), machine_names())
     door = HealthDoor(problem, registry, doorman.refusal, health)
     stack.push_async_callback(door.close)
     wanted = config.health

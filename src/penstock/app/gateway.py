@@ -15,6 +15,7 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from penstock.access.guard import Guard, open_guard
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
@@ -72,8 +73,12 @@ CATCH_UP_S = 10.0
 
 
 class Gateway:
-    def __init__(self, gateway_id: str, config: Config, metrics_folder: Path, traces: Traces) -> None:
+    def __init__(
+        self, gateway_id: str, config: Config, metrics_folder: Path, traces: Traces, guard: Guard | None = None
+    ) -> None:
+        """`guard` stands at every door; without one they are open."""
         self.gateway_id = gateway_id
+        self.guard = guard or open_guard()
         self._config = config
         self._metrics_folder = metrics_folder
         registry = CollectorRegistry()
@@ -168,7 +173,7 @@ class Gateway:
             max_request_bytes=limits.max_message_bytes,
             is_allowed=self._config.allow_shared_memory,
         )
-        edge = OipGrpc(self._serving, catalogue, memory, self._large)
+        edge = OipGrpc(self._serving, catalogue, self.guard, memory, self._large)
         self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory))
         port = await self._grpc.start(self._config.host, grpc_port)
         reader = SnapshotReader(self._metrics_folder)
@@ -178,7 +183,7 @@ class Gateway:
             catalogue,
             limits,
             lambda: shared_registry(self._metrics_folder),
-            Doorman(self._config, machine_names()),
+            Doorman(self._config, self.guard, machine_names()),
             self._live,
             memory,
             self._large,

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import grpc
 import structlog
 
+from penstock.access.guard import open_guard
 from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
@@ -48,7 +49,7 @@ async def open_registry_door(config: Config, registry: ModelRegistry, host: str,
         return open_own_socket(host, port, "registry.http_port")
 
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
-    doorman = Doorman(config.model_copy(update={"host": host}), machine_names())
+    doorman = Doorman(config.model_copy(update={"host": host}), open_guard(), machine_names())
     stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits))
     address = Address(host, opened.getsockname()[1])
     log.info("registry_door", http=f"http://{address}")

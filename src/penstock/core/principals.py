@@ -1,7 +1,7 @@
 """Who asks, and what they may do: the principal that a guard makes of a key, a token or a certificate. Decides only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -23,6 +23,12 @@ ANY_SCOPE: Needs = frozenset(Scope)  # whoever has a key
 
 def needs(*scopes: Scope) -> Needs:
     return frozenset(scopes)
+
+
+INFERRING = needs(Scope.INFERENCE)
+SEEING = needs(Scope.INFERENCE, Scope.METRICS, Scope.UPLOAD)  # what models there are, and how they do
+MEASURING = needs(Scope.METRICS)  # how the whole server does
+CHANGING = needs(Scope.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,10 @@ class Principal:
     blocks: tuple[str, ...] = ()  # patterns of the blocks' ids; empty: all
     limits: KeyLimits | None = None
     expires_at: float = inf  # seconds since 1970
+    is_bound: bool = field(init=False)  # there is something that it may not ask
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_bound", bool(self.models or self.blocks))
 
     def may(self, needs: Needs) -> bool:
         return not needs or Scope.ADMIN in self.scopes or not self.scopes.isdisjoint(needs)
@@ -66,10 +76,9 @@ class Principal:
             not self.blocks or _is_among(block_id, self.blocks)
         )
 
-    @property
-    def is_bound(self) -> bool:
-        """Whether there is anything that it may not ask."""
-        return bool(self.models or self.blocks)
+    def session_id(self, given: str) -> str:
+        """A session that it names is its own: the same name of another's is another session."""
+        return f"{self.key_id}:{given}" if self.key_id else given
 
 
 ANYBODY = Principal("anybody", scopes=ANY_SCOPE)  # where doors ask nothing

@@ -52,7 +52,7 @@ class InferRequest:
     client: str = ""  # the address that it came from
     size_bytes: int = 0
     controls: Controls = PLAIN
-    principal: Principal = ANYBODY
+    principal: Principal = ANYBODY  # who asks
     standings: tuple[LimitStanding, ...] = ()  # how its caller stands with its limits; empty: it has none
 
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from penstock.core.blocks import BlockDescription, Control
 from penstock.core.error_text import for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
+from penstock.core.principals import Principal
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.router.dispatcher import Dispatcher
@@ -61,53 +62,70 @@ class Catalogue:
     def is_server_ready(self) -> bool:
         return not self.unreadiness()
 
-    def is_model_ready(self, model: str, version: str) -> bool:
+    def is_model_ready(self, model: str, version: str, principal: Principal) -> bool:
         """Raises for a model that does not exist."""
         if self.resolver.is_ready(model, version):
-            return not self._readiness.is_stuck(self.resolver.resolve(model, version).block_id)
-        if not any(view.model == model and version in ("", view.version) for view in self.resolver.views()):
-            self.resolver.resolve(model, version)
+            return not self._readiness.is_stuck(self.resolver.resolve(model, version, principal).block_id)
+        if not any(view.model == model and version in ("", view.version) for view in self.resolver.views(principal)):
+            self.resolver.resolve(model, version, principal)
         return False
 
-    def described(self, model: str, version: str) -> BlockDescription:
+    def described(self, model: str, version: str, principal: Principal) -> BlockDescription:
         """A block with its inputs and outputs; one that no worker has had in memory is told to load and refused."""
-        block = self.resolver.resolve(model, version)
+        block = self.resolver.resolve(model, version, principal)
         if not block.is_described:
             self._dispatcher.wake(block.block_id)
             raise ModelNotReady(f"model '{model}' is being loaded; send the request again")
         return block
 
-    async def block(self, model: str, version: str) -> BlockDescription:
+    async def block(self, model: str, version: str, principal: Principal) -> BlockDescription:
         """A block with its inputs and outputs; waits while one that no worker has had in memory is loaded."""
-        block = self.resolver.resolve(model, version)
+        block = self.resolver.resolve(model, version, principal)
         if block.is_described:
             return block
         self._dispatcher.wake(block.block_id)
         end = asyncio.get_running_loop().time() + block.settings.residence.max_waiting_s
         while asyncio.get_running_loop().time() < end:
             await asyncio.sleep(LOOK_S)
-            block = self.resolver.resolve(model, version)
+            block = self.resolver.resolve(model, version, principal)
             if block.is_described:
                 return block
         raise ModelNotReady(f"model '{model}' was not loaded within residence.max_waiting_s; try again")
 
-    async def statistics(self, model: str, version: str) -> list[BlockStatistics]:
+    async def statistics(self, model: str, version: str, principal: Principal) -> list[BlockStatistics]:
         """The statistics of one model, or of all where no name is given."""
         if model:
-            self.resolver.resolve(model, version)
+            self.resolver.resolve(model, version, principal)
         return [
             found
             for found in await self._dispatcher.statistics()
-            if model in ("", found.model) and version in ("", found.version)
+            if model in ("", found.model)
+            and version in ("", found.version)
+            and principal.may_ask(found.model, found.block_id)
         ]
+
+    # --- the repository
+
+    async def load(self, model: str, principal: Principal) -> None:
+        self._check_change(model, principal)
+        await self.control.load(model)
+
+    async def unload(self, model: str, principal: Principal) -> None:
+        self._check_change(model, principal)
+        await self.control.unload(model)
+
+    def _check_change(self, model: str, principal: Principal) -> None:
+        """What it may not ask is to it as if it were not there."""
+        if not self.resolver.may_change(principal, model):
+            raise UnknownModel(f"the repository has no model '{model}'")
 
     # --- routing
 
-    def routing(self, model: str, key: str = "") -> dict[str, object]:
+    def routing(self, model: str, principal: Principal, key: str = "") -> dict[str, object]:
         """How requests find their worker, how the workers stand, and which one a key belongs to."""
-        blocks = [block for block in self.resolver.blocks() if block.model == model]
+        blocks = [block for block in self.resolver.blocks(principal) if block.model == model]
         if not blocks:
-            self.resolver.resolve(model, "")  # raises what is the matter
+            self.resolver.resolve(model, "", principal)  # raises what is the matter
         routing = self._dispatcher.routing(blocks[-1])
         if key and routing.policy != "hash":
             raise InvalidRequest(f"model '{model}' is routed by {routing.policy}: only 'hash' gives a key its worker")
@@ -132,9 +150,10 @@ class Catalogue:
             found["owner"] = owner.worker_id if owner else None
         return found
 
-    async def set_routing(self, model: str, routing: Routing | None) -> None:
+    async def set_routing(self, model: str, routing: Routing | None, principal: Principal) -> None:
         """Routes a model's requests so on every gateway and over restarts; None: as its model.yaml says."""
-        if not any(view.model == model for view in self.resolver.views()):
+        is_known = any(view.model == model for view in self.resolver.views())
+        if not is_known or not self.resolver.may_change(principal, model):
             raise UnknownModel(f"unknown model '{model}'")
         await self.control.set_routing(model, "" if routing is None else routing.model_dump_json())
 

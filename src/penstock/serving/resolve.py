@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.errors import ModelNotReady, PenstockError, UnknownModel
+from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
+from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
 from penstock.core.routes import NameRoute
 from penstock.serving.splits import Split
@@ -19,7 +20,7 @@ class Resolver:
     rather than fail; it goes when the manager says that it is unloaded or failed, or no longer names it.
     A name alone is the newest version that the manager calls ready and workers hold. One that was replaced answers
     for the name until its successor's workers have come here. A route says otherwise for its name, and a block's id is
-    a name of its own.
+    a name of its own. What a principal may not ask is to it as if it were not there.
     """
 
     def __init__(self, draw: Callable[[], float] = lambda: 0.0) -> None:
@@ -54,11 +55,13 @@ class Resolver:
                 self._known[block_id] = block
         return self._rebuild()
 
-    def resolve(self, model: str, version: str) -> BlockDescription:
+    def resolve(self, model: str, version: str, principal: Principal = ANYBODY) -> BlockDescription:
         """A dormant block is resolved, too: its worker loads it. What was never loaded `is_described` not yet."""
         block = self._table.get((model, version))
         if block is None:
-            raise self._unknown(model, version)
+            raise self._unknown(model, version, principal)
+        if principal.is_bound:
+            self._check(principal, model, version, block)
         return block
 
     def choose(self, request: InferRequest) -> BlockDescription:
@@ -67,8 +70,10 @@ class Resolver:
         if block is None:
             split = None if request.version else self._splits.get(request.model)
             if split is None or split.primary is None:
-                raise self._unknown(request.model, request.version)
+                raise self._unknown(request.model, request.version, request.principal)
             block = split.choose(request)
+        if request.principal.is_bound:
+            self._check(request.principal, request.model, request.version, block)
         return block
 
     def choose_anew(self, request: InferRequest, withdrawn: BlockDescription, error: ModelNotReady) -> BlockDescription:
@@ -103,22 +108,28 @@ class Resolver:
         block = self._table.get((model, version))
         return block is not None and block.block_id in self.held
 
+    def may_change(self, principal: Principal, model: str) -> bool:
+        """What is done to a model is done to all its blocks."""
+        block_ids = [view.block_id for view in self._views.values() if view.model == model]
+        return all(principal.may_ask(model, block_id) for block_id in block_ids or [""])
+
     def has_caught_up(self) -> bool:
         """The manager has spoken, and workers have come with all that it calls ready or dormant."""
         return self.has_heard and all(
             view.block_id in self.held for view in self._views.values() if view.state in SERVABLE
         )
 
-    def views(self) -> list[BlockView]:
-        return list(self._views.values())
+    def views(self, principal: Principal = ANYBODY) -> list[BlockView]:
+        return [view for view in self._views.values() if principal.may_ask(view.model, view.block_id)]
 
-    def blocks(self) -> list[BlockDescription]:
+    def blocks(self, principal: Principal = ANYBODY) -> list[BlockDescription]:
         """The blocks that may be called, each once."""
-        return list({block.block_id: block for block in self._table.values()}.values())
+        found = {block.block_id: block for block in self._table.values()}
+        return [block for block in found.values() if principal.may_ask(block.model, block.block_id)]
 
-    def versions(self, model: str) -> list[str]:
-        found = {block.version for (name, version), block in self._table.items() if name == model and version}
-        return sorted(found, key=int)
+    def versions(self, model: str, principal: Principal = ANYBODY) -> list[str]:
+        found = [block for (name, version), block in self._table.items() if name == model and version]
+        return sorted({block.version for block in found if principal.may_ask(model, block.block_id)}, key=int)
 
     def _rebuild(self) -> dict[str, PenstockError]:
         self._plain = {}
@@ -174,12 +185,33 @@ class Resolver:
             return block_id in self.held  # on some workers
         return view.state is not BlockState.UNLOADED
 
-    def _unknown(self, model: str, version: str) -> PenstockError:
-        views = [view for view in self._views.values() if view.model == model]
+    def _check(self, principal: Principal, name: str, version: str, block: BlockDescription) -> None:
+        """A key may be for a route's name as for a model's."""
+        is_routed = not version and name in self._routes
+        if principal.may_ask(block.model, block.block_id) or (is_routed and principal.may_ask(name, block.block_id)):
+            return
+        if not version and any(view.model == name for view in self.views(principal)):
+            raise Forbidden(
+                f"the key '{principal.name}' may ask other blocks of '{name}', but not the one that answers for the "
+                "name: ask those by their version or id"
+            )
+        raise self._unknown(name, version, principal)
+
+    def _names(self, principal: Principal) -> list[str]:
+        """What it may ask for."""
+        routes = [
+            route.name
+            for route in self._routes.values()
+            if any(principal.may_ask(route.name, block_id) for block_id in route.block_ids())
+        ]
+        return sorted({view.model for view in self.views(principal)}.union(routes))
+
+    def _unknown(self, model: str, version: str, principal: Principal) -> PenstockError:
+        views = [view for view in self.views(principal) if view.model == model]
         if not views:
-            if model in self._routes and not version:
+            names = self._names(principal)
+            if model in self._routes and model in names and not version:
                 return ModelNotReady(f"no block that answers for '{model}' has a worker at this gateway yet")
-            names = sorted({view.model for view in self._views.values()} | self._routes.keys())
             return UnknownModel(f"unknown model '{model}'; this server has: {', '.join(names) or 'none yet'}")
         # Of a name alone, the newest that is wanted says what is the matter.
         for view in sorted(views, key=lambda each: (each.state is BlockState.UNLOADED, -int(each.version))):

@@ -8,6 +8,8 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from penstock.access.guard import Guard
+from penstock.access.keys import KeyTable
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.config import AccessSettings, Config, Limits
 from penstock.core.errors import PenstockError, UnknownModel
@@ -137,6 +139,8 @@ class Served:
 
     def __init__(self) -> None:
         self.serving = FakeServing()
+        self.guard = Guard()
+        self.guard.keys_changed(KeyTable(b"secret", is_asking=False))
         self.control = FakeControl()
         self.resolver = Resolver()
         self.registry = CollectorRegistry()
@@ -155,8 +159,8 @@ class Served:
         self.app = self.build_app(Config(allowed_hosts=("penstock",)))
 
     def build_app(self, config: Config) -> HttpApp:
-        serving = cast(Any, self.serving)
-        return build_http_app(serving, self.catalogue, self.limits, lambda: self.registry, Doorman(config))
+        serving, doorman = cast(Any, self.serving), Doorman(config, self.guard)
+        return build_http_app(serving, self.catalogue, self.limits, lambda: self.registry, doorman)
 
 
 @pytest.fixture

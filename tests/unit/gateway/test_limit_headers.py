@@ -102,7 +102,7 @@ async def test_who_has_no_limits_hears_nothing(served: Served, client: httpx.Asy
 
 @pytest.fixture
 async def stub(served: Served) -> AsyncIterator[Any]:
-    server = GrpcServer(OipGrpc(cast(Serving, served.serving), served.catalogue), Limits())
+    server = GrpcServer(OipGrpc(cast(Serving, served.serving), served.catalogue, served.guard), Limits())
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield GRPCInferenceServiceStub(channel)

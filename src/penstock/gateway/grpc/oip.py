@@ -1,6 +1,7 @@
-"""The Open Inference Protocol over gRPC: its methods, and the guard around each."""
+"""The Open Inference Protocol over gRPC: its methods, what each needs, and what is around each."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,8 +11,11 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
+from penstock.access.guard import Guard, needs_scope
+from penstock.access.showing import Shown
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError, RequestTooLarge, without_trace
+from penstock.core.principals import ANY_SCOPE, ANYBODY, CHANGING, INFERRING, SEEING, Needs, Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import model_config, statuses
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
@@ -23,7 +27,6 @@ from penstock.gateway.shared_memory.region import NO_TARGETS, Targets
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.admission import Admission
 from penstock.serving.serve import Serving
 
@@ -37,25 +40,39 @@ InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
 NO_MESSAGE = pb.ModelInferRequest()
 
 
-class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
+class OipGrpc:
     def __init__(
         self,
         serving: Serving,
         catalogue: Catalogue,
+        guard: Guard,
         memory: SharedMemory | None = None,
         large: LargeMessages | None = None,
     ) -> None:
+        self.guard = guard
         self._serving = serving
         self._catalogue = catalogue
         self._memory = memory
         self._large = large or LargeMessages(Limits())
         self.traffic = GrpcTraffic(serving.admission)
 
-    async def ModelInfer(self, message: InferMessage, context: Context) -> pb.ModelInferResponse:  # noqa: N802
+    def admit(self, context: Context, needs: Needs) -> Principal:
+        """Raises where the guard does."""
+        shown = Shown.of_metadata(context.invocation_metadata() or ())
+        try:
+            return self.guard.admit(shown, needs, time.time())
+        except PenstockError as error:
+            self._serving.turned_away("grpc", error)
+            raise
+
+    @needs_scope(*INFERRING)
+    async def ModelInfer(  # noqa: N802
+        self, message: InferMessage, context: Context, principal: Principal
+    ) -> pb.ModelInferResponse:
         if type(message) is not pb.ModelInferRequest:
-            message, request, targets = await self._decode_typed(message, context, "grpc")
+            message, request, targets = await self._decode_typed(message, context, principal, "grpc")
         else:
-            request, targets = self._decode(message, context, "grpc")
+            request, targets = self._decode(message, context, principal, "grpc")
         response = await self._serving.serve(request)
         if request.standings:
             context.set_trailing_metadata(tuple(statuses.limit_headers(request.standings).items()))
@@ -64,7 +81,10 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             self.traffic.hold_answer(context, size_bytes)
         return encode_response(response, message, targets)
 
-    async def ModelStreamInfer(self, messages: AsyncIterator[InferMessage], context: Context) -> None:  # noqa: N802
+    @needs_scope(*INFERRING)
+    async def ModelStreamInfer(  # noqa: N802
+        self, messages: AsyncIterator[InferMessage], context: Context, principal: Principal
+    ) -> None:
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
         stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(self._serving, is_ordered, "grpc-stream")
         try:
@@ -73,14 +93,16 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             raise asyncio.CancelledError from error
 
     async def _exchanges(self, context: Context) -> "AsyncIterator[_GrpcExchange]":
+        """Raises where their sender is admitted no more."""
         read = self.traffic.reader(context)
         while (message := await read()) is not grpc.aio.EOF:
+            principal = ANYBODY if self.guard.is_open else self.admit(context, INFERRING)
             asked = message if type(message) is pb.ModelInferRequest else NO_MESSAGE
             try:
                 if asked is NO_MESSAGE:
-                    asked, request, targets = await self._decode_typed(message, context, "grpc-stream")
+                    asked, request, targets = await self._decode_typed(message, context, principal, "grpc-stream")
                 else:
-                    request, targets = self._decode(asked, context, "grpc-stream")
+                    request, targets = self._decode(asked, context, principal, "grpc-stream")
             except PenstockError as error:
                 yield _GrpcExchange(asked, error, NO_TARGETS, 0)
             else:
@@ -89,83 +111,112 @@ class OipGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
             del message, asked  # the next may be long in coming
 
     async def _decode_typed(
-        self, message: InferMessage, context: Context, protocol: str
+        self, message: InferMessage, context: Context, principal: Principal, protocol: str
     ) -> tuple[pb.ModelInferRequest, InferRequest, Targets]:
         """What `_decode` gives, of a message that is not parsed yet; and what of it is needed for the answer."""
         try:
             if not isinstance(message, TypedMessage):
                 raise message if isinstance(message, PenstockError) else InvalidRequest("an unknown message")
-            parse = partial(decode_typed, message, protocol, self._memory, self._large.limits)
+            parse = partial(decode_typed, message, protocol, self._memory_of(principal), self._large.limits)
             rest, request, targets = await self._large.decode(len(message.data), parse)
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
-        self._add_context(request, context)
+        self._add_context(request, context, principal)
         return rest, request, targets
 
-    def _decode(self, message: pb.ModelInferRequest, context: Context, protocol: str) -> tuple[InferRequest, Targets]:
+    def _decode(
+        self, message: pb.ModelInferRequest, context: Context, principal: Principal, protocol: str
+    ) -> tuple[InferRequest, Targets]:
         """The request, and where its outputs go that are not sent."""
+        memory = self._memory_of(principal)
         try:
-            request = decode_request(message, protocol, self._memory, self._large.limits)
-            targets = find_targets(message, self._memory) if message.outputs else NO_TARGETS
+            request = decode_request(message, protocol, memory, self._large.limits)
+            targets = find_targets(message, memory) if message.outputs else NO_TARGETS
         except PenstockError as error:
             self._serving.turned_away(protocol, error)
             raise
-        self._add_context(request, context)
+        self._add_context(request, context, principal)
         return request, targets
 
-    def _add_context(self, request: InferRequest, context: Context) -> None:
+    def _memory_of(self, principal: Principal) -> SharedMemory | None:
+        return self._memory if self._memory is None or not principal.key_id else self._memory.of(principal.key_id)
+
+    def _add_context(self, request: InferRequest, context: Context, principal: Principal) -> None:
+        request.principal = principal
         request.timeout_s = context.time_remaining()
         request.client = context.peer()[5:].rpartition(":")[0]
         if self._serving.is_traced:
             found = dict(context.invocation_metadata() or ()).get("traceparent", "")
             request.traceparent = found if isinstance(found, str) else ""
 
-    async def ServerLive(self, message: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:  # noqa: N802
+    @needs_scope()
+    async def ServerLive(  # noqa: N802
+        self, message: pb.ServerLiveRequest, context: Context, principal: Principal
+    ) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
-    async def ServerReady(self, message: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:  # noqa: N802
+    @needs_scope()
+    async def ServerReady(  # noqa: N802
+        self, message: pb.ServerReadyRequest, context: Context, principal: Principal
+    ) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._catalogue.is_server_ready())
 
-    async def ModelReady(self, message: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:  # noqa: N802
-        return pb.ModelReadyResponse(ready=self._catalogue.is_model_ready(message.name, message.version))
+    @needs_scope(*SEEING)
+    async def ModelReady(  # noqa: N802
+        self, message: pb.ModelReadyRequest, context: Context, principal: Principal
+    ) -> pb.ModelReadyResponse:
+        return pb.ModelReadyResponse(ready=self._catalogue.is_model_ready(message.name, message.version, principal))
 
-    async def ServerMetadata(self, message: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:  # noqa: N802
+    @needs_scope(*ANY_SCOPE)
+    async def ServerMetadata(  # noqa: N802
+        self, message: pb.ServerMetadataRequest, context: Context, principal: Principal
+    ) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(
             name=SERVER_NAME, version=self._catalogue.server_version, extensions=EXTENSIONS
         )
 
-    async def ModelMetadata(self, message: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:  # noqa: N802
-        block = await self._catalogue.block(message.name, message.version)
-        return model_config.metadata(block, self._catalogue.resolver.versions(message.name))
+    @needs_scope(*SEEING)
+    async def ModelMetadata(  # noqa: N802
+        self, message: pb.ModelMetadataRequest, context: Context, principal: Principal
+    ) -> pb.ModelMetadataResponse:
+        block = await self._catalogue.block(message.name, message.version, principal)
+        return model_config.metadata(block, self._catalogue.resolver.versions(message.name, principal))
 
-    async def ModelConfig(self, message: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:  # noqa: N802
-        block = await self._catalogue.block(message.name, message.version)
+    @needs_scope(*SEEING)
+    async def ModelConfig(  # noqa: N802
+        self, message: pb.ModelConfigRequest, context: Context, principal: Principal
+    ) -> pb.ModelConfigResponse:
+        block = await self._catalogue.block(message.name, message.version, principal)
         return pb.ModelConfigResponse(config=model_config.model_config(block))
 
+    @needs_scope(*SEEING)
     async def ModelStatistics(  # noqa: N802
-        self, message: pb.ModelStatisticsRequest, context: Context
+        self, message: pb.ModelStatisticsRequest, context: Context, principal: Principal
     ) -> pb.ModelStatisticsResponse:
-        found = await self._catalogue.statistics(message.name, message.version)
+        found = await self._catalogue.statistics(message.name, message.version, principal)
         return pb.ModelStatisticsResponse(model_stats=[model_config.statistics(block) for block in found])
 
+    @needs_scope(*SEEING)
     async def RepositoryIndex(  # noqa: N802
-        self, message: pb.RepositoryIndexRequest, context: Context
+        self, message: pb.RepositoryIndexRequest, context: Context, principal: Principal
     ) -> pb.RepositoryIndexResponse:
-        return model_config.index(self._catalogue.resolver.views(), message.ready)
+        return model_config.index(self._catalogue.resolver.views(principal), message.ready)
 
+    @needs_scope(*CHANGING)
     async def RepositoryModelLoad(  # noqa: N802
-        self, message: pb.RepositoryModelLoadRequest, context: Context
+        self, message: pb.RepositoryModelLoadRequest, context: Context, principal: Principal
     ) -> pb.RepositoryModelLoadResponse:
         if message.parameters:
             raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
-        await self._catalogue.control.load(message.model_name)
+        await self._catalogue.load(message.model_name, principal)
         return pb.RepositoryModelLoadResponse()
 
+    @needs_scope(*CHANGING)
     async def RepositoryModelUnload(  # noqa: N802
-        self, message: pb.RepositoryModelUnloadRequest, context: Context
+        self, message: pb.RepositoryModelUnloadRequest, context: Context, principal: Principal
     ) -> pb.RepositoryModelUnloadResponse:
-        await self._catalogue.control.unload(message.model_name)
+        await self._catalogue.unload(message.model_name, principal)
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -199,21 +250,24 @@ class _GrpcExchange:
 def received(answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic) -> Callable[..., Awaitable[Any]]:
     """Awaits the one message of a call, which gRPC would do unseen."""
 
-    async def answer_received(_: object, context: Context) -> Any:
+    async def answer_received(_: object, context: Context, principal: Principal) -> Any:
         message = await traffic.message(context)
         if message is grpc.aio.EOF:
             raise InvalidRequest("the call has no message")
-        return await answer(message, context)
+        return await answer(message, context, principal)
 
     return answer_received
 
 
-def guarded(name: str, answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Makes errors statuses, whatever the method: gRPC would say UNKNOWN, and tell the caller what was raised."""
+def guarded(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, needs: Needs) -> Callable[..., Any]:
+    """Answers whom the guard admits, before any message is awaited, and makes errors statuses, whatever the method:
+    gRPC would say UNKNOWN, and tell the caller what was raised."""
+    guard = edge.guard
 
     async def answer_or_abort(message: Any, context: Context) -> Any:
         try:
-            return await answer(message, context)
+            principal = ANYBODY if guard.is_open else edge.admit(context, needs)
+            return await answer(message, context, principal)
         except PenstockError as error:
             refusal = _refusal(error)
         except grpc.aio.AbortError:
@@ -274,9 +328,9 @@ def control_reader(parse: Callable[[bytes], Any], max_bytes: int) -> Callable[[b
 def understood(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """Raises what a reader has made of a message that it could not read."""
 
-    async def answer_readable(message: Any, context: Context) -> Any:
+    async def answer_readable(message: Any, context: Context, principal: Principal) -> Any:
         if isinstance(message, PenstockError):
             raise message
-        return await answer(message, context)
+        return await answer(message, context, principal)
 
     return answer_readable

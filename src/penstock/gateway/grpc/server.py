@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import grpc
 from google.protobuf.message_factory import GetMessageClass
@@ -12,14 +12,16 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from penstock.access.guard import declared_needs
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs
 from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.gateway.grpc.traffic import GrpcTraffic
 from penstock.gateway.turnstile import grpc_connections, widen_files
-from penstock.pb.inference import grpc_service_pb2, grpc_service_pb2_grpc
+from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.pool import POOL
 from penstock.wire.grpc_server import grpc_server
 
@@ -32,11 +34,10 @@ _INFER = (f"{SERVICE}.ModelInfer", f"{SERVICE}.ModelStreamInfer")
 GRPC_LOGGER = "grpc._cython.cygrpc"
 IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
 DEAD_AFTER_MS = 60 * 1000  # without a sign of life, and again without an answer to a ping
-Servicer: TypeAlias = grpc_service_pb2_grpc.GRPCInferenceServiceServicer
 
 
 class GrpcServer:
-    def __init__(self, edge: OipGrpc, limits: Limits, *further: Servicer) -> None:
+    def __init__(self, edge: OipGrpc, limits: Limits, *further: object) -> None:
         """`further` answer for methods that the edge does not have."""
         self._server = grpc_server(
             options=[
@@ -61,23 +62,44 @@ class GrpcServer:
         logging.getLogger(GRPC_LOGGER).addFilter(is_worth_a_line)
         self._traffic = edge.traffic
         self._looking: asyncio.Task[None] | None = None
-        methods = {
-            name: handler
-            for servicer in (*further, edge)
-            for name, handler in _methods_of(servicer, limits, edge.traffic)
-        }
+        self.needs: dict[str, Needs] = {}  # by method: what was declared beside each
+        self._edge = edge
+        self._limits = limits
+        methods = dict(method for each in (*further, edge) for method in self._methods_of(each))
         self._server.add_registered_method_handlers(SERVICE, methods)
         self._health = health_aio.HealthServicer()
-        self._add_small(_HEALTH, limits, Check=self._health.Check, Watch=self._health.Watch)
+        self._add_small(_HEALTH, PUBLIC, Check=self._health.Check, Watch=self._health.Watch)
         reflect = reflection.aio.ReflectionServicer((SERVICE,), pool=POOL).ServerReflectionInfo
-        self._add_small(_REFLECTION, limits, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
+        self._add_small(_REFLECTION, ANY_SCOPE, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
 
-    def _add_small(self, service: Any, limits: Limits, **answers: Any) -> None:
+    def _add_small(self, service: Any, needs: Needs, **answers: Any) -> None:
         """Adds a service that others wrote, with our bound on its messages and our errors."""
         handlers = {
-            name: _handler(service.methods_by_name[name], answers[name], limits, self._traffic) for name in answers
+            name: self._handler(service.methods_by_name[name], _for_all(answer), needs)
+            for name, answer in answers.items()
         }
         self._server.add_registered_method_handlers(service.full_name, handlers)
+
+    def _methods_of(self, edge: object) -> Iterator[tuple[str, Any]]:
+        """What it has; of the rest gRPC says UNIMPLEMENTED."""
+        for method in _DESCRIPTOR.methods:
+            if (answer := getattr(edge, method.name, None)) is not None:
+                yield method.name, self._handler(method, answer, declared_needs(answer))
+
+    def _handler(self, method: Any, answer: Any, needs: Needs) -> Any:
+        """All are streams to gRPC: so it is we who await messages."""
+        self.needs[method.full_name] = needs
+        if method.full_name in _INFER:
+            read: Any = infer_reader(self._limits, self._traffic.admission)
+        else:
+            read = control_reader(GetMessageClass(method.input_type).FromString, self._limits.max_control_bytes)
+            answer = answer if method.client_streaming else understood(answer)
+        if not method.client_streaming:
+            answer = received(answer, self._traffic)
+        is_stream = method.server_streaming
+        make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
+        answer = guarded(method.name, answer, self._edge, needs)
+        return make(answer, read, GetMessageClass(method.output_type).SerializeToString)
 
     async def start(self, host: str, port: int) -> int:
         address = str(Address(host, port))
@@ -106,25 +128,9 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError | UnicodeDecodeError)
 
 
-def _methods_of(servicer: Servicer, limits: Limits, traffic: GrpcTraffic) -> Iterator[tuple[str, Any]]:
-    """What it has itself; of the rest gRPC says UNIMPLEMENTED, where the generated code would raise."""
-    for method in _DESCRIPTOR.methods:
-        if getattr(type(servicer), method.name) is not getattr(Servicer, method.name):
-            yield method.name, _handler(method, getattr(servicer, method.name), limits, traffic)
-
-
-def _handler(method: Any, answer: Any, limits: Limits, traffic: GrpcTraffic) -> Any:
-    """All are streams to gRPC: so it is we who await messages."""
-    if method.full_name in _INFER:
-        read: Any = infer_reader(limits, traffic.admission)
-    else:
-        read = control_reader(GetMessageClass(method.input_type).FromString, limits.max_control_bytes)
-        answer = answer if method.client_streaming else understood(answer)
-    if not method.client_streaming:
-        answer = received(answer, traffic)
-    is_stream = method.server_streaming
-    make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
-    return make(guarded(method.name, answer), read, GetMessageClass(method.output_type).SerializeToString)
+def _for_all(answer: Any) -> Any:
+    """Of a service that knows nothing of principals."""
+    return lambda message, context, principal: answer(message, context)
 
 
 async def _stream(answer: Any, traffic: GrpcTraffic, messages: object, context: Any) -> None:

@@ -2,54 +2,62 @@
 
 import asyncio
 
+from penstock.access.guard import needs_scope
+from penstock.core.principals import INFERRING, Principal
 from penstock.gateway.grpc.oip import Context
 from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.inference import grpc_service_pb2_grpc
 
 
-class SharedMemoryGrpc(grpc_service_pb2_grpc.GRPCInferenceServiceServicer):
+class SharedMemoryGrpc:
     """Beside OipGrpc on one server: each answers for the methods that it has."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
 
+    @needs_scope(*INFERRING)
     async def SystemSharedMemoryStatus(  # noqa: N802
-        self, message: pb.SystemSharedMemoryStatusRequest, context: Context
+        self, message: pb.SystemSharedMemoryStatusRequest, context: Context, principal: Principal
     ) -> pb.SystemSharedMemoryStatusResponse:
         answer = pb.SystemSharedMemoryStatusResponse()
-        for region in await asyncio.to_thread(self._memory.status, message.name):
+        for region in await asyncio.to_thread(self._memory.of(principal.key_id).status, message.name):
             status = answer.regions[region.name]
             status.name, status.key = region.name, region.key
             status.offset, status.byte_size = region.offset, region.byte_size
         return answer
 
+    @needs_scope(*INFERRING)
     async def SystemSharedMemoryRegister(  # noqa: N802
-        self, message: pb.SystemSharedMemoryRegisterRequest, context: Context
+        self, message: pb.SystemSharedMemoryRegisterRequest, context: Context, principal: Principal
     ) -> pb.SystemSharedMemoryRegisterResponse:
-        await asyncio.to_thread(self._memory.register, message.name, message.key, message.offset, message.byte_size)
+        register = self._memory.of(principal.key_id).register
+        await asyncio.to_thread(register, message.name, message.key, message.offset, message.byte_size)
         return pb.SystemSharedMemoryRegisterResponse()
 
+    @needs_scope(*INFERRING)
     async def SystemSharedMemoryUnregister(  # noqa: N802
-        self, message: pb.SystemSharedMemoryUnregisterRequest, context: Context
+        self, message: pb.SystemSharedMemoryUnregisterRequest, context: Context, principal: Principal
     ) -> pb.SystemSharedMemoryUnregisterResponse:
-        await asyncio.to_thread(self._memory.unregister, message.name)
+        await asyncio.to_thread(self._memory.of(principal.key_id).unregister, message.name)
         return pb.SystemSharedMemoryUnregisterResponse()
 
+    @needs_scope(*INFERRING)
     async def CudaSharedMemoryStatus(  # noqa: N802
-        self, message: pb.CudaSharedMemoryStatusRequest, context: Context
+        self, message: pb.CudaSharedMemoryStatusRequest, context: Context, principal: Principal
     ) -> pb.CudaSharedMemoryStatusResponse:
         if message.name:
             raise no_cuda(message.name)
         return pb.CudaSharedMemoryStatusResponse()
 
+    @needs_scope(*INFERRING)
     async def CudaSharedMemoryRegister(  # noqa: N802
-        self, message: pb.CudaSharedMemoryRegisterRequest, context: Context
+        self, message: pb.CudaSharedMemoryRegisterRequest, context: Context, principal: Principal
     ) -> pb.CudaSharedMemoryRegisterResponse:
         raise no_cuda(message.name)
 
+    @needs_scope(*INFERRING)
     async def CudaSharedMemoryUnregister(  # noqa: N802
-        self, message: pb.CudaSharedMemoryUnregisterRequest, context: Context
+        self, message: pb.CudaSharedMemoryUnregisterRequest, context: Context, principal: Principal
     ) -> pb.CudaSharedMemoryUnregisterResponse:
         """Clients unregister all before they begin, whether there are any or not."""
         return pb.CudaSharedMemoryUnregisterResponse()

@@ -11,12 +11,13 @@ from pydantic import ValidationError
 
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest
+from penstock.core.principals import CHANGING, MEASURING, PUBLIC
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import prefers_json
-from penstock.gateway.http.openapi import Route, json_answer, path_names
+from penstock.gateway.http.openapi import Route, json_answer, path_names, principal_of
 from penstock.serving.serve import Serving
 from penstock.telemetry.metrics import as_json, as_text
 
@@ -60,6 +61,7 @@ class AdminRest:
         "GET",
         "/metrics",
         "Prometheus metrics; JSON where Accept prefers application/json",
+        needs=MEASURING,
         answer=schemas.Metrics,
         binary_answer={"text/plain": {"schema": {"type": "string"}}},
     )
@@ -68,7 +70,7 @@ class AdminRest:
             return await self.metrics_json(request)
         return Response(await self._text.read(), headers={"content-type": CONTENT_TYPE_LATEST})
 
-    @Route("GET", "/metrics.json", "The same as JSON", answer=schemas.Metrics)
+    @Route("GET", "/metrics.json", "The same as JSON", needs=MEASURING, answer=schemas.Metrics)
     async def metrics_json(self, request: Request) -> Response:
         return await self._json.read()
 
@@ -77,6 +79,7 @@ class AdminRest:
         "/healthz",
         "200 while the process answers",
         "Whether requests should be sent here: /v2/health/ready.",
+        needs=PUBLIC,
         answer=schemas.HealthAnswer,
     )
     async def health(self, request: Request) -> Response:
@@ -86,6 +89,7 @@ class AdminRest:
         "GET",
         "/readyz",
         "200 where requests should be sent here; else 503, and why",
+        needs=PUBLIC,
         answer=schemas.Readyz,
     )
     async def readiness(self, request: Request) -> Response:
@@ -93,7 +97,7 @@ class AdminRest:
             return json_answer({"status": "not ready", "reason": problem}, 503)
         return json_answer({"status": "ready"})
 
-    @Route("GET", "/v1/status", "What runs, where, how much waits", answer=schemas.Status)
+    @Route("GET", "/v1/status", "What runs, where, how much waits", needs=MEASURING, answer=schemas.Status)
     async def status(self, request: Request) -> Response:
         return json_answer({**self._catalogue.status(), "limits": self._serving.meter.status()})
 
@@ -101,18 +105,20 @@ class AdminRest:
         "GET",
         ROUTING,
         "How a model's requests find their worker, and how its workers stand",
+        needs=MEASURING,
         answer=schemas.ModelRouting,
         query={"key": "which worker this key belongs to, where the policy is hash"},
     )
     async def routing(self, request: Request) -> Response:
         model, _ = path_names(request)
-        return json_answer(self._catalogue.routing(model, request.query_params.get("key", "")))
+        return json_answer(self._catalogue.routing(model, principal_of(request), request.query_params.get("key", "")))
 
     @Route(
         "PUT",
         ROUTING,
         "Route a model's requests otherwise, at once and on every gateway",
         "Kept over restarts, until DELETE gives the model its own routing back.",
+        needs=CHANGING,
         body=schemas.RoutingBody,
         answer=schemas.Empty,
     )
@@ -123,31 +129,39 @@ class AdminRest:
             routing = Routing.model_validate_json(body)
         except ValidationError as error:
             raise InvalidRequest(f"{first_problem(error, 'the body')}; see docs/routing.md") from error
-        await self._catalogue.set_routing(model, routing)
+        await self._catalogue.set_routing(model, routing, principal_of(request))
         return json_answer({})
 
-    @Route("DELETE", ROUTING, "Route as model.yaml says", answer=schemas.Empty)
+    @Route("DELETE", ROUTING, "Route as model.yaml says", needs=CHANGING, answer=schemas.Empty)
     async def reset_routing(self, request: Request) -> Response:
         model, _ = path_names(request)
-        await self._catalogue.set_routing(model, None)
+        await self._catalogue.set_routing(model, None, principal_of(request))
         return json_answer({})
 
-    @Route("GET", "/v1/cache", "What the response cache holds", answer=schemas.CacheStatus)
+    @Route("GET", "/v1/cache", "What the response cache holds", needs=MEASURING, answer=schemas.CacheStatus)
     async def cache(self, request: Request) -> Response:
         return json_answer(self._serving.cache.statistics())
 
-    @Route("DELETE", "/v1/cache", "Forget cached answers", answer=schemas.Empty, query={"model": "of this model alone"})
+    @Route(
+        "DELETE",
+        "/v1/cache",
+        "Forget cached answers",
+        needs=CHANGING,
+        answer=schemas.Empty,
+        query={"model": "of this model alone"},
+    )
     async def clear_cache(self, request: Request) -> Response:
-        model = request.query_params.get("model", "")
-        if not model:
+        model, principal = request.query_params.get("model", ""), principal_of(request)
+        if not model and not principal.is_bound:
             await self._serving.cache.delete()
             return json_answer({})
-        self._serving.resolver.resolve(model, "")  # raises for one that is not there
-        for block in self._serving.resolver.blocks():
-            if block.model == model:
+        if model:
+            self._serving.resolver.resolve(model, "", principal)  # raises for one that is not there
+        for block in self._serving.resolver.blocks(principal):
+            if model in ("", block.model):
                 await self._serving.cache.delete(block.block_id)
         return json_answer({})
 
-    @Route("GET", "/v1/sessions", "How many sessions there are", answer=schemas.SessionCounts)
+    @Route("GET", "/v1/sessions", "How many sessions there are", needs=MEASURING, answer=schemas.SessionCounts)
     async def sessions(self, request: Request) -> Response:
         return json_answer(self._serving.sessions.statistics())

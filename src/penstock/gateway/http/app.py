@@ -1,7 +1,7 @@
 """The gateway's HTTP application: inference first and bare, everything else routed."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -10,11 +10,14 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
+from penstock.access.guard import declared_needs
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
+from penstock.core.principals import Needs, Principal
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
@@ -26,7 +29,7 @@ from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
-from penstock.gateway.http.openapi import OPENAI, describe, json_answer, routes_of
+from penstock.gateway.http.openapi import OPENAI, documentation_of, json_answer, routes_of
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
 from penstock.gateway.large import LargeMessages
@@ -47,7 +50,13 @@ EXPOSED = (
     "inference-header-content-length",
 )
 PATH_CHARS = 200  # of what a caller asked for and is told
-OPENAI_TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+}
 
 
 def build_http_app(
@@ -60,7 +69,7 @@ def build_http_app(
     memory: SharedMemory | None = None,
     large: LargeMessages | None = None,
 ) -> "HttpApp":
-    """Where there are no live streams, there is no live view either."""
+    """Where there are no live streams, there is no live view either. Every route must declare what it needs."""
     routed = FastAPI(
         title=SERVER_NAME,
         version=catalogue.server_version,
@@ -69,28 +78,44 @@ def build_http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+
+    def admit(connection: HTTPConnection, needs: Needs) -> Principal:
+        try:
+            return doorman.admit(connection.scope["headers"], needs)
+        except PenstockError as error:
+            serving.turned_away("rest", error)
+            raise
+
     large = large or LargeMessages(limits)
     calls = RestCalls(serving, catalogue, limits, large)
-    routed.include_router(routes_of(OipRest(catalogue, calls), "Open Inference Protocol"))
-    routed.include_router(routes_of(OpenAiRest(calls, catalogue), "REST under /v1"))
-    routed.include_router(routes_of(RerankRest(calls), "REST under /v1"))
-    routed.include_router(routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations"))
-    routed.include_router(websocket_routes(serving, catalogue, large, memory))
+    routers = [
+        routes_of(OipRest(catalogue, calls), "Open Inference Protocol", admit),
+        routes_of(OpenAiRest(calls, catalogue), "REST under /v1", admit),
+        routes_of(RerankRest(calls), "REST under /v1", admit),
+        routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations", admit),
+        websocket_routes(serving, catalogue, large, doorman, memory),
+        documentation_of(routed, admit),
+    ]
     if memory is not None:
-        routed.include_router(routes_of(SharedMemoryRest(memory, calls), "Shared memory"))
+        routers.append(routes_of(SharedMemoryRest(memory, calls), "Shared memory", admit))
     if live is not None:
-        routed.include_router(LiveRest(live, catalogue.server_version).router())
-    describe(routed)
+        routers.append(LiveRest(live, catalogue.server_version, admit).router())
+    for router in routers:
+        routed.include_router(router)
     routed.router.default = _not_found
     routed.add_exception_handler(PenstockError, _penstock_error)
     routed.add_exception_handler(HTTPException, _routing_error)
     routed.add_exception_handler(ClientLeft, _client_left)
     routed.add_exception_handler(Exception, _bug)
-    return HttpApp(InferEndpoint(serving, catalogue, limits, large, memory), routed, doorman, serving)
+    infer = InferEndpoint(serving, catalogue, limits, large, doorman, memory)
+    return HttpApp(infer, routed, doorman, serving, [route for router in routers for route in router.routes])
 
 
 class HttpApp:
-    def __init__(self, infer: InferEndpoint, routed: FastAPI, doorman: Doorman, serving: Serving) -> None:
+    def __init__(
+        self, infer: InferEndpoint, routed: FastAPI, doorman: Doorman, serving: Serving, routes: Sequence[BaseRoute]
+    ) -> None:
+        self.routes = [(route, declared_needs(getattr(route, "endpoint", route))) for route in routes]
         self.infer = infer
         self.doorman = doorman
         self._routed = routed

@@ -19,7 +19,7 @@ from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
 from penstock.gateway.http.message import Headers, content_type, parse_object, read_body
-from penstock.gateway.http.openapi import json_answer
+from penstock.gateway.http.openapi import json_answer, principal_of
 from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.serving.serve import Serving
@@ -33,6 +33,7 @@ class RestCall:
 
     def __init__(self, request: Request, body: bytes) -> None:
         self.request = request
+        self.principal = principal_of(request)
         self.headers: Headers = dict(request.scope["headers"])
         self.body = body
         self.content_type = content_type(self.headers)
@@ -124,6 +125,7 @@ class RestCalls:
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
         request.request_id = call.request_id = request.request_id or call.request_id
         request.protocol = "rest"
+        request.principal = call.principal
         request.client = call.request.client.host if call.request.client else ""
         request.timeout_s = http_message.timeout_s(call.headers)
         request.traceparent = http_message.traceparent(call.headers)
@@ -132,22 +134,23 @@ class RestCalls:
         call.standings = request.standings
         return response
 
-    async def task_block(self, model: str, *tasks: str) -> BlockDescription:
+    async def task_block(self, call: RestCall, model: str, *tasks: str) -> BlockDescription:
         """The named model if it does one of the tasks; without a name, the only one, the first task coming first."""
         if not model:
-            names = next((found for task in tasks if (found := self._models(task))), [])
+            names = next((found for task in tasks if (found := self._models(call, task))), [])
             if len(names) != 1:
                 raise UnknownModel(f"'model' must name one of: {', '.join(names) or 'none is ready'}")
             model = names[0]
-        block = await self._catalogue.block(model, "")
+        block = await self._catalogue.block(model, "", call.principal)
         if block.settings.task not in tasks:
-            able = ", ".join(name for task in tasks for name in self._models(task)) or "none is ready"
+            able = ", ".join(name for task in tasks for name in self._models(call, task)) or "none is ready"
             wanted = " or ".join(f"'{task}'" for task in tasks)
             raise InvalidRequest(f"model '{model}' does '{block.settings.task}', not {wanted}; such models: {able}")
         return block
 
-    def _models(self, task: str) -> list[str]:
-        return sorted({block.model for block in self._catalogue.resolver.blocks() if block.settings.task == task})
+    def _models(self, call: RestCall, task: str) -> list[str]:
+        blocks = self._catalogue.resolver.blocks(call.principal)
+        return sorted({block.model for block in blocks if block.settings.task == task})
 
 
 def validate(model: type[Body], message: dict[str, Any]) -> Body:

@@ -1,8 +1,8 @@
 """uvicorn's HTTP connection, with a shorter way for inference requests that are small and plain.
 
 ASGI costs such a request more than all that is done with it: a scope, a cycle, events in and out. What is not plain
-(compressed or chunked, pipelined, asked to continue, sent by a page, for another host) goes the usual way, to the same
-endpoint.
+(compressed or chunked, pipelined, asked to continue, sent by a page, for another host, not admitted) goes the usual
+way, to the same endpoint.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from penstock.core.errors import PenstockError
+from penstock.core.principals import ANYBODY, INFERRING, Principal
 from penstock.gateway.http.bounded import BoundedProtocol, Phase
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.oip.infer import HttpAnswer, InferEndpoint
@@ -86,18 +88,24 @@ class InferProtocol(BoundedProtocol):
             return None
         if not UNUSUAL.isdisjoint(headers) or len(headers) < len(self.headers):
             return None
-        if not self._doorman.answers_to(headers.get(b"host", b"")):
+        doorman, principal = self._doorman, ANYBODY
+        if not doorman.answers_to(headers.get(b"host", b"")):
             return None
+        if not doorman.guard.is_open:
+            try:
+                principal = doorman.admit(self.headers, INFERRING)
+            except PenstockError:
+                return None  # the usual way says why
         model, version = found.group(1, 2)
         try:
             names = model.decode("ascii"), (version or b"").decode("ascii")
         except UnicodeDecodeError:
             return None
-        return _PlainRequest(headers, *names, self.parser.should_keep_alive())
+        return _PlainRequest(headers, *names, self.parser.should_keep_alive(), principal)
 
     async def _infer(self, request: "_PlainRequest") -> None:
         answer = await self._endpoint.infer(
-            request.headers, request.body, request.model, request.version, self._address or ""
+            request.headers, request.body, request.model, request.version, self._address or "", request.principal
         )
         if self.flow.write_paused:
             await self.flow.drain()
@@ -118,6 +126,7 @@ class _PlainRequest:
     model: str
     version: str
     keep_alive: bool
+    principal: Principal
     body: bytes = b""
     response_complete: bool = False
     disconnected: bool = False

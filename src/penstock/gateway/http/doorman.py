@@ -1,17 +1,22 @@
-"""Who may call over HTTP: whoever names a host that this server answers to, and no page of another site that acts.
+"""Who may call over HTTP: whoever names a host that this server answers to, no page of another site that acts, and whom
+the guard admits.
 
 A browser lets any page send requests to its visitor's machine and network, and a name that its owner binds to
 another address (DNS rebinding) makes such a page one of this server's own. Programs send no `Origin`, and a page can
-neither hide its own nor choose `Host`. gRPC needs no doorman: no page can speak it without a proxy of its own.
+neither hide its own nor choose `Host`. gRPC needs the guard alone: no page can speak it without a proxy of its own.
 """
 
 import re
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from ipaddress import ip_address
 
+from penstock.access.guard import Guard
+from penstock.access.showing import Shown
 from penstock.core.config import Config
 from penstock.core.errors import Forbidden, PenstockError, UnknownHost
+from penstock.core.principals import ANYBODY, Needs, Principal
 
 Headers = Iterable[tuple[bytes, bytes]]
 READS = ("GET", "HEAD", "OPTIONS")
@@ -23,8 +28,9 @@ OWN_SITE = (b"same-origin", b"none")  # `Sec-Fetch-Site` of this server's pages,
 
 
 class Doorman:
-    def __init__(self, config: Config, names: Sequence[str] = ()) -> None:
+    def __init__(self, config: Config, guard: Guard, names: Sequence[str] = ()) -> None:
         """`names`: what this machine is called."""
+        self.guard = guard
         self._is_local = config.is_local
         self._names = {LOCAL, config.host.lower(), *(name.lower().rstrip(".") for name in config.allowed_hosts)}
         if not self._is_local:
@@ -56,6 +62,12 @@ class Doorman:
                 "they should"
             )
         return None
+
+    def admit(self, headers: Headers, needs: Needs) -> Principal:
+        """Raises where the guard does."""
+        if self.guard.is_open:
+            return ANYBODY
+        return self.guard.admit(Shown.of_headers(headers), needs, time.time())
 
     def answers_to(self, host: bytes) -> bool:
         """Whether `Host` may say so; none is what very old clients say, and no browser."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from importlib.resources import files
 from typing import Any, TypeVar
 
@@ -11,13 +11,24 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
+from starlette.requests import HTTPConnection
 
+from penstock.access.guard import needs_scope
+from penstock.core.principals import ANY_SCOPE, Needs, Principal
 from penstock.gateway.http import schemas
 from penstock.gateway.http.v1 import schemas as v1_schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
+Admit = Callable[[HTTPConnection, Needs], Principal]  # raises where it does not
 H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
+PRINCIPAL = "principal"  # in a request's scope
 OPENAI = "/v1/"  # paths whose errors are as OpenAI's clients read them
+# Where the server asks for keys; each method needs one of the scopes that it names.
+SECURITY: Mapping[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    "basic": {"type": "http", "scheme": "basic", "description": "The key is the password"},
+}
 REF = "#/components/schemas/{model}"
 
 
@@ -29,6 +40,8 @@ class Route:
     paths: str | tuple[str, ...]
     summary: str
     description: str = ""
+    _: KW_ONLY
+    needs: Needs  # of whoever calls it: any of these scopes
     body: type[BaseModel] | None = None
     binary_body: Mapping[str, Any] = field(default_factory=dict)  # further media types
     is_body_required: bool = True
@@ -41,13 +54,13 @@ class Route:
         return handler
 
 
-def routes_of(edge: object, tag: str) -> APIRouter:
+def routes_of(edge: object, tag: str, admit: Admit) -> APIRouter:
     """What its decorated methods answer, in their order: the first that fits a path gets it."""
     router = APIRouter(tags=[tag], redirect_slashes=False)
     for name, method in vars(type(edge)).items():
         for route in getattr(method, "routes", ()):
             for path in [route.paths] if isinstance(route.paths, str) else route.paths:
-                _add(router, path, route, getattr(edge, name))
+                _add(router, path, route, admitted(getattr(edge, name), route.needs, admit))
     return router
 
 
@@ -65,6 +78,23 @@ def _add(router: APIRouter, path: str, route: Route, handler: Handler) -> None:
     )
 
 
+def admitted(handler: Handler, needs: Needs, admit: Admit) -> Handler:
+    """Answers whom the guard admits; others are refused before anything of a body is read."""
+
+    @needs_scope(*needs)
+    async def answer(request: Request) -> Response:
+        request.scope[PRINCIPAL] = admit(request, needs)
+        return await handler(request)
+
+    return answer
+
+
+def principal_of(request: HTTPConnection) -> Principal:
+    """Who was admitted."""
+    found: Principal = request.scope[PRINCIPAL]
+    return found
+
+
 def json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(body, status, headers, "application/json")
@@ -76,8 +106,8 @@ def path_names(request: Request) -> tuple[str, str]:
     return found.get("model", ""), found.get("version", "")
 
 
-def describe(app: FastAPI) -> None:
-    """Adds /openapi.json and /docs."""
+def documentation_of(app: FastAPI, admit: Admit) -> APIRouter:
+    """/openapi.json and /docs."""
     page = files("penstock.gateway.http").joinpath("docs.html").read_bytes()
     document: list[bytes] = []
 
@@ -89,8 +119,10 @@ def describe(app: FastAPI) -> None:
     async def docs(request: Request) -> Response:
         return Response(page, media_type="text/html; charset=utf-8")
 
-    app.add_api_route("/openapi.json", openapi, methods=["GET"], include_in_schema=False)
-    app.add_api_route("/docs", docs, methods=["GET"], include_in_schema=False)
+    router = APIRouter(redirect_slashes=False)
+    for path, handler in (("/openapi.json", openapi), ("/docs", docs)):
+        router.add_api_route(path, admitted(handler, ANY_SCOPE, admit), methods=["GET"], include_in_schema=False)
+    return router
 
 
 def _document(app: FastAPI) -> dict[str, Any]:
@@ -100,7 +132,7 @@ def _document(app: FastAPI) -> dict[str, Any]:
     _, definitions = models_json_schema(
         [(found, "validation") for found in documented if found is not BaseModel], ref_template=REF
     )
-    document["components"] = {"schemas": definitions["$defs"]}
+    document["components"] = {"schemas": definitions["$defs"], "securitySchemes": SECURITY}
     return document
 
 
@@ -124,6 +156,8 @@ def _documentation(path: str, route: Route) -> dict[str, Any]:
             },
         },
     }
+    if route.needs:
+        found["security"] = [{name: sorted(route.needs)} for name in SECURITY]
     if body := _content(route.body, route.binary_body):
         found["requestBody"] = {"content": body, "required": route.is_body_required}
     return found

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import secrets
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -20,6 +21,7 @@ from penstock.gateway.shared_memory.region import (
 )
 
 MAX_NAME = 256
+MAX_OWNERS = 256  # of whom it is remembered what their files say
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class _Known:
 
 
 class SharedMemory:
-    """The registrations are files in a folder that all gateways of a server share: any of them may get the request."""
+    """The registrations are files in a folder that all gateways of a server share: any of them may get the request.
+
+    Who has a key registers regions of its own, see `of`.
+    """
 
     def __init__(
         self,
@@ -40,13 +45,27 @@ class SharedMemory:
         is_allowed: bool = True,
     ) -> None:
         """Where it is not allowed there are no regions, and none can be registered."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_regions = max_regions
         self._max_request_bytes = max_request_bytes
         self._is_allowed = is_allowed
         self._known: dict[str, _Known] = {}  # what was read of the files
         self._opened: WeakValueDictionary[str, OpenRegion] = WeakValueDictionary()
+        self._owned: OrderedDict[str, SharedMemory] = OrderedDict()
+
+    def of(self, key_id: str) -> "SharedMemory":
+        """The regions of who has this key, a folder of their own: nobody sees another's."""
+        if not key_id:
+            return self
+        found = self._owned.pop(key_id, None)
+        if found is None:
+            folder = self._folder / hashlib.sha256(key_id.encode()).hexdigest()[:32]
+            found = SharedMemory(folder, self._max_regions, self._max_request_bytes, self._is_allowed)
+        self._owned[key_id] = found
+        if len(self._owned) > MAX_OWNERS:
+            self._owned.popitem(last=False)
+        return found
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         self._check_allowed()

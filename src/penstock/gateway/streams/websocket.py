@@ -1,23 +1,28 @@
 """Inference over WebSockets: a connection is a stream of requests for one model."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from penstock.access.guard import needs_scope
 from penstock.core.errors import (
     Cancelled,
     Draining,
+    Forbidden,
     InvalidRequest,
     ModelNotReady,
     PenstockError,
     RequestTooLarge,
+    Unauthenticated,
 )
+from penstock.core.principals import INFERRING
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.message import ClientLeft
 from penstock.gateway.http.oip.codec import OutputForm, large_json_bytes
 from penstock.gateway.http.openapi import json_answer
@@ -40,6 +45,8 @@ PROTOCOL = "websocket"
 PATHS = ("/v2/models/{model}/stream", "/v2/models/{model}/versions/{version}/stream")
 FLAGS = {"true": True, "false": False}
 GOING_AWAY = 1001
+NOT_ADMITTED = 1008
+REASON_CHARS = 100  # of what may be said when a connection is closed
 
 
 class _Leaving(str):
@@ -50,9 +57,13 @@ LEAVING = _Leaving()
 
 
 def websocket_routes(
-    serving: Serving, catalogue: Catalogue, large: LargeMessages, memory: SharedMemory | None = None
+    serving: Serving,
+    catalogue: Catalogue,
+    large: LargeMessages,
+    doorman: Doorman,
+    memory: SharedMemory | None = None,
 ) -> APIRouter:
-    edge = WebSocketEdge(serving, catalogue, large, memory)
+    edge = WebSocketEdge(serving, catalogue, large, doorman, memory)
     router = APIRouter()
     for path in PATHS:
         router.add_websocket_route(path, edge.serve)
@@ -86,14 +97,21 @@ def read_options(query: Mapping[str, str]) -> StreamOptions:
 
 class WebSocketEdge:
     def __init__(
-        self, serving: Serving, catalogue: Catalogue, large: LargeMessages, memory: SharedMemory | None
+        self,
+        serving: Serving,
+        catalogue: Catalogue,
+        large: LargeMessages,
+        doorman: Doorman,
+        memory: SharedMemory | None,
     ) -> None:
         self.serving = serving
+        self.doorman = doorman
         self.catalogue = catalogue
         self.memory = memory
         self.large = large
         self.limits = large.limits
 
+    @needs_scope(*INFERRING)
     async def serve(self, websocket: WebSocket) -> None:
         try:
             connection = self._accept(websocket)
@@ -113,35 +131,45 @@ class WebSocketEdge:
             await websocket.close(GOING_AWAY, "this server is shutting down")
         except (ClientLeft, WebSocketDisconnect, Cancelled):
             return  # nobody is there to be told
+        except (Unauthenticated, Forbidden) as error:  # by now: its key has expired or was revoked
+            self.serving.turned_away(PROTOCOL, error)
+            await websocket.close(NOT_ADMITTED, statuses.told(error)[:REASON_CHARS])
 
     def _accept(self, websocket: WebSocket) -> "_WebSocketConnection":
         """Raises what refuses the connection; a model that is only not ready may be soon."""
+        principal = self.doorman.admit(websocket.scope["headers"], INFERRING)
         if self.serving.admission.is_draining:
             raise Draining("this server is shutting down; connect to another")
         options = read_options(websocket.query_params)
         model, version = websocket.path_params["model"], websocket.path_params.get("version", "")
         try:
-            block = self.catalogue.resolver.resolve(model, version)
+            block = self.catalogue.resolver.resolve(model, version, principal)
             if options.raw is not None and block.is_described:
                 options.raw.check(block)
         except ModelNotReady:
             pass
-        connection = _WebSocketConnection(self, model, version, options, dict(websocket.scope["headers"]))
+        connection = _WebSocketConnection(self, model, version, options, websocket.scope["headers"])
         connection.client = websocket.client.host if websocket.client else ""
         return connection
 
 
 class _WebSocketConnection:
     def __init__(
-        self, edge: WebSocketEdge, model: str, version: str, options: StreamOptions, headers: http_message.Headers
+        self,
+        edge: WebSocketEdge,
+        model: str,
+        version: str,
+        options: StreamOptions,
+        headers: Sequence[tuple[bytes, bytes]],
     ) -> None:
         self.options = options
         self.client = ""
         self._edge = edge
         self._model = model
         self._version = version
-        self._timeout_s = http_message.timeout_s(headers)
-        self._traceparent = http_message.traceparent(headers)
+        self._headers = headers
+        self._timeout_s = http_message.timeout_s(dict(headers))
+        self._traceparent = http_message.traceparent(dict(headers))
         self._count = 0
 
     async def exchanges(self, websocket: WebSocket) -> "AsyncIterator[_WebSocketExchange]":
@@ -150,8 +178,11 @@ class _WebSocketConnection:
             del message  # the next may be long in coming
 
     async def _open_exchange(self, message: Message) -> "_WebSocketExchange":
+        """Raises where its sender is admitted no more."""
         self._count += 1
         raw, edge = self.options.raw, self._edge
+        principal = edge.doorman.admit(self._headers, INFERRING)
+        memory = edge.memory and edge.memory.of(principal.key_id)
         form: OutputForm | RawForm
         try:
             if len(message) > edge.limits.max_message_bytes:
@@ -162,15 +193,15 @@ class _WebSocketConnection:
                 request, form = raw.decode(message, self._rank(raw)), raw
                 request.request_id = str(self._count)
             elif json_bytes(message) <= LARGE_BYTES:
-                request, form = decode_message(message, edge.memory, edge.limits)
+                request, form = decode_message(message, memory, edge.limits)
             else:
-                request, form = await edge.large.decode(len(message), decode_message, message, edge.memory, edge.limits)
+                request, form = await edge.large.decode(len(message), decode_message, message, memory, edge.limits)
         except PenstockError as error:
             edge.serving.turned_away(PROTOCOL, error)
             request_id = find_id(message) if raw is None else str(self._count)
             return _WebSocketExchange(edge.large, error, request_id, OutputForm(), message)
         request.model, request.version, request.protocol = self._model, self._version, PROTOCOL
-        request.client = self.client
+        request.client, request.principal = self.client, principal
         request.timeout_s = self._timeout_s
         request.traceparent = self._traceparent
         return _WebSocketExchange(edge.large, request, request.request_id, form, message)

@@ -5,6 +5,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -14,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 
+from penstock.access.guard import open_guard
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InvalidRequest, InvalidTensor, PenstockError, QueueFull, UnknownModel
 from penstock.gateway.grpc.oip import OipGrpc, guarded
@@ -39,7 +41,7 @@ MESSAGE = pb.ModelInferRequest(
 async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
     memory = SharedMemory(tmp_path)
     large = LargeMessages(Limits(max_values=ELEMENTS))
-    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, memory, large)
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard(), memory, large)
     server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory))
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -252,14 +254,16 @@ class KeepingContext:
 
 
 async def test_a_message_that_was_refused_is_let_go_at_once() -> None:
-    async def answer(message: Any, context: Any) -> None:
+    async def answer(message: Any, context: Any, principal: Any) -> None:
         raise InvalidRequest("no\nTraceback of a model")
 
     message, context = pb.ModelInferRequest(), KeepingContext()
     gc.disable()
     try:
         with pytest.raises(RuntimeError):
-            await guarded("ModelInfer", answer)(message, cast(Any, context))
+            await guarded("ModelInfer", answer, cast(Any, SimpleNamespace(guard=open_guard())), frozenset())(
+                message, cast(Any, context)
+            )
         assert sys.getrefcount(message) == 2
     finally:
         gc.enable()

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.config import Limits
 from penstock.core.errors import Overloaded, TooSlow
+from penstock.core.principals import ANYBODY
 from penstock.gateway.grpc.oip import received
 from penstock.gateway.grpc.traffic import FEW, SLOW_S, GrpcTraffic
 from penstock.serving.admission import Admission
@@ -40,11 +41,11 @@ def traffic_within(limits: Limits | None = None) -> GrpcTraffic:
 
 
 def call(traffic: GrpcTraffic, caller: Caller) -> asyncio.Task[Any]:
-    async def answer(message: Any, context: Any) -> str:
+    async def answer(message: Any, context: Any, principal: Any) -> str:
         return f"to {message}"
 
     async def run() -> Any:
-        return await received(answer, traffic)(None, cast(Any, caller))
+        return await received(answer, traffic)(None, cast(Any, caller), ANYBODY)
 
     return asyncio.create_task(run())
 

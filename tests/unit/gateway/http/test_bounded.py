@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.access.guard import open_guard
 from penstock.core.config import Config, Limits
 from penstock.gateway.http.app import HttpApp, build_http_app
 from penstock.gateway.http.bounded import PIPELINED
@@ -51,7 +52,7 @@ async def running(app: HttpApp, limits: Limits) -> AsyncIterator[tuple[Connect, 
 
 def app_within(served: Served, limits: Limits) -> HttpApp:
     serving: Any = served.serving
-    return build_http_app(serving, served.catalogue, limits, lambda: served.registry, Doorman(Config()))
+    return build_http_app(serving, served.catalogue, limits, lambda: served.registry, Doorman(Config(), open_guard()))
 
 
 async def answer_to(connect: Connect, *parts: bytes) -> bytes:
@@ -221,7 +222,7 @@ class Answers:
     def __init__(self, size: int) -> None:
         self._size = size
         self.infer: Any = self
-        self.doorman = Doorman(Config())
+        self.doorman = Doorman(Config(), open_guard())
 
     def turned_away(self, error: Exception) -> None:
         pass

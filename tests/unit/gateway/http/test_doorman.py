@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from penstock.access.guard import open_guard
 from penstock.core.config import Config, Limits
 from penstock.core.errors import Forbidden, UnknownHost
 from penstock.gateway.http.doorman import Doorman
@@ -20,7 +21,7 @@ INFER = "/v2/models/add/infer"
 
 
 def refusal(method: str, config: Config = LOCAL, /, **headers: str) -> str | None:
-    doorman = Doorman(config, names=("gpu-box",))
+    doorman = Doorman(config, open_guard(), names=("gpu-box",))
     given = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in headers.items()]
     error = doorman.refusal(given, method)
     assert error is None or type(error) in (Forbidden, UnknownHost)
@@ -53,8 +54,8 @@ def test_no_host_is_no_other_one() -> None:
 
 def test_of_several_hosts_each_must_be_known() -> None:
     pair = [(b"host", b"evil.example"), (b"host", b"localhost")]
-    assert isinstance(Doorman(Config()).refusal(pair, "GET"), UnknownHost)
-    assert isinstance(Doorman(Config()).refusal(pair[::-1], "GET"), UnknownHost)
+    assert isinstance(Doorman(Config(), open_guard()).refusal(pair, "GET"), UnknownHost)
+    assert isinstance(Doorman(Config(), open_guard()).refusal(pair[::-1], "GET"), UnknownHost)
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1:8080", "[2001:db8::1]:8080", "10.1.2.3", "gpu-box:8080", "localhost"])

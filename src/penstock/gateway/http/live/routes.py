@@ -1,17 +1,20 @@
 """The live view over HTTP: the page at `/` and the stream of events that it draws."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from importlib.resources import files
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from penstock.core.errors import InvalidRequest
+from penstock.core.errors import Forbidden, InvalidRequest, Unauthenticated
+from penstock.core.principals import MEASURING
 from penstock.gateway.catalogue import SERVER_NAME
 from penstock.gateway.http import schemas
 from penstock.gateway.http.live.streams import LiveStreams, LiveWatch
 from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
-from penstock.gateway.http.openapi import REF, Handler, Route, json_answer, routes_of
+from penstock.gateway.http.openapi import REF, Admit, Handler, Route, admitted, json_answer, routes_of
 
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.2
@@ -40,22 +43,25 @@ EVENTS = {"text/event-stream": {"schema": {"$ref": REF.format(model="LiveEvent")
 
 
 class LiveRest:
-    def __init__(self, streams: LiveStreams, version: str) -> None:
+    def __init__(self, streams: LiveStreams, version: str, admit: Admit) -> None:
         self._streams = streams
         self._version = version
+        self._admit = admit
         folder = files("penstock.gateway.http.live").joinpath("dashboard")
         self._files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
 
     def router(self) -> APIRouter:
-        router = routes_of(self, "Operations")
+        router = routes_of(self, "Operations", self._admit)
         for name in self._files:
-            router.add_api_route(f"/dashboard/{name}", self._part(name), methods=["GET"], include_in_schema=False)
+            part = admitted(self._part(name), MEASURING, self._admit)
+            router.add_api_route(f"/dashboard/{name}", part, methods=["GET"], include_in_schema=False)
         return router
 
     @Route(
         "GET",
         "/",
         "The live view as a page; JSON where Accept prefers application/json",
+        needs=MEASURING,
         answer=schemas.Root,
         binary_answer={"text/html": {"schema": {"type": "string"}}},
     )
@@ -70,11 +76,12 @@ class LiveRest:
         "/v1/live",
         "What the server does, as it happens",
         DESCRIPTION,
+        needs=MEASURING,
         binary_answer=EVENTS,
         query={"interval": "Seconds between events, 0.2 to 60; 1 where it is not given"},
     )
     async def live(self, request: Request) -> Response:
-        return _EventStream(self._streams.watch(_interval_s(request)))
+        return _EventStream(self._streams.watch(_interval_s(request)), partial(self._admit, request, MEASURING))
 
     def _part(self, name: str) -> Handler:
         async def part(request: Request) -> Response:
@@ -88,11 +95,12 @@ class LiveRest:
 
 
 class _EventStream(Response):
-    """Ends when its client leaves, when it takes nothing any more, or with the watch."""
+    """Ends when its client leaves, when it takes nothing any more, when it is admitted no more, or with the watch."""
 
-    def __init__(self, watch: LiveWatch) -> None:
+    def __init__(self, watch: LiveWatch, admit: Callable[[], object]) -> None:
         super().__init__()
         self._watch = watch
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(self._await_leaving(receive), name="live-client")
@@ -100,9 +108,10 @@ class _EventStream(Response):
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
             await _send(send, RETRY)
             while (event := await self._watch.next()) is not None:
+                self._admit()
                 await _send(send, b"data: " + event + b"\n\n")
             await _send(send, b"", is_last=True)
-        except TimeoutError:
+        except (TimeoutError, Unauthenticated, Forbidden):
             return  # the connection is closed with the answer unfinished
         finally:
             leaving.cancel()

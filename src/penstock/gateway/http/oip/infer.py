@@ -8,11 +8,13 @@ import structlog
 
 from penstock.core.config import Limits
 from penstock.core.errors import BUG, InternalError, InvalidRequest, PenstockError
+from penstock.core.principals import INFERRING, Principal
 from penstock.core.requests import InferRequest
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.message import JSON, OCTETS, ClientLeft, Headers, Receive, Scope, Send, read_body
 from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_raw, encode_infer, large_json_bytes
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
@@ -38,25 +40,28 @@ class InferEndpoint:
         catalogue: Catalogue,
         limits: Limits,
         large: LargeMessages,
+        doorman: Doorman,
         memory: SharedMemory | None = None,
     ) -> None:
         self._serving = serving
         self._catalogue = catalogue
         self._limits = limits
         self._large = large
+        self._doorman = doorman
         self._memory = memory
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
+            principal = self._doorman.admit(scope["headers"], INFERRING)
             reading = read_body(headers, receive, self._large)
             client = scope.get("client") or ("",)
             answer = await self.infer(
-                headers, await reading, model, version, client[0], receive
+                headers, await reading, model, version, client[0], principal, receive
             )  # which lets go of the body
         except ClientLeft:
             return
-        except PenstockError as error:  # the body could not be read
+        except PenstockError as error:  # it may not come in, or the body could not be read
             answer = self._turn_away(error)
         length = str(len(answer.body)).encode()
         every = [(b"content-type", answer.media_type), (b"content-length", length), *answer.headers]
@@ -64,15 +69,22 @@ class InferEndpoint:
         await send({"type": "http.response.body", "body": answer.body})
 
     async def infer(
-        self, headers: Headers, body: bytes, model: str, version: str, client: str, receive: Receive | None = None
+        self,
+        headers: Headers,
+        body: bytes,
+        model: str,
+        version: str,
+        client: str,
+        principal: Principal,
+        receive: Receive | None = None,
     ) -> HttpAnswer:
         """Without `receive`, the caller cancels it when the client leaves; with it, raises ClientLeft."""
         try:
             try:
                 if len(body) <= LARGE_BYTES:
-                    request, form = self._decode(headers, body, model, version)
+                    request, form = self._decode(headers, body, model, version, principal)
                 else:
-                    request, form = await self._decode_large(headers, body, model, version)
+                    request, form = await self._decode_large(headers, body, model, version, principal)
             except PenstockError as error:
                 return self._turn_away(error)
             del body
@@ -106,18 +118,22 @@ class InferEndpoint:
         return _refusal(error)
 
     async def _decode_large(
-        self, headers: Headers, body: bytes, model: str, version: str
+        self, headers: Headers, body: bytes, model: str, version: str, principal: Principal
     ) -> tuple[InferRequest, OutputForm]:
         """Only JSON takes long: tensors behind it are not looked at."""
         length = headers.get(HEADER_LENGTH)
         if length is not None and (not length.isdigit() or len(length) > 18 or int(length) <= LARGE_BYTES):
-            return self._decode(headers, body, model, version)
-        return await self._large.decode(len(body), self._decode, headers, body, model, version)
+            return self._decode(headers, body, model, version, principal)
+        return await self._large.decode(len(body), self._decode, headers, body, model, version, principal)
 
-    def _decode(self, headers: Headers, body: bytes, model: str, version: str) -> tuple[InferRequest, OutputForm]:
-        length = headers.get(HEADER_LENGTH)
+    def _decode(
+        self, headers: Headers, body: bytes, model: str, version: str, principal: Principal
+    ) -> tuple[InferRequest, OutputForm]:
+        length, memory = headers.get(HEADER_LENGTH), self._memory
+        if memory is not None and principal.key_id:
+            memory = memory.of(principal.key_id)
         if length is None:
-            request, form = decode_infer(body, memory=self._memory, limits=self._limits)
+            request, form = decode_infer(body, memory=memory, limits=self._limits)
         else:
             if not length.isdigit() or len(length) > 18 or int(length) > len(body):
                 raise InvalidRequest(
@@ -125,11 +141,12 @@ class InferEndpoint:
                 )
             end = int(length)
             if end == 0:
-                request, form = decode_raw(self._catalogue.described(model, version), body)
+                request, form = decode_raw(self._catalogue.described(model, version, principal), body)
             else:
                 view = memoryview(body)
-                request, form = decode_infer(view[:end], view[end:], self._memory, self._limits)
+                request, form = decode_infer(view[:end], view[end:], memory, self._limits)
         request.model, request.version, request.protocol = model, version, "rest"
+        request.principal = principal
         request.request_id = request.request_id or http_message.request_id(headers)
         request.timeout_s = http_message.timeout_s(headers)
         request.traceparent = http_message.traceparent(headers)

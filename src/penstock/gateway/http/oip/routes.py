@@ -4,12 +4,13 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InternalError, InvalidRequest
+from penstock.core.principals import ANY_SCOPE, CHANGING, INFERRING, PUBLIC, SEEING
 from penstock.gateway import model_config
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.oip.codec import decode_parameters
-from penstock.gateway.http.openapi import Route, json_answer, path_names
+from penstock.gateway.http.openapi import Route, json_answer, path_names, principal_of
 
 LOAD = "/v2/repository/models/{model}"
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -24,43 +25,45 @@ class OipRest:
         self._catalogue = catalogue
         self._calls = calls
 
-    @Route("GET", "/v2", "Server metadata", answer=schemas.ServerMetadata)
+    @Route("GET", "/v2", "Server metadata", needs=ANY_SCOPE, answer=schemas.ServerMetadata)
     async def server_metadata(self, request: Request) -> Response:
         version = self._catalogue.server_version
         return json_answer({"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS})
 
-    @Route("GET", "/v2/health/live", "Is the process alive?", answer=schemas.Live)
+    @Route("GET", "/v2/health/live", "Is the process alive?", needs=PUBLIC, answer=schemas.Live)
     async def live(self, request: Request) -> Response:
         return json_answer({"live": True})
 
-    @Route("GET", "/v2/health/ready", "Should requests be sent here?", answer=schemas.Ready)
+    @Route("GET", "/v2/health/ready", "Should requests be sent here?", needs=PUBLIC, answer=schemas.Ready)
     async def ready(self, request: Request) -> Response:
         if problem := self._catalogue.unreadiness():
             return json_answer({"ready": False, "error": f"the server is not ready: {problem}"}, 503)
         return json_answer({"ready": True})
 
-    @Route("GET", "/v2/models/stats", "Statistics of all", answer=schemas.Statistics)
-    @Route("GET", _of_model("/stats"), "Model statistics", answer=schemas.Statistics)
+    @Route("GET", "/v2/models/stats", "Statistics of all", needs=SEEING, answer=schemas.Statistics)
+    @Route("GET", _of_model("/stats"), "Model statistics", needs=SEEING, answer=schemas.Statistics)
     async def statistics(self, request: Request) -> Response:
-        found = await self._catalogue.statistics(*path_names(request))
+        found = await self._catalogue.statistics(*path_names(request), principal_of(request))
         return json_answer({"model_stats": [model_config.as_json(model_config.statistics(block)) for block in found]})
 
-    @Route("GET", _of_model("/ready"), "Is the model ready?", answer=schemas.ModelReady)
+    @Route("GET", _of_model("/ready"), "Is the model ready?", needs=SEEING, answer=schemas.ModelReady)
     async def model_ready(self, request: Request) -> Response:
         model, version = path_names(request)
-        if self._catalogue.is_model_ready(model, version):
+        if self._catalogue.is_model_ready(model, version, principal_of(request)):
             return json_answer({"name": model, "ready": True})
         return json_answer({"name": model, "ready": False, "error": f"model '{model}' is not ready"}, 503)
 
-    @Route("GET", _of_model(), "Model metadata", answer=schemas.ModelMetadata)
+    @Route("GET", _of_model(), "Model metadata", needs=SEEING, answer=schemas.ModelMetadata)
     async def model_metadata(self, request: Request) -> Response:
         model, version = path_names(request)
-        block = await self._catalogue.block(model, version)
-        return json_answer(model_config.as_json(model_config.metadata(block, self._catalogue.resolver.versions(model))))
+        principal = principal_of(request)
+        block = await self._catalogue.block(model, version, principal)
+        versions = self._catalogue.resolver.versions(model, principal)
+        return json_answer(model_config.as_json(model_config.metadata(block, versions)))
 
-    @Route("GET", _of_model("/config"), "Model configuration", answer=schemas.ModelConfig)
+    @Route("GET", _of_model("/config"), "Model configuration", needs=SEEING, answer=schemas.ModelConfig)
     async def model_config(self, request: Request) -> Response:
-        block = await self._catalogue.block(*path_names(request))
+        block = await self._catalogue.block(*path_names(request), principal_of(request))
         return json_answer(model_config.as_json(model_config.model_config(block)))
 
     @Route(
@@ -68,6 +71,7 @@ class OipRest:
         _of_model("/infer"),
         "Infer",
         schemas.INFER_DESCRIPTION,
+        needs=INFERRING,
         body=schemas.InferBody,
         binary_body=BINARY,
         answer=schemas.InferAnswer,
@@ -80,6 +84,7 @@ class OipRest:
         "POST",
         "/v2/repository/index",
         "The repository's models and their states",
+        needs=SEEING,
         body=schemas.IndexBody,
         is_body_required=False,
         answer=schemas.Index,
@@ -88,14 +93,14 @@ class OipRest:
         only_ready = (await self._calls.read_object(request)).get("ready", False)
         if type(only_ready) is not bool:
             raise InvalidRequest("'ready' must be a boolean")
-        return json_answer(
-            model_config.as_json(model_config.index(self._catalogue.resolver.views(), only_ready))["models"]
-        )
+        views = self._catalogue.resolver.views(principal_of(request))
+        return json_answer(model_config.as_json(model_config.index(views, only_ready))["models"])
 
     @Route(
         "POST",
         LOAD + "/load",
         "Load a model, or load it anew",
+        needs=CHANGING,
         body=schemas.LoadBody,
         is_body_required=False,
         answer=schemas.Empty,
@@ -104,13 +109,19 @@ class OipRest:
         parameters = decode_parameters((await self._calls.read_object(request)).get("parameters"))
         if refused := [name for name in parameters if name == "config" or name.startswith("file:")]:
             raise InvalidRequest(f"parameter '{refused[0][:80]}' is not supported: change the model repository instead")
-        await self._catalogue.control.load(path_names(request)[0])
+        await self._catalogue.load(path_names(request)[0], principal_of(request))
         return json_answer({})
 
     @Route(
-        "POST", LOAD + "/unload", "Unload a model", body=schemas.LoadBody, is_body_required=False, answer=schemas.Empty
+        "POST",
+        LOAD + "/unload",
+        "Unload a model",
+        needs=CHANGING,
+        body=schemas.LoadBody,
+        is_body_required=False,
+        answer=schemas.Empty,
     )
     async def unload(self, request: Request) -> Response:
         decode_parameters((await self._calls.read_object(request)).get("parameters"))
-        await self._catalogue.control.unload(path_names(request)[0])
+        await self._catalogue.unload(path_names(request)[0], principal_of(request))
         return json_answer({})

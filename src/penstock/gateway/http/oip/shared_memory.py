@@ -6,10 +6,11 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InvalidRequest
+from penstock.core.principals import INFERRING
 from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.message import parse_object
-from penstock.gateway.http.openapi import Route, json_answer
+from penstock.gateway.http.openapi import Route, json_answer, principal_of
 from penstock.gateway.shared_memory.region import Region
 from penstock.gateway.shared_memory.regions import SharedMemory, no_cuda
 
@@ -24,10 +25,13 @@ class SharedMemoryRest:
         self._memory = memory
         self._calls = calls
 
-    @Route("GET", SYSTEM + "/status", "All regions", answer=schemas.SharedMemoryStatus)
-    @Route("GET", SYSTEM + ONE + "/status", "One region", answer=schemas.SharedMemoryStatus)
+    def _of(self, request: Request) -> SharedMemory:
+        return self._memory.of(principal_of(request).key_id)
+
+    @Route("GET", SYSTEM + "/status", "All regions", needs=INFERRING, answer=schemas.SharedMemoryStatus)
+    @Route("GET", SYSTEM + ONE + "/status", "One region", needs=INFERRING, answer=schemas.SharedMemoryStatus)
     async def status(self, request: Request) -> Response:
-        found = await asyncio.to_thread(self._memory.status, _name(request))
+        found = await asyncio.to_thread(self._of(request).status, _name(request))
         return json_answer([_as_json(region) for region in found])
 
     @Route(
@@ -35,6 +39,7 @@ class SharedMemoryRest:
         SYSTEM + ONE + "/register",
         "Register a region of a POSIX shared memory object",
         "The object is on the server's machine, open to its user for reading and writing.",
+        needs=INFERRING,
         body=schemas.SharedMemoryBody,
         answer=schemas.Empty,
     )
@@ -43,25 +48,25 @@ class SharedMemoryRest:
         key, byte_size, offset = given.get("key"), given.get("byte_size"), given.get("offset", 0)
         if type(key) is not str or type(byte_size) is not int or type(offset) is not int:
             raise InvalidRequest("'key' must be a string, 'byte_size' and 'offset' whole numbers")
-        await asyncio.to_thread(self._memory.register, _name(request), key, offset, byte_size)
+        await asyncio.to_thread(self._of(request).register, _name(request), key, offset, byte_size)
         return json_answer({})
 
-    @Route("POST", SYSTEM + "/unregister", "Unregister all", answer=schemas.Empty)
-    @Route("POST", SYSTEM + ONE + "/unregister", "Unregister one", answer=schemas.Empty)
+    @Route("POST", SYSTEM + "/unregister", "Unregister all", needs=INFERRING, answer=schemas.Empty)
+    @Route("POST", SYSTEM + ONE + "/unregister", "Unregister one", needs=INFERRING, answer=schemas.Empty)
     async def unregister(self, request: Request) -> Response:
-        await asyncio.to_thread(self._memory.unregister, _name(request))
+        await asyncio.to_thread(self._of(request).unregister, _name(request))
         return json_answer({})
 
-    @Route("GET", CUDA + "/status", NO_CUDA, answer=schemas.SharedMemoryStatus)
+    @Route("GET", CUDA + "/status", NO_CUDA, needs=INFERRING, answer=schemas.SharedMemoryStatus)
     async def cuda_status(self, request: Request) -> Response:
         return json_answer([])
 
-    @Route("GET", CUDA + ONE + "/status", NO_CUDA, answer=schemas.SharedMemoryStatus)
-    @Route("POST", CUDA + ONE + "/register", "Refused", NO_CUDA, answer=schemas.Empty)
+    @Route("GET", CUDA + ONE + "/status", NO_CUDA, needs=INFERRING, answer=schemas.SharedMemoryStatus)
+    @Route("POST", CUDA + ONE + "/register", "Refused", NO_CUDA, needs=INFERRING, answer=schemas.Empty)
     async def cuda_refusal(self, request: Request) -> Response:
         raise no_cuda(_name(request))
 
-    @Route("POST", (CUDA + "/unregister", CUDA + ONE + "/unregister"), NO_CUDA, answer=schemas.Empty)
+    @Route("POST", (CUDA + "/unregister", CUDA + ONE + "/unregister"), NO_CUDA, needs=INFERRING, answer=schemas.Empty)
     async def cuda_unregister(self, request: Request) -> Response:
         return json_answer({})
 

@@ -8,6 +8,7 @@ from fastapi.responses import Response
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import InvalidRequest
+from penstock.core.principals import INFERRING
 from penstock.core.ranking import best_first, cosines
 from penstock.core.requests import InferRequest
 from penstock.core.tensors import BYTES, Array, Tensor, pack_bytes, to_array
@@ -30,6 +31,7 @@ class RerankRest:
         ("/v1/rerank", "/v2/rerank"),  # the second is where clients of Cohere's second version look
         "Documents by their relevance to a query",
         DESCRIPTION,
+        needs=INFERRING,
         body=schemas.RerankBody,
         answer=schemas.RerankAnswer,
     )
@@ -37,7 +39,7 @@ class RerankRest:
         with self._calls.turning_away():
             call = await self._calls.read(request)
             asked = await self._calls.json(call, self._read_body)
-            block = await self._calls.task_block(asked.model, SCORE, EMBED)
+            block = await self._calls.task_block(call, asked.model, SCORE, EMBED)
             tensors = asked.tensors(block)
         response = await self._calls.serve(call, InferRequest(asked.model or block.model, tensors))
         found = to_array(response.outputs[0])

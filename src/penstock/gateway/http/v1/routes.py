@@ -8,13 +8,14 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import InvalidRequest, InvalidTensor
+from penstock.core.errors import Forbidden, InvalidRequest, InvalidTensor
+from penstock.core.principals import INFERRING, SEEING, Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.calls import RestCall, RestCalls, validate
 from penstock.gateway.http.oip.codec import check_counts
-from penstock.gateway.http.openapi import Route, json_answer
+from penstock.gateway.http.openapi import Route, json_answer, principal_of
 from penstock.gateway.http.v1 import codec, schemas
 from penstock.gateway.http.v1.multipart import FormPart
 
@@ -30,21 +31,31 @@ class OpenAiRest:
         self._calls = calls
         self._catalogue = catalogue
 
-    @Route("GET", "/v1/models", "Models that can be called", answer=schemas.ModelList)
+    @Route("GET", "/v1/models", "Models that can be called", needs=SEEING, answer=schemas.ModelList)
     async def models(self, request: Request) -> Response:
-        names = sorted({block.model for block in self._catalogue.resolver.blocks()})
-        return json_answer(
-            {"object": "list", "data": [_card(self._catalogue.resolver.resolve(name, "")) for name in names]}
-        )
+        principal = principal_of(request)
+        blocks = {block.model: block for block in self._catalogue.resolver.blocks(principal)}
+        found = [self._answering(block, principal) for _, block in sorted(blocks.items())]
+        return json_answer({"object": "list", "data": [_card(block) for block in found]})
 
-    @Route("GET", "/v1/models/{model}", "One model", answer=schemas.Model)
+    def _answering(self, block: BlockDescription, principal: Principal) -> BlockDescription:
+        """What answers for its model's name; itself to who may not ask that."""
+        try:
+            return self._catalogue.resolver.resolve(block.model, "", principal)
+        except Forbidden:
+            return block
+
+    @Route("GET", "/v1/models/{model}", "One model", needs=SEEING, answer=schemas.Model)
     async def model(self, request: Request) -> Response:
-        return json_answer(_card(self._catalogue.resolver.resolve(request.path_params["model"], "")))
+        return json_answer(
+            _card(self._catalogue.resolver.resolve(request.path_params["model"], "", principal_of(request)))
+        )
 
     @Route(
         "POST",
         "/v1/embeddings",
         "Texts to vectors, as OpenAI's API",
+        needs=INFERRING,
         body=schemas.EmbeddingsBody,
         answer=schemas.EmbeddingsAnswer,
     )
@@ -52,7 +63,7 @@ class OpenAiRest:
         with self._calls.turning_away():
             call = await self._calls.read(request)
             body, tensor = await self._calls.json(call, self._read_embeddings)
-            block = await self._calls.task_block(body.model, "embed")
+            block = await self._calls.task_block(call, body.model, "embed")
             width, wanted = block.outputs[0].shape[-1], body.dimensions
             if wanted not in (None, width):
                 raise InvalidRequest(f"'dimensions' is {wanted}; model '{body.model}' gives {width} and no other")
@@ -79,6 +90,7 @@ class OpenAiRest:
         "/v1/images/upscale",
         "Enlarge a photograph",
         "The body is the JPEG or PNG file, or a form with the file in `image`. The answer is a PNG file.",
+        needs=INFERRING,
         binary_body={"image/*": BINARY, "application/octet-stream": BINARY, FORM: IMAGE_FORM},
         binary_answer={"image/png": BINARY},
         query={"model": "The block's model; may be left out where only one fits"},
@@ -87,7 +99,7 @@ class OpenAiRest:
         with self._calls.turning_away():
             call = await self._calls.read(request)
             model, image = await self._read_image(call)
-            block = await self._calls.task_block(model, "upscale")
+            block = await self._calls.task_block(call, model, "upscale")
             tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
             del image
         response = await self._calls.serve(call, InferRequest(model or block.model, [tensor]))
@@ -112,6 +124,7 @@ class OpenAiRest:
         "/v1/infer",
         "Any block, with plain values",
         "As a form, files are elements of the BYTES input of their name, and other fields are values.",
+        needs=INFERRING,
         body=schemas.V1InferBody,
         binary_body={FORM: ANY_FORM},
         answer=schemas.V1InferAnswer,
@@ -131,7 +144,7 @@ class OpenAiRest:
         """The request, and whether its inputs are named by their keys."""
         size_bytes = len(call.body)
         message = await self._calls.json(call, self._read_body, or_else=f" or {FORM}")
-        block = await self._catalogue.block(message.model, message.version)
+        block = await self._catalogue.block(message.model, message.version, call.principal)
         decoded = await self._calls.off_loop(size_bytes, lambda: codec.decode(message, block))
         return decoded, isinstance(message.inputs, dict)
 
@@ -143,7 +156,7 @@ class OpenAiRest:
         size_bytes = len(call.body)
         parts = await self._calls.form(call)
         options = {part.name: _text(part) for part in parts if part.name in OPTIONS and not part.is_file}
-        block = await self._catalogue.block(options.get("model", ""), options.get("version", ""))
+        block = await self._catalogue.block(options.get("model", ""), options.get("version", ""), call.principal)
         inputs = [part for part in parts if part.name not in options]
         limits = self._calls.limits
         return await self._calls.off_loop(size_bytes, lambda: codec.decode_form(options, inputs, block, limits))

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from penstock.access.guard import open_guard
 from penstock.core.config import Config, Limits
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http.app import build_http_app
@@ -33,7 +34,7 @@ class Watched:
         self.published = 0
         self.error: Exception | None = None
         self.streams = LiveStreams(self.read, self.publish, catalogue.standing)
-        doorman = Doorman(Config(allowed_hosts=("penstock",)))
+        doorman = Doorman(Config(allowed_hosts=("penstock",)), open_guard())
         self.app = build_http_app(serving, catalogue, Limits(), CollectorRegistry, doorman, self.streams)
 
     def read(self) -> Snapshot:
