@@ -28,7 +28,8 @@ def connections() -> Iterator[httpx.Client]:
 @pytest.fixture(params=["v1", "v2"])
 def rerank(server: ServerProcess, minilm: str, connections: httpx.Client, request: pytest.FixtureRequest) -> Rerank:
     kind = cohere.Client if request.param == "v1" else cohere.ClientV2
-    return kind(api_key="none", base_url=server.http_url, httpx_client=connections).rerank
+    found: Rerank = kind(api_key="none", base_url=server.http_url, httpx_client=connections).rerank
+    return found
 
 
 @pytest.mark.parametrize("model", ["minilm", "pairs"])
