@@ -7,6 +7,7 @@ from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results
 from penstock.experiments.sampler import UsageSample
 
+HISTOGRAM = Latencies([0.01] * 20).encode()
 # On a machine without MPS, and without a PyTorch engine, nothing of it can run.
 AS_IN_THE_SEED = """
 name: "my_experiment"
@@ -31,14 +32,13 @@ def make_cases(**sections: object) -> list[Case]:
 
 
 def make_repeat(number: int, rps: float, p99_ms: float, batch_size: int = 1, is_steady: bool = True) -> Repeat:
-    latencies = Latencies([p99_ms / 1000] * 20)
     return Repeat(
         number=number,
         requests_per_s=rps,
         items_per_s=rps * batch_size,
         answered=20,
-        latency_ms={**latencies.summary_ms(), "p99": p99_ms, "mean": p99_ms, "max": p99_ms},
-        latency_histogram=latencies.encode(),
+        latency_ms=dict.fromkeys(("mean", "p50", "p90", "p95", "p99", "p99.9", "max"), p99_ms),
+        latency_histogram=HISTOGRAM,
         rejected={},
         is_steady=is_steady,
         windows_per_s=[rps] * 3,

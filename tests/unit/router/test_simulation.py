@@ -126,13 +126,13 @@ def test_slow_and_flapping_workers_get_less_and_cost_no_more() -> None:
     slow, flapping = range(50), range(50, 100)
     run = Simulation("power_of_two", slow, flapping)
     run.start()
-    run.run(1_000_000, rate=600.0)
+    run.run(200_000, rate=600.0)
     steady = run.served[100:]
     assert run.lost > 100
     assert fmean(run.served[n] for n in slow) < 0.3 * fmean(steady)
     assert max(steady) < 1.3 * fmean(steady)
     assert min(steady) > 0.7 * fmean(steady)
-    assert run.draws.count <= 2 * (1_000_000 + run.lost)
+    assert run.draws.count <= 2 * (200_000 + run.lost)
 
 
 def test_round_robin_gives_everyone_the_same() -> None:

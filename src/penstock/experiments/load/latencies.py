@@ -36,9 +36,11 @@ class Latencies:
 
     def summary_ms(self) -> dict[str, float]:
         """mean, p50 … p99.9, max."""
-        percentiles = {f"p{percent:g}": self.percentile_ms(percent) for percent in PERCENTILES}
-        mean_ms = float(self._histogram.get_mean_value()) / 1000 if len(self) else float("nan")
-        return {"mean": mean_ms, **percentiles, "max": self.highest_ms}
+        if not len(self):
+            return dict.fromkeys(("mean", *map(_percentile_name, PERCENTILES), "max"), float("nan"))
+        found = self._histogram.get_percentile_to_value_dict(PERCENTILES)
+        percentiles = {_percentile_name(percent): float(found[percent]) / 1000 for percent in PERCENTILES}
+        return {"mean": float(self._histogram.get_mean_value()) / 1000, **percentiles, "max": self.highest_ms}
 
     def encode(self) -> str:
         """HdrHistogram's own compressed form, which its tools in other languages read, too."""
@@ -49,6 +51,10 @@ class Latencies:
         found = cls()
         found._histogram.decode_and_add(text)
         return found
+
+
+def _percentile_name(percent: float) -> str:
+    return f"p{percent:g}"
 
 
 def merge(parts: Iterable[Latencies]) -> Latencies:
