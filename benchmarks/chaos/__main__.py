@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, rollout, sessions, slow_reader
+from benchmarks.chaos.access import run as access
 from benchmarks.chaos.attack import run as attack
 from benchmarks.chaos.cluster import run as cluster
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario, print_table
@@ -33,6 +34,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "slow_reader": slow_reader.run,
     "attack": attack.run,
     "cluster": cluster.run,
+    "access": access.run,
 }
 
 
@@ -89,7 +91,7 @@ def _parse() -> argparse.Namespace:
         "--attack",
         default="",
         metavar="TEXT",
-        help="of the attacks, or of the cluster's faults, those whose names have this in them",
+        help="of the attacks, or of the faults of cluster and access, those whose names have this in them",
     )
     parser.add_argument("--malformed", type=int, default=0, metavar="N", help="so many malformed messages")
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository with minilm and srcnn")

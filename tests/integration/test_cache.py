@@ -10,11 +10,11 @@ import httpx
 import pytest
 
 from benchmarks.server import ServerProcess
+from benchmarks.valkey import Valkey
 from benchmarks.waiting import eventually
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, floats_json, log_lines, write_identity, write_slow
-from tests.valkey import Valkey
 
 WAIT_S = 90.0
 CACHED = "cache: {enabled: true}\n"

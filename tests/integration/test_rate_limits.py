@@ -10,10 +10,10 @@ import pytest
 from websockets.asyncio.client import connect
 
 from benchmarks.server import ServerProcess
+from benchmarks.valkey import Valkey
 from benchmarks.waiting import until_seen
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ROOT, floats, floats_json, log_lines, write_identity
-from tests.valkey import Valkey
 
 WAIT_S = 90.0
 # So slow that nothing is made good while the tests run.

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from benchmarks.server import ServerProcess
+from benchmarks.valkey import Valkey
 from benchmarks.waiting import until_seen
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import ROOT, answered, floats, write_identity, write_slow
-from tests.valkey import Valkey
 
 WAIT_S = 60.0
 PAUSE_S = 0.05

@@ -6,7 +6,7 @@ Decides; what was taken is kept in storage/limits.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 
 from penstock.core.errors import RateLimited
 from penstock.core.principals import ANYBODY, NOBODY, KeyLimits, LimitStanding, Principal
@@ -19,7 +19,7 @@ REQUESTS, ROWS, TOKENS = "requests", "rows", "tokens"
 def rates_of(limits: KeyLimits) -> tuple[Rate, ...]:
     """Those that are limited."""
     named = (REQUESTS, limits.requests_per_s), (ROWS, limits.rows_per_s), (TOKENS, limits.tokens_per_s)
-    return tuple(Rate(name, per_s, limits.burst_s) for name, per_s in named if per_s > 0)
+    return tuple(Rate(name, per_s, limits.burst_s) for name, per_s in named if 0 < per_s < inf)
 
 
 def is_limited(limits: KeyLimits | None) -> bool:

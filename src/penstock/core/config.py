@@ -95,9 +95,9 @@ class SessionSettings(Section):
 class KeyLimitSettings(Section):
     """What each caller may ask for; 0: no limit."""
 
-    requests_per_s: Annotated[float, Field(ge=0)] = 0.0
-    rows_per_s: Annotated[float, Field(ge=0)] = 0.0
-    tokens_per_s: Annotated[float, Field(ge=0)] = 0.0
+    requests_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    rows_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    tokens_per_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     burst_s: Annotated[float, Field(ge=0, le=86_400)] = 1.0  # what may come at once, in seconds of the rates
     concurrency: Annotated[int, Field(ge=0)] = 0
 

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from math import isfinite
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -116,8 +117,8 @@ def _wanted(spec: pb.KeySpec) -> KeyRecord:
 
 def _limits(told: pb.LimitsOfKey) -> KeyLimits:
     given = {field.name: value for field, value in told.ListFields()}
-    if any(value < 0 for value in given.values()):
-        raise InvalidRequest("a limit is not below 0")
+    if not all(isfinite(value) and value >= 0 for value in given.values()):
+        raise InvalidRequest("a limit is a number from 0 on")
     return KeyLimits(**given)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pytest
 from prometheus_client import CollectorRegistry
 
+from benchmarks.valkey import Valkey
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
@@ -21,7 +22,6 @@ from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.store import open_store
 from penstock.telemetry.metrics import CacheMetrics
-from tests.valkey import Valkey
 
 BLOCK = BlockDescription(
     "blk-1",

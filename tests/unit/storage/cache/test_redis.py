@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.valkey import Valkey
 from penstock.core.errors import Unavailable
 from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.redis import RedisStore
-from tests.valkey import Valkey
 
 
 class Clock:

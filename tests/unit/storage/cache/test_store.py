@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.valkey import Valkey
 from penstock.core.config import CacheSettings
 from penstock.core.errors import ConfigError
 from penstock.storage.cache.memory import MemoryStore
 from penstock.storage.cache.redis import RedisStore
 from penstock.storage.cache.sqlite import SqliteStore
 from penstock.storage.cache.store import CacheStore, open_store
-from tests.valkey import Valkey
 
 
 @pytest.fixture(params=["memory", "sqlite", "redis"])

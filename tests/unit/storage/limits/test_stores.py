@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from benchmarks.valkey import Valkey
 from benchmarks.waiting import until
 from penstock.core.errors import ConfigError
 from penstock.storage.limits.base import CONCURRENCY, Ask, LimitStore, Rate, Spend, Taken
 from penstock.storage.limits.memory import MemoryLimitStore
 from penstock.storage.limits.opening import open_limit_store
 from penstock.storage.limits.redis import RedisLimitStore
-from tests.valkey import Valkey
 
 # So slow that nothing is made good while a test runs.
 REQUESTS = Rate("requests", 0.001, 10_000.0)

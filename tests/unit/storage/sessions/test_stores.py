@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.valkey import Valkey
 from penstock.core.config import SessionSettings
 from penstock.core.errors import ConfigError, Unavailable
 from penstock.storage.sessions.base import SessionStore, StepRow
 from penstock.storage.sessions.opening import open_session_store
 from penstock.storage.sessions.redis import RedisSessionStore
 from tests.unit.storage.sessions.memory_store import MemorySessionStore
-from tests.valkey import Valkey
 
 TTL_S = 60.0
 KEY = "blk-1:s"

@@ -1,4 +1,4 @@
-"""A real server that speaks Redis' protocol, as a process of its own, for tests to use and to kill."""
+"""A real server that speaks Redis' protocol, as a process of its own, to use and to kill."""
 
 import signal
 import socket

@@ -1,0 +1,1 @@
+"""Scenarios of who may do what: limits, keys, tokens and certificates under load and faults."""

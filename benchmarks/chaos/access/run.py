@@ -1,0 +1,20 @@
+"""The scenarios of who may do what, one after the other."""
+
+from collections.abc import Mapping
+
+from benchmarks.chaos.access import rates
+from benchmarks.chaos.report import ChaosPlan, Result, Scenario
+
+PARTS: Mapping[str, Scenario] = {
+    "rates": rates.run,
+}
+
+
+async def run(plan: ChaosPlan) -> Result:
+    result = Result()
+    for name, part in PARTS.items():
+        if plan.chosen not in name:
+            continue
+        plan.say(name)
+        result.add(name, await part(plan))
+    return result
