@@ -92,7 +92,7 @@ async def open_manager(
     from penstock.manager.access.audit import Audit
     from penstock.manager.access.keys import Keys
     from penstock.manager.access.service import AccessService
-    from penstock.manager.election import SOLE_LEASE_S
+    from penstock.manager.leading.election import SOLE_LEASE_S
     from penstock.manager.lives import LifeRules
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview

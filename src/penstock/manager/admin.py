@@ -15,10 +15,10 @@ from penstock.core.blocks import BlockRecord, BlockRole, Resources, WorkerRecord
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
 from penstock.core.principals import Scope
+from penstock.manager.deployed_block import DeployedBlock, WorkerState
 from penstock.manager.desired import BLOCKS, WORKERS, encode
 from penstock.manager.lives import Life
 from penstock.manager.manager import Manager, now
-from penstock.manager.registry import DeployedBlock, WorkerState
 from penstock.manager.reign import Load, Notice
 from penstock.manager.service import failure_of
 from penstock.pb.v1 import cluster_pb2 as pb

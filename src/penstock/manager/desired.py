@@ -9,7 +9,7 @@
 | `members/gateways` | GatewayList |
 | `members/workers` | PresentWorkers: those whom a successor may expect |
 | `events/<number>` | manager/events.py |
-| `leader`, `managers/<id>` | core/leaders.py |
+| `leader`, `managers/<id>` | core/cluster/leaders.py |
 | `history` | a random name, no JSON: what revisions and epochs are counted in |
 """
 

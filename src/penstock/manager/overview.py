@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.registry import Collector
 
 from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.manager import Manager
-from penstock.manager.registry import DeployedBlock
 from penstock.manager.reign import BlockCount, Facts, Load
 from penstock.telemetry.cluster import (
     BlockFigures,
@@ -32,7 +32,7 @@ class Overview:
 
     def look(self) -> ClusterFigures:
         manager = self._manager
-        blocks = [block for block in manager.reign.registry.blocks() if block.is_shown]
+        blocks = manager.reign.registry.shown()
         answers = self._totals()
         return ClusterFigures(
             is_leader=bool(manager.epoch),

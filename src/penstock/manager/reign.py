@@ -11,6 +11,7 @@ from typing import NamedTuple
 from penstock.core.blocks import WorkerRecord
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.routes import NameRoute
+from penstock.manager.deployed_block import DeployedBlock, WorkerState
 from penstock.manager.desired import DesiredState, Folded, PresentWorkers
 from penstock.manager.lives import (
     Life,
@@ -27,8 +28,8 @@ from penstock.manager.lives import (
     WorkerStreamEnded,
 )
 from penstock.manager.placing.placement import Placement, place
-from penstock.manager.placing.sites import BlockDemand, SharedCapacity, WorkerCapacity
-from penstock.manager.registry import DeployedBlock, Registry, WorkerState
+from penstock.manager.placing.sites import SharedCapacity, WorkerCapacity
+from penstock.manager.registry import Registry
 from penstock.manager.telling.boards import Boards
 
 PRESENT = (LifeState.ALIVE, LifeState.SUSPECT)
@@ -101,7 +102,6 @@ class Reign:
         self.refused: dict[int, StreamRefused] = {}  # streams that are to be ended
         self.notices: list[Notice] = []
         self._state = state
-        self._is_adopting = not is_fresh
         self._expected = None if state.present is None else frozenset(state.present.worker_ids)
         self._placed: dict[str, tuple[str, ...]] = {}
         self._must_place = True
@@ -181,10 +181,9 @@ class Reign:
 
     def turn(self, now: float) -> None:
         self._perform(self.lives.handle(LivesTurn(), now))
-        if self._is_adopting and (self.lives.is_settled or self._are_all_here()):
-            self._is_adopting, self._has_news = False, True
+        if self.is_adopting and (self.lives.is_settled or self._are_all_here()):
             self.registry.end_adoption()
-            self._must_place = True
+            self._must_place = self._has_news = True
         self._settle(now)
 
     def set_routes(self, routes: Iterable[NameRoute]) -> None:
@@ -206,7 +205,7 @@ class Reign:
 
     @property
     def is_adopting(self) -> bool:
-        return self._is_adopting
+        return self.registry.is_adopting
 
     def present(self) -> PresentWorkers:
         """Whom a successor may expect."""
@@ -216,13 +215,9 @@ class Reign:
     def record(self, worker_id: str) -> WorkerRecord:
         return self._state.workers.get(worker_id) or WorkerRecord()
 
-    def is_drained(self, worker_id: str) -> bool:
-        """Nothing is left on it that is to go."""
-        return not any(worker_id in block.workers for block in self.registry.blocks())
-
     def placed(self, block: DeployedBlock) -> list[str]:
         """The workers that should hold it."""
-        if block.is_everywhere:
+        if block.is_everywhere or self.is_adopting:
             return sorted(self.registry.targets(block))
         return sorted(self._placed.get(block.block_id, ()))
 
@@ -252,22 +247,18 @@ class Reign:
                         self.loads.pop(worker_id, None)
 
     def _settle(self, now: float | None = None) -> None:
-        if self._must_place:
+        if self._must_place and not self.is_adopting:
             self._place_picky(now)
         self._has_news |= self.boards.publish(self.registry, self._state)
 
     def _place_picky(self, now: float | None) -> None:
         """A large cluster is not placed anew for each of many that come at once: the next turn does it for all."""
-        picky = [block for block in self.registry.assigned() if not block.is_everywhere]
-        if self._is_adopting:
-            # Until everybody has had the time to come, all keep what they hold, and nobody gets another's.
-            self._placed = {block.block_id: tuple(block.workers) for block in picky}
-        elif now is not None and now < self._place_at and len(picky) * len(self.lives.items()) > LARGE:
+        if now is not None and now < self._place_at and len(self._placed) * len(self.lives.items()) > LARGE:
             return
-        else:
-            self._place_at = (now or 0.0) + PLACE_S
-            holders = self._place().holders if picky else {}
-            self._placed = {block.block_id: holders[block.block_id] for block in picky}
+        self._place_at = (now or 0.0) + PLACE_S
+        picky = [block.block_id for block in self.registry.assigned() if not block.is_everywhere]
+        holders = self._place().holders if picky else {}
+        self._placed = {block_id: holders[block_id] for block_id in picky}
         self._must_place = False
         self.registry.place(self._placed)
 
@@ -280,7 +271,8 @@ class Reign:
             if not block.is_everywhere
         }
         present = [(worker, life) for worker, life in self.lives.items().items() if life.state in PRESENT]
-        return place(map(_demand, blocks), [self._capacity(worker, life) for worker, life in present], held)
+        capacities = [self._capacity(worker, life) for worker, life in present]
+        return place([block.demand for block in blocks], capacities, held)
 
     def _capacity(self, worker_id: str, life: Life) -> WorkerCapacity:
         facts, record = self.facts.get(worker_id, Facts()), self.record(worker_id)
@@ -306,21 +298,3 @@ class Reign:
 
     def _close_workers(self) -> None:
         self.registry.close(worker for worker in self.lives.items() if self._is_closed(worker))
-
-
-def _demand(block: DeployedBlock) -> BlockDemand:
-    record = block.record
-    told = {**record.labels, **{key: value for key, value in record.metadata.items() if isinstance(value, str)}}
-    return BlockDemand(
-        block.block_id,
-        replicas=record.replicas,
-        cpu=record.resources.cpu,
-        memory_bytes=record.resources.memory_bytes,
-        gpu_memory_bytes=record.resources.gpu_memory_bytes,
-        labels=record.labels,
-        anti_affinity=frozenset(record.anti_affinity),
-        names=frozenset(
-            {block.model, f"{block.model}:{block.version}", *(f"{key}={value}" for key, value in told.items())}
-        ),
-        weight=record.weight,
-    )

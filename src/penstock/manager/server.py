@@ -7,7 +7,7 @@ import grpc
 from penstock.access.guard import Guard, open_guard
 from penstock.manager.access.door import GuardedDoor
 from penstock.manager.admin import ClusterService
-from penstock.manager.leader_service import LeaderService
+from penstock.manager.leading.leader_service import LeaderService
 from penstock.manager.manager import Manager
 from penstock.manager.service import ManagerService
 from penstock.pb.v1 import cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc

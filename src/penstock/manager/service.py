@@ -16,11 +16,11 @@ from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, NotLeader, PenstockError
 from penstock.core.principals import Scope
 from penstock.core.routes import NameRoute
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.manager import Manager, now
 from penstock.manager.placing.sites import SharedCapacity
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
 from penstock.manager.telling.boards import (
     BLOCK,
@@ -42,7 +42,7 @@ from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
 T = TypeVar("T")
-STATES = frozenset(BlockState)
+STATES = {str(state): state for state in BlockState}
 
 
 class ManagerService(manager_pb2_grpc.ManagerServicer):
@@ -245,15 +245,12 @@ def _facts(report: pb.WorkerReport) -> Facts:
 
 
 def _report(report: pb.WorkerReport) -> Report:
+    # What a later version of Penstock calls otherwise is not ready yet, as far as this one knows.
     states = [
-        (b.block_id, WorkerState(_state(b.state), b.reason, b.revision, b.is_serving, b.is_new)) for b in report.blocks
+        (b.block_id, WorkerState(STATES.get(b.state, BlockState.LOADING), b.reason, b.revision, b.is_serving, b.is_new))
+        for b in report.blocks
     ]
     return Report(states, list(report.removed), report.is_snapshot)
-
-
-def _state(told: str) -> BlockState:
-    """What a later version of Penstock calls otherwise is not ready yet, as far as this one knows."""
-    return BlockState(told) if told in STATES else BlockState.LOADING
 
 
 def _load(load: pb.WorkerLoad) -> Load:
@@ -298,7 +295,7 @@ def _assignment(delta: Delta[Given], history: str, epoch: int) -> pb.Assignment:
     for given in delta.changed.values():
         match given:
             case AssignedBlock():
-                message.blocks.add(**asdict(given))
+                message.blocks.add(**given._asdict())
             case Endpoints(endpoints):
                 message.has_gateways = True
                 message.gateways.extend(endpoints)

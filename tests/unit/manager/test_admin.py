@@ -11,9 +11,9 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
 from penstock.core.cluster.leaders import ManagerRecord
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager, now
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
 from penstock.manager.server import serve_manager
 from penstock.manager.telling.boards import AssignedBlock

@@ -88,7 +88,7 @@ class Bed:
 
     @asynccontextmanager
     async def managing(self) -> AsyncIterator[Manager]:
-        store = await SqliteMetadataStore.open(self.file)
+        self.store = store = await SqliteMetadataStore.open(self.file)
         manager = Manager(store, self.repository, rules=QUICK)
         await manager.start()
         server = await serve_manager(manager, self.address)
@@ -159,9 +159,9 @@ async def test_who_was_deposed_begins_no_history(bed: Bed) -> None:
         await manager.prove_reign("another", manager.epoch + 9)
         assert manager.desired.history == history
         epoch = manager.epoch
-        await manager._store.put("leader", b"another's")
+        await bed.store.put("leader", b"another's")
         with suppress(NotLeader):  # it may know by now that it leads no more, and then it does not even try
             await manager.prove_reign(history, epoch + 9)
-        stored = await manager._store.get("history")
+        stored = await bed.store.get("history")
         assert stored is not None
         assert stored.value.decode() == history

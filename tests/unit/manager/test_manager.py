@@ -13,9 +13,9 @@ from penstock.core.blocks import BlockState, BlockView
 from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.errors import ConfigError, Conflict, InvalidRequest, NotLeader, UnknownModel
 from penstock.core.settings import Routing
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Notice, Report
 from penstock.manager.telling.boards import AssignedBlock
 from penstock.storage.metadata.base import Compare, MetadataStore, Write

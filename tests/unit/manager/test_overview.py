@@ -7,10 +7,10 @@ import pytest
 
 from penstock.core.blocks import BlockState
 from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager, now
 from penstock.manager.overview import Overview
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import BlockCount, Facts, Load, Report
 from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from penstock.core.blocks import BlockRecord, BlockRole, BlockState
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.desired import DesiredBlock
-from penstock.manager.registry import Registry, WorkerState
+from penstock.manager.registry import Registry
 
 READY, FAILED, LOADING = BlockState.READY, BlockState.FAILED, BlockState.LOADING
 UNLOADED, DORMANT = BlockState.UNLOADED, BlockState.DORMANT
@@ -29,7 +30,8 @@ class Cluster:
         for version in {*self.records, *versions, *spares}:
             role = BlockRole.CHOSEN if version in versions else BlockRole.SPARE
             role = role if version in (*versions, *spares) else BlockRole.WITHDRAWN
-            is_kept = version not in versions and self.registry.is_taken_up(f"blk-{version}")
+            block = self.registry.get(f"blk-{version}")
+            is_kept = version not in versions and block is not None and block.is_wanted and block.is_taken_up
             self.write(version, role, self.records[version].revision if is_kept else self.revision)
         self.apply()
 

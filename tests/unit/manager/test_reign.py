@@ -1,13 +1,16 @@
 """A reign by events: workers come, fall silent, go and come back; their blocks are where they should be, by deltas."""
 
 import json
+from collections import Counter
+from dataclasses import replace
+from random import Random
 from typing import Any
 
 from penstock.core.blocks import BlockRecord, BlockRole, BlockState, WorkerRecord
-from penstock.manager.desired import BLOCKS, PRESENT, WORKERS, DesiredState, encode
+from penstock.manager.deployed_block import WorkerState
+from penstock.manager.desired import BLOCKS, PRESENT, ROUTING, WORKERS, DesiredState, encode
 from penstock.manager.lives import LifeRules, WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.placing.sites import SharedCapacity
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Reign, Report
 from penstock.manager.telling.boards import BLOCK, AssignedBlock
 from penstock.storage.metadata.base import Change
@@ -188,7 +191,6 @@ def test_a_drained_worker_serves_until_others_do() -> None:
     cluster.work()
     cluster.work()
     assert cluster.holders("a") == [{"w0": "w1", "w1": "w0"}[holder]]
-    assert cluster.reign.is_drained(holder)
 
 
 def test_a_successor_leaves_what_is_held_where_it_is() -> None:
@@ -209,6 +211,98 @@ def test_a_successor_leaves_what_is_held_where_it_is() -> None:
     assert all(len(after.holders(f"blk-{n}")) == 2 for n in range(40)), "its blocks are placed elsewhere"
     moved = [each for worker in ("w0", "w1", "w2") for each in held[worker] if worker not in after.holders(each)]
     assert len(moved) <= 4, "to even out, a few may"
+
+
+def test_what_was_given_to_a_newcomer_is_taken_back_before_it_says_anything() -> None:
+    cluster = Cluster()
+    cluster.deploy("a")
+    cluster.arrive("w0")
+    record = cluster.state.blocks["a"].record
+    withdrawn = record.model_copy(update={"role": BlockRole.WITHDRAWN, "generation": 1})
+    cluster.write((BLOCKS + "a", encode(withdrawn)))
+    assert "block/a" not in cluster.reign.boards.assignment("w0").items()
+
+
+# --- whatever happens
+
+
+class Chaos(Cluster):
+    """Anything that can happen does, in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        super().__init__(is_fresh=self.random.random() < 0.5)
+        self.says: dict[str, dict[str, WorkerState]] = {}
+
+    def step(self) -> None:
+        self.now += self.random.choice((0.0, 0.1, 1.0))
+        worker, model = f"w{self.random.randrange(4)}", f"m{self.random.randrange(3)}"
+        steps = (self.deploy_some, self.come, self.report, self.report, self.report, self.go, self.drain, self.delete)
+        self.random.choice(steps)(worker, model)
+        if self.random.random() < 0.2:
+            self.reign.turn(self.now)
+
+    def deploy_some(self, _: str, model: str) -> None:
+        fields = self.random.choice(({}, {"replicas": 1}, {"replicas": 2}, {"anti_affinity": ("m0",)}))
+        chosen = self.random.randint(1, 3)
+        for version in range(1, 4):
+            known = self.state.block(model, str(version))
+            role = self.random.choice((BlockRole.SPARE, BlockRole.WITHDRAWN)) if version != chosen else BlockRole.CHOSEN
+            generation = known.revision if known is not None and version != chosen else 0
+            record = BlockRecord(model=model, version=str(version), source="/m", role=role, **fields)
+            self.write(
+                (f"{BLOCKS}{model}-{version}", encode(record.model_copy(update={"generation": generation}))),
+                (f"{ROUTING}{model}", self.random.choice((None, b"{}"))),
+            )
+
+    def delete(self, _: str, model: str) -> None:
+        self.write((f"{BLOCKS}{model}-{self.random.randint(1, 3)}", None))
+
+    def drain(self, worker: str, _: str) -> None:
+        self.write((WORKERS + worker, encode(WorkerRecord(is_draining=self.random.random() < 0.5))))
+
+    def come(self, worker: str, _: str) -> None:
+        holds = [block_id for block_id in self.state.blocks if self.random.random() < 0.4]
+        self.arrive(worker, f"{self.random.randrange(3)}-life", tuple(holds))
+
+    def go(self, worker: str, _: str) -> None:
+        ended = WorkerStreamEnded(worker, self.stream.get(worker, 0), self.random.random() < 0.3)
+        self.reign.end(ended, self.now)
+
+    def report(self, worker: str, _: str) -> None:
+        if worker in self.reign.registry.workers():
+            given = {key.removeprefix(BLOCK) for key in self.reign.boards.assignment(worker).items()}
+            names = [name for name in self.state.blocks if self.random.random() < 0.6]
+            states = [(name, self.some_state(name)) for name in names if name in given]
+            removed = [name for name in names if name not in given]
+            report = Report(states, removed, is_snapshot=self.random.random() < 0.2)
+            self.reign.hear(WorkerHeard(worker, self.stream[worker]), report, None, self.now)
+
+    def some_state(self, block_id: str) -> WorkerState:
+        state = self.random.choice((BlockState.READY, BlockState.READY, BlockState.FAILED, *BlockState))
+        revision = self.state.blocks[block_id].revision - self.random.choice((0, 0, 0, 1))
+        return WorkerState(state, "why", revision, state is BlockState.READY, self.random.random() < 0.2)
+
+    def revisions(self) -> list[int]:
+        boards = self.reign.boards
+        return [boards.view.revision, *(boards.assignment(worker).revision for worker in self.attached())]
+
+
+def test_nobody_is_told_less_than_if_everything_were_told_anew() -> None:
+    for seed in range(40):
+        chaos = Chaos(seed)
+        for _ in range(50):
+            chaos.step()
+            before, registry = chaos.revisions(), chaos.reign.registry
+            for block in registry.blocks():
+                registry.touch(block.model)
+                anew = replace(block, workers={}, _tally=Counter(), _serving=0)
+                anew.role = block.role
+                for worker, said in block.workers.items():
+                    anew.hear(worker, said)
+                assert anew.state() == block.state()
+            chaos.reign.boards.publish(registry, chaos.state)
+            assert chaos.revisions() == before
 
 
 def test_labels_of_operators_stand_before_a_workers_own() -> None:

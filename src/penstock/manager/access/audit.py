@@ -43,7 +43,7 @@ class Audit:
         self._clock = clock
         self._entries: dict[int, bytes] = {}  # in the order of their numbers
         self._newest = 0  # that was given: it may be on its way
-        manager.audit = self.plan
+        manager.store.audit = self.plan
         manager.on_folded.append(self._folded)
         self._take(manager.desired.others)
 

@@ -19,7 +19,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.manifest import Manifest, ModelFacts, VersionRecord, check_digest, read_manifest
-from penstock.manager.deployment import Choice
+from penstock.manager.deploying.deployment import Choice
 from penstock.manager.models.records import ModelRecords, RegisteredVersion, taken
 from penstock.manager.models.uploads import Uploads
 from penstock.models.registry.facts import complete_facts, read_settings, settings_files

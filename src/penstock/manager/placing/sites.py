@@ -17,10 +17,15 @@ class BlockDemand:
     gpu_memory_bytes: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)  # that a worker must have; of an empty value the key alone
     anti_affinity: frozenset[str] = frozenset()  # names of blocks that no worker holds beside it
-    names: frozenset[str] = (
-        frozenset()
-    )  # what others may call it there: its model, key=value of its labels and metadata
+    # What others may call it there: its model, key=value of its labels and metadata.
+    names: frozenset[str] = frozenset()
     weight: float = 1.0  # of each replica, beside other blocks'
+
+    @property
+    def is_plain(self) -> bool:
+        """It asks for nothing: every worker may hold it, and should."""
+        asks = self.replicas or self.cpu or self.memory_bytes or self.gpu_memory_bytes
+        return not (asks or self.labels or self.anti_affinity)
 
 
 @dataclass(frozen=True, slots=True)

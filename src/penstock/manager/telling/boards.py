@@ -2,20 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.core.blocks import BlockView, GatewayMember
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.routes import NameRoute
+from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.desired import DesiredState
-from penstock.manager.registry import DeployedBlock, Registry
+from penstock.manager.registry import Registry
 from penstock.manager.telling.ledger import Ledger
 
 GATEWAYS, ACCESS = "gateways", "access"
 BLOCK, ROUTE, KEY = "block/", "route/", "key/"
 
 
-@dataclass(frozen=True, slots=True)
-class AssignedBlock:
+class AssignedBlock(NamedTuple):
     block_id: str
     model: str
     version: str
@@ -62,8 +63,8 @@ class Boards:
         self._assignments: dict[str, Ledger[Given]] = {}  # by worker
         self._forgotten = 0  # the highest revision of those that are no more
         self._given: dict[str, set[str]] = {}  # by block, the workers in whose assignment it is
-        self._shown: dict[str, set[str]] = {}  # by model, the blocks in the view
-        self._wanted: dict[str, tuple[AssignedBlock, frozenset[str]]] = {}  # by block, as it was last assigned
+        self._known: dict[str, set[str]] = {}  # by model, its blocks
+        self._assigned: dict[str, AssignedBlock] = {}  # by block, as all have it in whose assignment it is
 
     def blocks(self) -> list[BlockView]:
         return [shown for shown in self.view.items().values() if isinstance(shown, BlockView)]
@@ -73,17 +74,17 @@ class Boards:
 
     def publish(self, registry: Registry, state: DesiredState) -> bool:
         """Brings everything up to date that the registry says is another; whether there was any."""
-        models, workers = registry.take_touched()
-        for model in sorted(models):
+        touched = registry.take_touched()
+        for model in sorted(touched.models):
             self._publish_model(model, registry, state)
-        attached = registry.workers()
-        for worker in workers & attached:
-            ledger = self._ledger(worker)
-            ledger.put(GATEWAYS, _endpoints(state))
+        for model in sorted(touched.states - touched.models):
+            self._show(registry.of_model(model), state.routings.get(model, ""))
+        for worker in touched.workers & registry.workers():
+            self._ledger(worker).put(GATEWAYS, _endpoints(state))
             for block in registry.assigned():
                 if worker in registry.assigned_to(block):
-                    self._give(worker, _assigned(block))
-        return bool(models or workers)
+                    self._give(worker, block.block_id)
+        return bool(touched)
 
     def gateways_changed(self, state: DesiredState) -> None:
         self.view.put(GATEWAYS, ToldGateways(state.membership, state.gateways.members()))
@@ -112,33 +113,36 @@ class Boards:
             given.discard(worker)
 
     def _publish_model(self, model: str, registry: Registry, state: DesiredState) -> None:
-        routing = state.routings.get(model, "")
-        blocks = {block.block_id: block for block in registry.of_model(model)}
-        for block_id, block in blocks.items():
-            if block.is_shown:
-                self.view.put(BLOCK + block_id, _view(block, routing))
-                self._shown.setdefault(model, set()).add(block_id)
+        blocks = registry.of_model(model)
+        self._show(blocks, state.routings.get(model, ""))
+        for block in blocks:
             self._assign(block, registry.assigned_to(block))
-        for block_id in self._shown.get(model, set()) - blocks.keys():
-            self._shown[model].discard(block_id)
-            self._wanted.pop(block_id, None)
+        known = {block.block_id for block in blocks}
+        for block_id in self._known.get(model, set()) - known:
             self.view.remove(BLOCK + block_id)
-            for worker in list(self._given.get(block_id, ())):
+            for worker in self._given.pop(block_id):
                 self._take(worker, block_id)
+            del self._assigned[block_id]
+        self._known[model] = known
+
+    def _show(self, blocks: Iterable[DeployedBlock], routing: str) -> None:
+        for block in blocks:
+            if block.is_shown:
+                self.view.put(BLOCK + block.block_id, _view(block, routing))
 
     def _assign(self, block: DeployedBlock, workers: frozenset[str]) -> None:
-        wanted = (_assigned(block), workers)
-        if self._wanted.get(block.block_id) == wanted:
-            return
-        self._wanted[block.block_id] = wanted
-        for worker in self._given.get(block.block_id, set()) - workers:
-            self._take(worker, block.block_id)
-        for worker in workers:
-            self._give(worker, wanted[0])
+        block_id, assigned = block.block_id, _assigned(block)
+        given = self._given.setdefault(block_id, set())
+        is_same, self._assigned[block_id] = self._assigned.get(block_id) == assigned, assigned
+        for worker in given - workers:
+            self._take(worker, block_id)
+        for worker in workers - given if is_same else workers:
+            self._give(worker, block_id)
+        given &= workers
 
-    def _give(self, worker: str, block: AssignedBlock) -> None:
-        self._ledger(worker).put(BLOCK + block.block_id, block)
-        self._given.setdefault(block.block_id, set()).add(worker)
+    def _give(self, worker: str, block_id: str) -> None:
+        self._ledger(worker).put(BLOCK + block_id, self._assigned[block_id])
+        self._given[block_id].add(worker)
 
     def _ledger(self, worker: str) -> Ledger[Given]:
         """One that comes back may have heard an earlier one's revisions: they are none of this one's."""
@@ -147,7 +151,6 @@ class Boards:
         return self._assignments[worker]
 
     def _take(self, worker: str, block_id: str) -> None:
-        self._given[block_id].discard(worker)
         if (ledger := self._assignments.get(worker)) is not None:
             ledger.remove(BLOCK + block_id)
 

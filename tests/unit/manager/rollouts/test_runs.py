@@ -14,9 +14,9 @@ from penstock.core.answer_counts import AnswerCounts, bucket_of
 from penstock.core.blocks import BlockState
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.routes import NameRoute
+from penstock.manager.deployed_block import WorkerState
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager
-from penstock.manager.registry import WorkerState
 from penstock.manager.reign import Facts, Report
 from penstock.manager.rollouts.plan import RolloutPhase
 from penstock.manager.rollouts.runs import Rollouts

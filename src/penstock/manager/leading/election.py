@@ -1,8 +1,8 @@
-"""Holds a manager's lease in the metadata store, and leads where manager/leadership.py says so."""
+"""Holds a manager's lease in the metadata store, and leads where leadership.py says so."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import structlog
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from penstock.core.cluster.leaders import LEADER, MANAGERS, LeaderRecord, ManagerRecord
 from penstock.core.errors import Conflict, LeaseLost, NotLeader, PenstockError
-from penstock.manager.leadership import (
+from penstock.manager.leading.leadership import (
     BeginReign,
     Campaign,
     CampaignEnded,
@@ -32,6 +32,7 @@ from penstock.manager.leadership import (
     StoreSetBack,
     TimePassed,
 )
+from penstock.manager.tasks import Tasks
 from penstock.storage.metadata.base import Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.following import follow
 
@@ -58,7 +59,7 @@ class Election:
         self._on_change = on_change
         self._clock = clock
         self._leadership = Leadership(ttl_s)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks("election")
         self._timer: asyncio.TimerHandle | None = None
         self._revoked: asyncio.Task[None] | None = None
         self._taken = 0  # how often another was found to have its name
@@ -67,8 +68,8 @@ class Election:
         self.managers: dict[str, ManagerRecord] = {}  # those that hold a lease
 
     def start(self) -> None:
-        self._spawn(self._follow_leader())
-        self._spawn(self._follow_managers())
+        self._tasks.spawn(self._follow_leader())
+        self._tasks.spawn(self._follow_managers())
         self._handle(TimePassed())
 
     async def close(self) -> None:
@@ -78,10 +79,7 @@ class Election:
             self._timer.cancel()
         if self._revoked is not None:
             await asyncio.wait({self._revoked}, timeout=RESIGN_S)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     @property
     def manager_id(self) -> str:
@@ -126,15 +124,15 @@ class Election:
     def _perform(self, action: LeadershipAction) -> None:
         match action:
             case GrantLease():
-                self._spawn(self._grant())
+                self._tasks.spawn(self._grant())
             case KeepLease(lease):
-                self._spawn(self._keep(lease))
+                self._tasks.spawn(self._keep(lease))
             case Register(lease):
-                self._spawn(self._register(lease))
+                self._tasks.spawn(self._register(lease))
             case Campaign(lease, expected):
-                self._spawn(self._campaign(lease, expected))
+                self._tasks.spawn(self._campaign(lease, expected))
             case RevokeLease(lease):
-                self._revoked = self._spawn(self._revoke(lease))
+                self._revoked = self._tasks.spawn(self._revoke(lease))
             case BeginReign(epoch):
                 log.info("reign_began", manager=self.manager_id, epoch=epoch, at_s=self._clock())
                 self._on_change()
@@ -238,17 +236,6 @@ class Election:
                 self.managers.pop(manager_id, None)
                 if found := _read(ManagerRecord, each.value):
                     self.managers[manager_id] = found
-
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("election_task_failed", error=repr(error))
 
 
 def _each(heard: Snapshot | Sequence[Change]) -> Sequence[Record | Change]:

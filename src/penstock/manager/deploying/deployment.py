@@ -48,12 +48,6 @@ class Deployment:
         record = Write(FOLDERS + model, encode(folder), may_wait=True)
         return [record, *self.deploy(Choice(model, folder.source, folder.versions, folder.older))]
 
-    def is_deployed(self, model: str, folder: FolderRecord) -> bool:
-        """Nothing of the folder is another than when it was deployed, or somebody unloaded the model since."""
-        if self._state.is_unloaded(model):
-            return True
-        return self._state.folders.get(model) == folder and bool(self._state.of_model(model))
-
     def reload(self, model: str) -> list[Write]:
         """What is chosen, or the newest of what was unloaded, is loaded anew from where it came."""
         blocks = self._state.of_model(model)

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.waiting import until
 from penstock.core.cluster.leaders import ManagerRecord
-from penstock.manager.leader_service import LeaderService
+from penstock.manager.leading.leader_service import LeaderService
 from penstock.manager.manager import Manager
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.storage.metadata.sqlite import SqliteMetadataStore

@@ -8,7 +8,7 @@ from itertools import count
 
 import pytest
 
-from penstock.manager.leadership import (
+from penstock.manager.leading.leadership import (
     BeginReign,
     Campaign,
     CampaignEnded,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.core.cluster.leaders import LEADER, MANAGERS, ManagerRecord
 from penstock.core.errors import Conflict, NotLeader
-from penstock.manager.election import SOLE_LEASE_S, Election
+from penstock.manager.leading.election import SOLE_LEASE_S, Election
 from penstock.storage.metadata.base import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 

@@ -1,0 +1,1 @@
+"""What is written when models are deployed."""

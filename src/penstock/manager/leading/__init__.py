@@ -1,0 +1,1 @@
+"""Who leads among several managers."""
