@@ -115,7 +115,7 @@ async def test_another_history_of_the_store_is_followed_and_the_one_before_no_mo
     source.hurry()
     found = [await anext(heard)]
     managers.answers["a"] = LeaderResponse(is_leader=True, leader="a", epoch=4, history="h2")
-    source.hurry()
     while found[-1] != LeaderAt("a", 4, "h2"):
+        source.hurry()
         found.append(await anext(heard))
     assert LeaderAt("old", 60, "h1") not in found[found.index(LeaderAt("a", 3, "h2")) :]
