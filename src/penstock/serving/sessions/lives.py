@@ -4,7 +4,7 @@ from penstock.core.errors import Overloaded, SessionError
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.answers import KeptAnswers
 from penstock.serving.sessions.faults import LOST
-from penstock.serving.sessions.parts import Action, BlockSessions, Session, SessionRecord, Ticket, WaitingRoom
+from penstock.serving.sessions.parts import Action, BlockSessions, Session, SessionRecord, Ticket, WaitingRoom, carried
 
 SENT_AGAIN = 64  # requests of a session that may wait beside the window, as repeats of those in it
 
@@ -69,27 +69,13 @@ class SessionLives:
 
     def record(self, session: Session) -> SessionRecord:
         oldest = max(session.first, session.next - session.settings.answers)
-        return SessionRecord(
-            session.life,
-            session.is_numbered,
-            session.first,
-            session.next,
-            session.arrived,
-            session.position,
-            session.has_first,
-            session.has_state,
-            session.home,
-            session.digest,
-            session.over,
-            self._answers.of(session.life, oldest, session.next),
-        )
+        return SessionRecord(**carried(session), answers=self._answers.of(session.life, oldest, session.next))
 
     def adopt(self, block: BlockSessions, session_id: str, record: SessionRecord, epoch: int) -> Session:
         settings = block.settings
         session = Session(session_id, block, settings, record.life, record.is_numbered, self._room(settings.window))
-        session.first, session.next, session.arrived = record.first, record.next, record.arrived
-        session.position, session.has_first, session.has_state = record.position, record.has_first, record.has_state
-        session.home, session.digest, session.over = record.home, record.digest, record.over
+        for name, value in carried(record).items():
+            setattr(session, name, value)
         session.epoch, session.doubtful = epoch, record.begun
         for seq_no, kept in record.answers.items():
             self._answers.keep(record.life, seq_no, kept.outcome, kept.position, settings.answers)

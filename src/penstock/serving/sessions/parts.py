@@ -2,8 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
+from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.core.requests import SessionStep
@@ -142,6 +143,14 @@ class SessionRecord:
     over: str
     answers: dict[int, KeptAnswer] = field(default_factory=dict)
     begun: int = 0  # the step that was begun and of which no end is known; 0: none
+
+
+CARRIED = tuple(each.name for each in fields(SessionRecord) if each.name not in ("answers", "begun"))
+
+
+def carried(of: object) -> dict[str, Any]:
+    """What a session, its record and the record's message have alike."""
+    return {name: getattr(of, name) for name in CARRIED}
 
 
 @dataclass(slots=True, eq=False)

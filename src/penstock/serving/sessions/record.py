@@ -6,45 +6,20 @@ from penstock.core.errors import PenstockError, WireError
 from penstock.core.requests import InferResponse
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.serving.sessions.answers import KeptAnswer, ManyAnswers, Outcome, answers_of
-from penstock.serving.sessions.parts import SessionRecord
+from penstock.serving.sessions.parts import SessionRecord, carried
 from penstock.wire import frames
 from penstock.wire.forms import decode_failure
 
 
 def encode_state(record: SessionRecord) -> pb.SessionState:
     """Without its answers."""
-    return pb.SessionState(
-        life=record.life,
-        is_numbered=record.is_numbered,
-        first=record.first,
-        next=record.next,
-        arrived=record.arrived,
-        position=record.position,
-        has_first=record.has_first,
-        has_state=record.has_state,
-        home=record.home,
-        digest=record.digest,
-        over=record.over,
-    )
+    return pb.SessionState(**carried(record))
 
 
 def decode_state(state: pb.SessionState, answers: Iterable[pb.SessionAnswer], begun: int = 0) -> SessionRecord:
     """Raises WireError for answers that cannot be read."""
-    return SessionRecord(
-        state.life,
-        state.is_numbered,
-        state.first,
-        state.next,
-        state.arrived,
-        state.position,
-        state.has_first,
-        state.has_state,
-        state.home,
-        state.digest,
-        state.over,
-        {answer.seq_no: _decode_answer(answer) for answer in answers},
-        begun,
-    )
+    kept = {answer.seq_no: _decode_answer(answer) for answer in answers}
+    return SessionRecord(**carried(state), answers=kept, begun=begun)
 
 
 def encode_answer(seq_no: int, position: int, outcome: Outcome) -> pb.SessionAnswer:
