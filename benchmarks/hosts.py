@@ -6,7 +6,6 @@ import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 NEEDED = "hosts need the `ip` command (Debian: iproute2) and the right to make network namespaces (root)"
@@ -41,9 +40,7 @@ class Hosts:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def address(self, host: int) -> str:
@@ -54,9 +51,13 @@ class Hosts:
         """Of a host's network namespace."""
         return self._names[host]
 
+    def inside(self, host: int) -> tuple[str, ...]:
+        """What a command begins with that runs on a host."""
+        return ("ip", "netns", "exec", self._names[host])
+
     def run(self, host: int, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> "HostProcess":
         """Starts a command on a host; what it prints goes to the log."""
-        process = HostProcess(["ip", "netns", "exec", self._names[host], *command], log, env)
+        process = HostProcess([*self.inside(host), *command], log, env)
         self._processes.append(process)
         return process
 

@@ -7,21 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks.chaos.checked_load import CheckedLoad, EchoQuestion, Tally
 from benchmarks.chaos.repository import ECHO
 from benchmarks.cluster import ClusterHosts
-from benchmarks.etcd import EtcdNode
+from benchmarks.etcd import NODES, Etcd
 from benchmarks.waiting import until_seen
 from penstock.core.cluster.leaders import LEADER, MANAGERS
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.metadata.opening import open_metadata
 
-ETCD, MANAGER_HOSTS, GATEWAY_HOSTS, WORKER_HOSTS = range(3), range(3, 6), range(6, 8), range(8, 11)
+MANAGER_HOSTS, GATEWAY_HOSTS, WORKER_HOSTS = range(NODES, 6), range(6, 8), range(8, 11)  # after those of etcd
 HOSTS = 11
-PORTS = (2379, 2380)
 START_S = 120.0
 CALLERS, PAUSE_S = 8, 0.02
 
@@ -40,7 +38,7 @@ class ClusterBed:
     models: Path
     folder: Path
     hosts: ClusterHosts = field(init=False)
-    etcd: list[EtcdNode] = field(init=False)
+    etcd: Etcd = field(init=False)
     store: MetadataStore = field(init=False)
     _stack: ExitStack = field(default_factory=ExitStack)
     _killed: dict[int, list[float]] = field(default_factory=dict)  # managers' hosts, and when theirs was killed
@@ -53,21 +51,13 @@ class ClusterBed:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.store.close()
         self._stack.close()
 
     async def _start(self) -> None:
         hosts = self.hosts = self._stack.enter_context(ClusterHosts(HOSTS, self.folder))
-        self.etcd = [
-            EtcdNode(f"etcd-{n}", self.folder / f"etcd-{n}", hosts.address(n), PORTS, self._inside(n)) for n in ETCD
-        ]
-        for node in self.etcd:
-            self._stack.callback(node.kill)
-            node.start(self.etcd)
-        await until_seen(lambda: all(node.is_healthy() for node in self.etcd), "etcd is healthy", START_S)
+        self.etcd = self._stack.enter_context(Etcd(self.folder, hosts))
         self.store = await open_metadata(self.url, self.folder)
         for host in MANAGER_HOSTS:
             hosts.manager(host, self.models, "--join", self.url)
@@ -79,10 +69,7 @@ class ClusterBed:
 
     @property
     def url(self) -> str:
-        return f"etcd://{','.join(node.address for node in self.etcd)}"
-
-    def _inside(self, host: int) -> tuple[str, ...]:
-        return ("ip", "netns", "exec", self.hosts.name(host))
+        return self.etcd.url
 
     # --- how it stands
 

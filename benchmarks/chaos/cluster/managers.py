@@ -86,11 +86,11 @@ async def kill_leader(bed: ClusterBed, number: int) -> Undo:
 
 
 async def kill_etcd(bed: ClusterBed, number: int) -> Undo:
-    node = bed.etcd[number % len(bed.etcd)]
+    node = bed.etcd.nodes[number % len(bed.etcd.nodes)]
     node.kill()
 
     async def undo() -> None:
-        node.start(bed.etcd)
+        node.start(bed.etcd.nodes)
         await until_seen(node.is_healthy, "the node of etcd is healthy", START_S)
 
     return undo
