@@ -13,6 +13,7 @@ from typing import Annotated
 from pydantic import Field
 
 from penstock.core.blocks import StoredValue
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.principals import KeyLimits, Principal, Scope
 
 PREFIX = "psk_"
@@ -66,6 +67,12 @@ class KeyTable:
             self._by_digest[bytes.fromhex(record.digest)] = record.principal()
             if record.rotated_digest:
                 self._by_digest[bytes.fromhex(record.rotated_digest)] = record.principal(record.rotated_until)
+
+    @classmethod
+    def of(cls, view: AccessView) -> "KeyTable":
+        """What a manager told."""
+        records = [KeyRecord.model_validate_json(record) for record in view.keys.values()]
+        return cls(view.secret, records, view.is_asking)
 
     def find(self, text: str) -> Principal | None:
         """Who has this key, expired or not."""

@@ -15,13 +15,15 @@ import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from penstock.access.guard import Guard, open_guard
+from penstock.access.guard import Guard
+from penstock.access.keys import KeyTable
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import ClusterPicture, Control, GatewayMember
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
@@ -76,9 +78,10 @@ class Gateway:
     def __init__(
         self, gateway_id: str, config: Config, metrics_folder: Path, traces: Traces, guard: Guard | None = None
     ) -> None:
-        """`guard` stands at every door; without one they are open."""
+        """`guard` stands at every door, and hears of keys with what else the cluster is."""
         self.gateway_id = gateway_id
-        self.guard = guard or open_guard()
+        self.guard = guard or Guard(config.asks_at(config.host))
+        self._access: AccessView | None = None
         self._config = config
         self._metrics_folder = metrics_folder
         registry = CollectorRegistry()
@@ -140,6 +143,9 @@ class Gateway:
 
     def cluster_changed(self, picture: ClusterPicture) -> None:
         views = picture.blocks
+        if picture.access is not self._access:
+            self._access = picture.access
+            self.guard.keys_changed(KeyTable.of(picture.access))
         self._ordered.gateways_changed(picture.gateways, picture.membership)
         self._meter.gateways_changed(len(picture.gateways))
         self._dispatcher.set_routings(

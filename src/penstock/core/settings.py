@@ -69,6 +69,7 @@ class Health(Section):
 class Caching(Section):
     enabled: bool = False
     ttl_s: Annotated[float, Field(gt=0)] | None = None  # None: the server's response_cache.ttl_s
+    shared: bool = False  # among keys; else each finds what was answered to itself alone
 
 
 class Sessions(Section):

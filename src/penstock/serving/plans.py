@@ -67,6 +67,8 @@ class Plan:
             request.controls = self._without_parameters
             return timeout_s
         controls = request.controls = self._controls.read(parameters)
+        if controls.session is not None:
+            controls.session.session_id = request.principal.session_id(controls.session.session_id)
         asked = parameters.get(TIMEOUT)
         if isinstance(asked, int) and asked > 0 and not self._controls.may_override_timeout(controls):
             return min(timeout_s, asked / 1e6)

@@ -23,6 +23,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
+from penstock.serving.callers import CallerCounts
 from penstock.serving.meter import Meter, Metered
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import Resolver
@@ -57,6 +58,7 @@ class Serving:
         self.is_traced = traces.is_on
         self.meter = meter
         self.plans = Plans(metrics, dispatcher.routing)
+        self.callers = CallerCounts(metrics.key_requests, self.plans.tallies)
         self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
         self.plans.on_answered = self.shadows.offer
 
@@ -189,6 +191,8 @@ class _Admitted:
             return
         response = self.response
         self.plan.answered(self._request, self._start, self._routed, now(), response)
+        if self._request.principal.key_id:
+            self._serving.callers.answered(self._request.principal)
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
             self._span.end()
@@ -218,6 +222,9 @@ class _Admitted:
             else:
                 plan.watch.failed(request, told)
         told_of = log.bind(request_id=request.request_id, model=request.model)
+        if request.principal.key_id:
+            self._serving.callers.failed(request.principal, told.code)
+            told_of = told_of.bind(key=request.principal.name)
         if isinstance(told, InternalError) and told is not error:
             told_of.error("bug", where=request.protocol, exc_info=error)
             raise told from error

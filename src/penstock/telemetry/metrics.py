@@ -106,6 +106,9 @@ class ServingMetrics(_Metrics):
         self.admit_seconds = self._histogram("admit_seconds", "Admission and resolution", *MODEL)
         self.reply_seconds = self._histogram("reply_seconds", "The way to the worker and back", *MODEL)
         self.refusals = self._counter("refusals", "Requests refused, by reason", "reason")
+        self.key_requests = self._counter(
+            "key_requests", "Requests of those who have a key, by its name and what came of them", "key", "code"
+        )
         self.inflight_requests = self._gauge("inflight_requests", "Requests inside")
         self.inflight_bytes = self._gauge("inflight_bytes", "Bytes of the requests inside")
         self.memory_bytes = self._gauge("gateway_memory_bytes", "Resident memory")

@@ -7,6 +7,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from penstock.core.errors import PenstockError, WireError
+from penstock.core.principals import ANYBODY, INFERRING, Principal
 from penstock.core.requests import PLAIN, Controls, InferRequest, InferResponse, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
@@ -57,6 +58,9 @@ def encode_forward(
     forward.size_bytes = request.size_bytes
     forward.membership = membership
     forward.hops = 1
+    if (principal := request.principal) is not ANYBODY:
+        forward.caller.name, forward.caller.key_id = principal.name, principal.key_id
+        forward.caller.models[:], forward.caller.blocks[:] = principal.models, principal.blocks
     _put_job(forward.job, job_id, timeout_s, request)
     forward.job.response_credits = response_credits
     return _with_tensors(frame, forward.job.inputs, request.inputs)
@@ -75,7 +79,12 @@ def forwarded(forward: pb.Forward, message: Sequence[Buffer]) -> InferRequest:
         job.traceparent,
         forward.protocol,
         size_bytes=forward.size_bytes,
+        principal=_caller(forward.caller) if forward.HasField("caller") else ANYBODY,
     )
+
+
+def _caller(caller: pb.Caller) -> Principal:
+    return Principal(caller.name, caller.key_id, INFERRING, models=tuple(caller.models), blocks=tuple(caller.blocks))
 
 
 def encode_result(

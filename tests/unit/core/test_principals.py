@@ -33,3 +33,8 @@ def test_empty_lists_allow_all_and_each_that_is_given_must_name_what_is_asked() 
     assert not of_both.may_ask("noop", "blk-x")
     assert of_both.is_bound
     assert not ANYBODY.is_bound
+
+
+def test_a_session_belongs_to_its_key() -> None:
+    assert ANYBODY.session_id("s") == "s"
+    assert Principal("one", "k1").session_id("s") != Principal("two", "k2").session_id("s")

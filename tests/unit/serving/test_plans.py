@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import EngineFailed
+from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, InferResponse, Parameter, Timing
 from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings, Routing
@@ -138,3 +139,16 @@ def test_blocks_that_routes_name_are_watched(bed: Bed) -> None:
     assert bed.sample("penstock_requests_total", protocol="grpc", code="ok") == 1
     bed.plans.watch([])
     assert bed.plans.of(described).watch is None
+
+
+def test_the_same_session_of_another_key_is_another(bed: Bed) -> None:
+    for settings in ({}, {"sessions": {"order": True}}):
+        plan = bed.plans.of(block(**settings))
+        found: list[str] = []
+        for key_id in ("", "k1", "k2"):
+            request = InferRequest("m", [], parameters={"session_id": "s"}, principal=Principal("name", key_id))
+            plan.read(request)
+            plan.read(request)  # as where its block was withdrawn
+            assert request.controls.session is not None
+            found.append(request.controls.session.session_id)
+        assert found == ["s", "k1:s", "k2:s"]

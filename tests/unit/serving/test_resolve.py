@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
-from penstock.core.errors import ModelNotReady, UnknownModel
+from penstock.core.errors import Forbidden, ModelNotReady, PenstockError, UnknownModel
+from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest
 from penstock.core.routes import NameRoute, Share
 from penstock.core.settings import BlockSettings
@@ -282,3 +283,72 @@ def test_a_block_that_goes_leaves_its_requests_to_what_answers_for_its_name() ->
     heir = resolver.heir("blk-m2")
     assert heir is not None
     assert heir.version == "1"
+
+
+def told(resolver: Resolver, name: str, version: str, principal: Principal) -> tuple[type[PenstockError], str]:
+    """What both ways say, with the name left out."""
+    said: set[tuple[type[PenstockError], str]] = set()
+    for ask in (
+        lambda: resolver.resolve(name, version, principal),
+        lambda: resolver.choose(InferRequest(name, [], version, principal=principal)),
+    ):
+        with pytest.raises(PenstockError) as raised:
+            ask()
+        said.add((type(raised.value), raised.value.message.replace(f"'{name}'", "'NAME'")))
+    (found,) = said
+    return found
+
+
+def two_models() -> Resolver:
+    """Of `m` two versions, and `other`."""
+    resolver = ready_resolver([0.0] * 100)
+    views = [view("1"), view("2"), BlockView("blk-other1", "other", "1", BlockState.READY, "")]
+    resolver.cluster_changed(views)
+    resolver.workers_changed(held(block("1"), block("2"), block("1", "other")))
+    return resolver
+
+
+@pytest.mark.parametrize("principal", [Principal("k", "k", models=("oth*",)), Principal("k", "k", blocks=("*other*",))])
+def test_what_a_key_may_not_ask_is_not_there(principal: Principal) -> None:
+    resolver = two_models()
+    assert resolver.resolve("other", "", principal).model == "other"
+    assert resolver.choose(InferRequest("blk-other1", [], principal=principal)).model == "other"
+    for forbidden, unknown, version in (("m", "n", ""), ("m", "n", "1"), ("m", "n", "7"), ("blk-m1", "blk-n1", "")):
+        assert told(resolver, forbidden, version, principal) == told(resolver, unknown, version, principal)
+    assert told(resolver, "m", "", principal) == (UnknownModel, "unknown model 'NAME'; this server has: other")
+    assert {each.model for each in resolver.views(principal)} == {each.model for each in resolver.blocks(principal)}
+    assert [each.block_id for each in resolver.blocks(principal)] == ["blk-other1"]
+    assert resolver.versions("m", principal) == []
+    assert not resolver.may_change(principal, "m")
+    assert resolver.may_change(principal, "other")
+
+
+def test_a_key_for_one_version_sees_that_alone() -> None:
+    resolver, principal = two_models(), Principal("k", "k", blocks=("blk-m1",))
+    assert resolver.resolve("m", "1", principal).version == "1"
+    assert resolver.versions("m", principal) == ["1"]
+    assert told(resolver, "m", "2", principal) == (UnknownModel, "model 'NAME' has no version '2'; it has 1")
+    assert told(resolver, "m", "", principal)[0] is Forbidden, "2 answers for the name"
+    assert not resolver.may_change(principal, "m")
+
+
+def test_what_is_not_ready_is_told_to_whom_it_concerns() -> None:
+    resolver = two_models()
+    resolver.cluster_changed([view("1", BlockState.FAILED, "no file"), view("2", BlockState.UNLOADED)])
+    resolver.workers_changed({})
+    assert told(resolver, "m", "", ANYBODY)[0] is ModelNotReady
+    assert told(resolver, "m", "", Principal("k", "k", models=("m",)))[0] is ModelNotReady
+    assert told(resolver, "m", "", Principal("k", "k", models=("x",)))[0] is UnknownModel
+
+
+def test_a_key_may_be_for_a_routes_name() -> None:
+    resolver = two_models()
+    resolver.routes_changed([routed(("blk-m1", 1), name="either")])
+    principal = Principal("k", "k", models=("either",))
+    assert resolver.choose(InferRequest("either", [], principal=principal)).model == "m"
+    assert told(resolver, "m", "", principal) == (UnknownModel, "unknown model 'NAME'; this server has: either")
+    others = Principal("k", "k", models=("other",))
+    assert told(resolver, "either", "", others) == told(resolver, "nothing", "", others)
+    resolver.routes_changed([routed(("blk-gone", 1), name="either")])
+    assert told(resolver, "either", "", principal)[0] is ModelNotReady
+    assert told(resolver, "either", "", others) == told(resolver, "nothing", "", others)

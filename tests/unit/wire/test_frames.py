@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import QueueFull, WireError
+from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest, Timing
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
@@ -28,6 +29,16 @@ def test_a_job_round_trips() -> None:
     assert frames.tensors(frame.job.inputs, encoded) == request.inputs
     assert frames.parameters(frame.job.parameters) == request.parameters
     assert list(frame.job.outputs) == ["y"]
+
+
+def test_who_asked_travels_with_what_is_forwarded() -> None:
+    for principal in (ANYBODY, Principal("team", "key-1", models=("m*",), blocks=("blk-1", "blk-2"))):
+        encoded = frames.encode_forward(7, 1.5, InferRequest("m", [], principal=principal), 3)
+        _, frame = frames.decode(encoded)
+        back = frames.forwarded(frame.forward, encoded).principal
+        assert (back is ANYBODY) is (principal is ANYBODY)
+        assert (back.name, back.key_id) == (principal.name, principal.key_id)
+        assert (back.models, back.blocks) == (principal.models, principal.blocks)
 
 
 def test_a_result_round_trips() -> None:

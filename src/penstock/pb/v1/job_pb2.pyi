@@ -91,7 +91,7 @@ class PeerHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., gateway_id: _Optional[str] = ...) -> None: ...
 
 class Forward(_message.Message):
-    __slots__ = ("job", "model", "version", "protocol", "size_bytes", "membership", "hops")
+    __slots__ = ("job", "model", "version", "protocol", "size_bytes", "membership", "hops", "caller")
     JOB_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Forward(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_FIELD_NUMBER: _ClassVar[int]
     HOPS_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
     job: Job
     model: str
     version: str
@@ -106,7 +107,20 @@ class Forward(_message.Message):
     size_bytes: int
     membership: int
     hops: int
-    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[str] = ..., size_bytes: _Optional[int] = ..., membership: _Optional[int] = ..., hops: _Optional[int] = ...) -> None: ...
+    caller: Caller
+    def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., protocol: _Optional[str] = ..., size_bytes: _Optional[int] = ..., membership: _Optional[int] = ..., hops: _Optional[int] = ..., caller: _Optional[_Union[Caller, _Mapping]] = ...) -> None: ...
+
+class Caller(_message.Message):
+    __slots__ = ("name", "key_id", "models", "blocks")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key_id: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., key_id: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SessionFetch(_message.Message):
     __slots__ = ("query_id", "block_id", "session_id", "membership")

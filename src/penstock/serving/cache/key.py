@@ -27,13 +27,15 @@ class KeyMaker:
     """Makes the keys of one block.
 
     What is not bytes goes into the digest as Python writes it: quoted and bracketed, so that no two requests are
-    written alike. Bytes follow, each with its length before them.
+    written alike. Bytes follow, each with its length before them. Who has a key finds its own answers alone: how soon
+    an answer comes would tell what others ask.
     """
 
     def __init__(self, block: BlockDescription) -> None:
         # All else that shapes its answers is in files that the fingerprint is of, model.yaml among them.
         of_block = repr((FORMAT, block.block_id, block.version, block.fingerprint, block.settings.task))
         self._prefix = key_prefix(block.block_id)
+        self._is_shared = block.settings.cache.shared
         self._of_block = blake2b(of_block.encode(), digest_size=DIGEST_BYTES)
 
     def key(self, request: InferRequest) -> bytes:
@@ -46,6 +48,8 @@ class KeyMaker:
             (name, value) for name, value in request.parameters.items() if not _is_ours(name)
         )
         digest.update(repr((tensors, request.outputs, parameters or [])).encode())
+        if request.principal.key_id and not self._is_shared:
+            digest.update(repr(request.principal.key_id).encode())
         for tensor in inputs:
             digest.update(tensor.data)
         return self._prefix + digest.digest()

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.principals import Principal
 from penstock.core.requests import Controls, InferRequest, Parameter
-from penstock.core.settings import Batching, BlockSettings, Instances
+from penstock.core.settings import Batching, BlockSettings, Caching, Instances
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.serving.cache.key import DIGEST_BYTES, KeyMaker, key_prefix
 
@@ -167,3 +168,14 @@ def test_the_block_its_version_its_files_and_its_task_count() -> None:
 def test_how_fast_a_model_runs_does_not_count() -> None:
     faster = block(settings=BlockSettings(batching=Batching(max_rows=64), instances=Instances(count=4)), instances=4)
     assert KeyMaker(faster).key(InferRequest("m", [tensor()])) == key(tensor())
+
+
+def test_who_asks_counts_unless_answers_are_shared() -> None:
+    def of(maker: KeyMaker, *key_ids: str) -> list[bytes]:
+        return [maker.key(InferRequest("m", [tensor()], principal=Principal("name", each))) for each in key_ids]
+
+    assert all_differ(of(MAKER, "", "k1", "k2"))
+    assert of(MAKER, "") == [key(tensor())], "where nobody is asked for a key"
+    assert of(MAKER, "k1") == of(MAKER, "k1")
+    shared = KeyMaker(block(settings=BlockSettings(cache=Caching(enabled=True, shared=True))))
+    assert len(set(of(shared, "", "k1", "k2"))) == 1

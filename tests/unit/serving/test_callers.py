@@ -1,0 +1,26 @@
+"""Counts by the names of keys: each under its own, and those beyond the bound together."""
+
+from prometheus_client import CollectorRegistry
+
+from penstock.core.principals import Principal
+from penstock.serving.callers import MAX_NAMES, CallerCounts
+from penstock.telemetry.metrics import ServingMetrics
+from penstock.telemetry.tally import Tallies
+
+
+def test_keys_are_counted_by_name_and_labels_are_bounded() -> None:
+    registry, tallies = CollectorRegistry(), Tallies()
+    counts = CallerCounts(ServingMetrics(registry).key_requests, tallies)
+    for number in range(MAX_NAMES + 3):
+        counts.answered(Principal(f"name-{number}", f"key-{number}"))
+    counts.answered(Principal("name-0", "key-0"))
+    counts.failed(Principal("name-0", "key-0"), "queue_full")
+    counts.failed(Principal("late", "key-late"), "queue_full")
+    tallies.flush()
+
+    def seen(key: str, code: str) -> float | None:
+        return registry.get_sample_value("penstock_key_requests_total", {"key": key, "code": code})
+
+    assert (seen("name-0", "ok"), seen("name-1", "ok"), seen("other", "ok")) == (2.0, 1.0, 3.0)
+    assert (seen("name-0", "queue_full"), seen("other", "queue_full")) == (1.0, 1.0)
+    assert seen("late", "queue_full") is None
