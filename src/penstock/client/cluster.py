@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 
 from penstock.client import faults
-from penstock.core.errors import DeadlineExceeded, InvalidRequest, NotLeader, PenstockError, Unavailable
+from penstock.core.errors import DeadlineExceeded, NotLeader, PenstockError, Unavailable
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc
 from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.forms import decode_failure
@@ -71,15 +71,8 @@ class ClusterClient:
 
 
 def _fault(error: grpc.RpcError, manager: str) -> PenstockError:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return InvalidRequest(f"what answers at {manager} is no manager: give its address with --manager")
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(
             f"the manager at {manager} did not answer in time; try again, or give a longer --timeout"
         )
-    found = faults.from_call(error, manager)
-    if type(found) is Unavailable:
-        return Unavailable(
-            f"no manager answers at {manager}: is it running there? Give --manager HOST:PORT (setting cluster.join)"
-        )
-    return found
+    return faults.from_manager(error, manager)

@@ -44,15 +44,24 @@ def from_call(error: grpc.RpcError, address: str) -> PenstockError:
     return _FOREIGN.get(status, InternalError)(details or f"the call failed with {status.name}")
 
 
+def from_manager(error: grpc.RpcError, address: str) -> PenstockError:
+    """The same, where a manager was called."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidRequest(f"what answers at {address} is no manager of Penstock: give its address with --manager")
+    found = from_call(error, address)
+    if type(found) is not Unavailable:
+        return found
+    said = f"no manager of Penstock answers at {address} ({_reason(error.details() or '')}): is it running there?"
+    return Unavailable(f"{said} Give --manager HOST:PORT (setting cluster.join)")
+
+
 def from_stream(answer: pb.ModelStreamInferResponse) -> PenstockError:
     code = answer.infer_response.parameters[CODE].string_param
     return from_code(code, answer.error_message, {})
 
 
 def unreachable(address: str, details: str) -> Unavailable:
-    # gRPC tells a long story, whose end is what the system said.
-    reason = details.strip().rpartition(": ")[2] or "connection lost"
-    error = Unavailable(f"no answer ({reason}): is `penstock serve` running at {address}?")
+    error = Unavailable(f"no answer ({_reason(details)}): is `penstock serve` running at {address}?")
     # Only a connection that never came about tells that nothing ran.
     error.is_definite = "failed to connect" in details.lower()
     return error
@@ -60,6 +69,11 @@ def unreachable(address: str, details: str) -> Unavailable:
 
 def late() -> DeadlineExceeded:
     return DeadlineExceeded("no answer before the deadline; give a longer timeout if the model needs it")
+
+
+def _reason(details: str) -> str:
+    """gRPC tells a long story, whose end is what the system said."""
+    return details.strip().rpartition(": ")[2] or "connection lost"
 
 
 def _texts(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

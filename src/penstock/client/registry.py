@@ -257,15 +257,9 @@ async def _pieces(file: Path, offset: int, size_bytes: int) -> AsyncIterator[byt
 
 
 def _fault(error: grpc.aio.AioRpcError, address: str) -> PenstockError:
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-        return Unavailable(f"what answers at {address} is no manager of Penstock: say where it is by --manager")
     if error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED):
         return Unavailable(f"the connection to {address} was cut: {error.details()}")
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return Unavailable(
-            f"no manager of Penstock answers at {address}: {(error.details() or '').rpartition(': ')[2]}"
-        )
-    return faults.from_call(error, address)
+    return faults.from_manager(error, address)
 
 
 def _version(found: pb.ModelVersion) -> ModelVersion:

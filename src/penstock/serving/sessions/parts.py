@@ -87,7 +87,7 @@ class Session:
     has_state: bool = False  # a worker's model has seen it
     home: bytes = b""  # that worker, as the router says
     digest: bytes = b""
-    over: str = ""  # why it takes no more: ENDED or LOST
+    over: str = ""  # why it takes no more: ENDED, LOST or REPLACED
     running: Step | None = None  # perhaps still one of an earlier life
     waiting: dict[int, Step] = field(default_factory=dict)
     rested: float = 0.0  # when it was last heard of
