@@ -142,7 +142,8 @@ def test_blocks_that_routes_name_are_watched(bed: Bed) -> None:
 
 
 def test_the_same_session_of_another_key_is_another(bed: Bed) -> None:
-    for settings in ({}, {"sessions": {"order": True}}):
+    both: list[dict[str, Any]] = [{}, {"sessions": {"order": True}}]
+    for settings in both:
         plan = bed.plans.of(block(**settings))
         found: list[str] = []
         for key_id in ("", "k1", "k2"):
