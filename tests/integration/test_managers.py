@@ -1,7 +1,9 @@
 """Three managers on a real etcd of three nodes: the leader is killed, stopped and let go on, an etcd node is killed."""
 
 import asyncio
+import hashlib
 import json
+import secrets
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,14 +17,21 @@ from benchmarks.etcd import Etcd
 from benchmarks.hosts import HostProcess
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
+from penstock.client.cluster import ClusterClient
+from penstock.client.registry import CHUNK_BYTES, RegistryClient
 from penstock.core.cluster.leaders import LEADER
 from penstock.core.errors import Conflict
+from penstock.core.manifest import Manifest
+from penstock.models.registry.pull import pull
+from penstock.pb.v1 import cluster_pb2, registry_pb2
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.leader_pb2 import LeaderRequest, LeaderResponse
 from penstock.pb.v1.leader_pb2_grpc import LeadersStub
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
+from penstock.pb.v1.registry_pb2_grpc import ModelRegistryStub
 from penstock.storage.metadata.base import Compare, Record, Write
 from penstock.storage.metadata.etcd import EtcdMetadataStore
+from tests.registry_bed import manifest_of, write_files
 from tests.servers import floats_json, write_factor
 
 WAIT_S = 90.0
@@ -89,9 +98,9 @@ class ManagedCluster:
         assert answer.status_code == 200, answer.text
         eventually(lambda: httpx.get(url, timeout=30).json()["routing"]["key"] == key, "the gateway routes so", WAIT_S)
 
-    def infer(self, number: float) -> float:
+    def infer(self, number: float, model: str = "factor") -> float:
         try:
-            url = f"http://127.0.0.1:{self.http_port}/v2/models/factor/infer"
+            url = f"http://127.0.0.1:{self.http_port}/v2/models/{model}/infer"
             answer = httpx.post(url, json=floats_json(number), timeout=30)
         except httpx.HTTPError:
             return 0.0
@@ -114,7 +123,8 @@ class ManagedCluster:
     def _start(self, role: str, node: str, *flags: str) -> HostProcess:
         folder = self.folder / node
         command = [sys.executable, "-m", "penstock", role, "--node", node, "--data-dir", str(folder / "data"), *flags]
-        return HostProcess(command, folder / "log", {"PENSTOCK_TELEMETRY__LOG_FORMAT": "json"})
+        env = {"PENSTOCK_TELEMETRY__LOG_FORMAT": "json", "PENSTOCK_REGISTRY__OBJECTS": str(self.folder / "objects")}
+        return HostProcess(command, folder / "log", env)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +152,10 @@ def test_a_follower_refuses_writes_and_names_the_leader(cluster: ManagedCluster)
 def test_another_leads_when_the_leader_is_killed(cluster: ManagedCluster) -> None:
     cluster.write("before")
     leader, epoch = cluster.leader(), cluster.epoch()
+    files, manifest = uploaded(cluster.folder / "uploads")
+    asyncio.run(send_some(leader, manifest, files))
     cluster.managers[leader].kill()
+    asyncio.run(push_and_deploy(cluster, leader, manifest, files))
     cluster.write("after")
     assert cluster.leader(after=epoch) != leader
     assert cluster.infer(2.0) == 4.0
@@ -151,6 +164,52 @@ def test_another_leads_when_the_leader_is_killed(cluster: ManagedCluster) -> Non
     assert json.loads(record.value)["key"] == "after"
     cluster.restart(leader)
     cluster.write("with all")
+
+
+def uploaded(folder: Path) -> tuple[dict[str, Path], Manifest]:
+    """Files by their SHA-256, and what they are."""
+    write_factor(folder, "factor3", 3.0)
+    (folder / "factor3" / "1" / "large.bin").write_bytes(secrets.token_bytes(3 * CHUNK_BYTES))
+    names = ("model.yaml", "1/model.onnx", "1/large.bin")
+    data = {name: (folder / "factor3" / name).read_bytes() for name in names}
+    return write_files(folder / "factor3", data), manifest_of(data, "factor3")
+
+
+async def send_some(address: str, manifest: Manifest, files: dict[str, Path]) -> None:
+    """Of each file a piece at most: so one is not whole."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        registry = ModelRegistryStub(channel)
+        begun = await registry.Begin(registry_pb2.BeginUpload(manifest=manifest.encoded), timeout=20)
+        chunks = []
+        for sha256, file in files.items():
+            start = registry_pb2.UploadStart(upload_id=begun.upload_id, sha256=sha256)
+            data = file.read_bytes()[:CHUNK_BYTES]
+            chunks += [registry_pb2.UploadChunk(start=start), registry_pb2.UploadChunk(data=data)]
+        state = await registry.Upload(iter(chunks), timeout=20)
+        assert [file.offset < file.size_bytes for file in state.files].count(True) == 1
+
+
+async def push_and_deploy(cluster: ManagedCluster, dead: str, manifest: Manifest, files: dict[str, Path]) -> None:
+    """The registry of those that are left: what was whole is there, the version comes, serves, and stays meanwhile."""
+    managers = [dead, *(address for address in cluster.managers if address != dead)]
+    sent: list[int] = []
+    async with RegistryClient(",".join(managers)) as client:
+        made = await client.push(manifest, files, on_progress=sent.append)
+        assert 0 < sent[0] < CHUNK_BYTES, "of the large file nothing was there, and all of the others"
+        await client.set_alias("factor3", "stable", "1")
+        with ClusterClient(managers, 30.0) as asking:
+            spec = cluster_pb2.BlockSpec(model="factor3", version="1", source="registry")
+            asked = cluster_pb2.DeployBlockRequest(spec=spec, wait_s=WAIT_S)
+            await asyncio.to_thread(asking.call, "DeployBlock", asked, WAIT_S)
+            await client.set_alias("factor3", "stable", "")
+            with pytest.raises(Conflict, match="blk-"):
+                await client.delete("factor3", "1")
+            told = await asyncio.to_thread(asking.call, "Events", cluster_pb2.EventsRequest(subject="factor3"))
+        assert [event.kind for event in told.events][:2] == ["model_registered", "model_alias"]
+        await pull(client, made.digest, "1", cluster.folder / "pulled")
+    eventually(lambda: cluster.infer(2.0, "factor3") == 6.0, "the gateway has heard of it", WAIT_S)
+    pulled = {hashlib.sha256(file.read_bytes()).hexdigest() for file in (cluster.folder / "pulled").rglob("*.*")}
+    assert pulled == set(files)
 
 
 def test_a_leader_that_was_stopped_is_deposed(cluster: ManagedCluster) -> None:
@@ -188,4 +247,4 @@ def test_an_etcd_node_goes(cluster: ManagedCluster) -> None:
         node.start(cluster.etcd.nodes)
         cluster.etcd.until_healthy()
     workers = cluster.folder / "hand" / "log"
-    assert "loaded" not in workers.read_text().partition("loaded")[2], "the worker loaded its model once"
+    assert workers.read_text().count('"event": "loaded"') == 2, "the worker loaded each of its models once"

@@ -52,11 +52,19 @@ class DesiredStore:
                 if compares and self._election.epoch:
                     raise
                 raise self._election.not_leading() from error  # another does
+        await self._wait_folded(revision)
+        return revision
+
+    async def add(self, writes: Sequence[Write]) -> None:
+        """Whoever leads; raises Conflict where one of them is there already."""
+        unused = [Compare(write.key, 0) for write in writes if write.value is not None]
+        await self._wait_folded(await self._store.commit(writes, unused))
+
+    async def _wait_folded(self, revision: int) -> None:
         if not await self._waiters.becomes(lambda: self.state.revision >= revision, APPLY_S):
             raise StoreUnavailable(
                 "it was written, but the metadata store does not tell of it; ask again how it stands"
             )
-        return revision
 
     async def begin_history(self) -> None:
         """What revisions and epochs are counted in from here on."""

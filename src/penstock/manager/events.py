@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import structlog
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Conflict, PenstockError
 from penstock.manager.desired import EVENTS, DesiredState, encode
 from penstock.manager.reign import Notice
 from penstock.storage.metadata.base import Compare, Write
@@ -20,6 +20,7 @@ log = structlog.get_logger()
 MAX_EVENTS = 1000  # that are kept
 MAX_WAITING = 256  # that are not written yet; the oldest go
 MAX_BATCH = 32
+AHEAD = 64  # numbers that are left to who leads: it does not look whether another takes them meanwhile
 GATHER_S = 0.2
 RETRY_S = 2.0
 
@@ -38,9 +39,17 @@ class Commit(Protocol):
 
 
 class Events:
-    def __init__(self, state: DesiredState, commit: Commit, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        state: DesiredState,
+        commit: Commit,
+        keep: Callable[[Sequence[Write]], Awaitable[None]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`commit` is for who leads; `keep` for every manager, and raises Conflict where one of these was written."""
         self._state = state
         self._commit = commit
+        self._keep = keep
         self._clock = clock
         self._waiting: deque[Event] = deque(maxlen=MAX_WAITING)
         self._told = asyncio.Event()
@@ -78,7 +87,7 @@ class Events:
         return found[::-1]
 
     async def write_forever(self) -> None:
-        """For as long as this manager leads."""
+        """Also where another leads: what was done here is told from here."""
         while True:
             await self._told.wait()
             await asyncio.sleep(GATHER_S)
@@ -87,7 +96,10 @@ class Events:
                 batch = [self._waiting[index] for index in range(min(MAX_BATCH, len(self._waiting)))]
                 try:
                     async with self._numbering:
-                        await self._commit(self._plan(batch))
+                        await self._keep(self._plan(batch, AHEAD))
+                except Conflict:
+                    await asyncio.sleep(GATHER_S)
+                    continue
                 except PenstockError as error:
                     log.warning("events_not_kept", error=error.message)
                     await asyncio.sleep(RETRY_S)
@@ -104,9 +116,9 @@ class Events:
         for listener in self.on_event:
             listener(event)
 
-    def _plan(self, batch: Sequence[Event]) -> list[Write]:
+    def _plan(self, batch: Sequence[Event], ahead: int = 0) -> list[Write]:
         numbers = sorted(self._state.events)
-        first = numbers[-1] + 1 if numbers else 1
+        first = (numbers[-1] if numbers else 0) + 1 + ahead
         excess = len(numbers) + len(batch) - MAX_EVENTS
         new = [Write(_key(first + index), encode(event), may_wait=True) for index, event in enumerate(batch)]
         return [*new, *(Write(_key(number), None, may_wait=True) for number in numbers[: max(0, min(excess, 64))])]

@@ -84,7 +84,7 @@ class Manager:
         self.store = DesiredStore(store, self.election, self._waiters)
         self.desired, self.commit = self.store.state, self.store.commit
         self.reign = Reign(0, self.desired, self._rules, now())
-        self.events = Events(self.desired, self.commit)
+        self.events = Events(self.desired, self.commit, self.store.add)
         self.membership = Membership(self.desired, self.commit)
         self._repository = Repository(repository, self.desired)
         self.find_version: FindVersion | None = None  # of what was uploaded: NAME, NAME:VERSION or NAME@ALIAS
@@ -102,6 +102,7 @@ class Manager:
         await self._repository.check()
         self._tasks.spawn(self._follow_forever())
         await self.store.wait_heard()
+        self._tasks.spawn(self.events.write_forever())
         self.election.start()
         if is_sole:
             await self._begun
@@ -271,7 +272,6 @@ class Manager:
             self._turn_forever(),
             self._deploy_repository(),
             self._write_members_forever(),
-            self.events.write_forever(),
         ):
             self._reign_tasks.spawn(coroutine)
 

@@ -231,6 +231,11 @@ async def test_who_does_not_lead_changes_nothing_and_says_who_does(repository: P
                 await call
         await leader.set_routing("a", HASHED)
         await follower.wait_until(lambda: routings(follower.view())["a"] == HASHED)
+        for number in range(3):  # what was done here, at once with what the leader tells
+            leader.events.tell("test", f"l{number}", "")
+            follower.events.tell("test", f"f{number}", "")
+        await leader.wait_until(lambda: len(leader.events.read(kind="test")) == 6)
+        assert {event.subject for _, event in leader.events.read(kind="test")} == {"l0", "l1", "l2", "f0", "f1", "f2"}
         assert (leader.epoch > 0, follower.epoch) == (True, 0)
         await leader.election.close()
         await follower.wait_until(lambda: follower.epoch > 0)
