@@ -22,8 +22,8 @@ def rates_of(limits: KeyLimits) -> tuple[Rate, ...]:
     return tuple(Rate(name, per_s, limits.burst_s) for name, per_s in named if 0 < per_s < inf)
 
 
-def is_limited(limits: KeyLimits | None) -> bool:
-    return limits is not None and bool(limits.concurrency or rates_of(limits))
+def is_limited(limits: KeyLimits) -> bool:
+    return bool(limits.concurrency or rates_of(limits))
 
 
 def request_of(caller: str, limits: KeyLimits, rows: int, held: int) -> Ask:

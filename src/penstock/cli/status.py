@@ -53,6 +53,8 @@ def _print(http: str, found: dict[str, Any]) -> None:
         f"({found['inflight_bytes']} bytes) in flight",
         highlight=False,
     )
+    if found.get("limits", {}).get("away"):
+        console.print("Redis is away: each gateway holds callers to its own share of their limits", style="yellow")
     workers = Table("worker", "pid", "jobs", "memory", "blocks")
     for worker in found["workers"]:
         memory = f"{worker['memory_bytes'] / 2**20:.0f} MiB"

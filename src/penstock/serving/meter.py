@@ -28,7 +28,7 @@ class Meter:
         self._metrics = metrics
         self._of_keys = _limits(settings.key_limits)
         self._of_anonymous = _limits(settings.anonymous_limits)
-        self.has_defaults = is_limited(self._of_keys) or is_limited(self._of_anonymous)
+        self.has_defaults = self._of_keys is not None or self._of_anonymous is not None
         self._held = Held()
         self._gateways = 1
         self._errors = 0
@@ -87,9 +87,9 @@ class Meter:
 
     def _limits_of(self, principal: Principal) -> KeyLimits | None:
         limits = principal.limits
-        if not is_limited(limits):
-            limits = self._of_anonymous if is_anonymous(principal) else self._of_keys
-        return limits if is_limited(limits) else None
+        if limits is not None and is_limited(limits):
+            return limits
+        return self._of_anonymous if is_anonymous(principal) else self._of_keys
 
     def release(self, caller: str, limits: KeyLimits) -> None:
         self._store.put(slots_of(caller, limits, self._held.release(caller, limits)))
@@ -120,7 +120,8 @@ class Metered:
 
 
 def _limits(settings: KeyLimitSettings | None) -> KeyLimits | None:
-    return None if settings is None else KeyLimits(**settings.model_dump())
+    limits = KeyLimits() if settings is None else KeyLimits(**settings.model_dump())
+    return limits if is_limited(limits) else None
 
 
 def _rows(request: InferRequest, block: BlockDescription) -> int:

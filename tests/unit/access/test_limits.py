@@ -28,7 +28,7 @@ def test_what_is_not_limited_is_not_asked() -> None:
     assert access.is_limited(KeyLimits(concurrency=1))
     assert access.is_limited(KeyLimits(rows_per_s=5))
     assert not access.is_limited(KeyLimits())
-    assert not access.is_limited(None)
+    assert not access.is_limited(KeyLimits(requests_per_s=float("inf")))
 
 
 def test_a_key_counts_as_one_wherever_it_comes_from_and_who_shows_none_by_address() -> None:

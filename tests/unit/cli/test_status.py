@@ -21,6 +21,7 @@ STATUS = {
     "workers": [{"id": "worker-0", "pid": 7, "jobs": 2, "memory_bytes": 2**20, "blocks": ["blk-1"]}],
     "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"}],
     "queues": {"blk-1": {"waiting": 4, "running": 5}},
+    "limits": {"store": "redis", "away": True, "share": 0.5},
 }
 
 
@@ -54,7 +55,16 @@ def answer() -> Iterator[type[Answer]]:
 def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:
     answer.body = json.dumps(STATUS).encode()
     shown = CliRunner().invoke(cli.app, ["status", "--http", answer.url], env={"COLUMNS": "120"}).output
-    for expected in ("penstock 9", "not ready", "3 requests", "worker-0", "1 MiB", "blk-1", "failed", "no graph"):
+    for expected in (
+        "penstock 9",
+        "not ready",
+        "3 requests",
+        "Redis is away",
+        "worker-0",
+        "1 MiB",
+        "blk-1",
+        "no graph",
+    ):
         assert expected in shown
     assert [cell.strip() for cell in shown.splitlines()[-2].split("│")][5:7] == ["4", "5"]
 

@@ -11,7 +11,7 @@ import structlog
 
 from penstock.core.errors import Unavailable
 from penstock.storage.cache.lru import StoreCounts
-from penstock.storage.cache.outage import Outage
+from penstock.storage.outage import Outage
 from penstock.storage.redis_link import RedisLink, open_redis, place_of
 
 log = structlog.get_logger()

@@ -12,9 +12,9 @@ import structlog
 from penstock.core.errors import ConfigError, Unavailable
 from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.memory import MemoryStore
-from penstock.storage.cache.outage import RETRY_S, Outage
 from penstock.storage.cache.sqlite_file import open_file
 from penstock.storage.disk import is_unwritable
+from penstock.storage.outage import RETRY_S, Outage
 
 log = structlog.get_logger()
 WRITE_EVERY_S = 0.1  # what comes within it is written together

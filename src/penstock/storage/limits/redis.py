@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.storage.cache.outage import RETRY_S, Outage
 from penstock.storage.limits.base import CONCURRENCY, Ask, Taken
 from penstock.storage.limits.buckets import SOON_S
 from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.storage.outage import RETRY_S, Outage
 from penstock.storage.redis_link import RedisLink, open_redis, place_of
 
 log = structlog.get_logger()

@@ -19,8 +19,8 @@ from penstock.core.settings import BlockSettings, Caching, Sessions
 from penstock.core.tensors import Tensor
 from penstock.serving.cache.responses import DIGESTED_AT_ONCE, ResponseCache
 from penstock.storage.cache.memory import MemoryStore
-from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.store import open_store
+from penstock.storage.outage import RETRY_S
 from penstock.telemetry.metrics import CacheMetrics
 
 BLOCK = BlockDescription(

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from benchmarks.valkey import Valkey
 from penstock.core.errors import Unavailable
-from penstock.storage.cache.outage import RETRY_S
 from penstock.storage.cache.redis import RedisStore
+from penstock.storage.outage import RETRY_S
 
 
 class Clock:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from benchmarks.valkey import Valkey
 from benchmarks.waiting import until
 from penstock.core.errors import ConfigError
+from penstock.storage.limits import redis
 from penstock.storage.limits.base import CONCURRENCY, Ask, LimitStore, Rate, Spend, Taken
 from penstock.storage.limits.memory import MemoryLimitStore
 from penstock.storage.limits.opening import open_limit_store
@@ -143,6 +144,16 @@ async def test_two_gateways_hold_the_same_slots(two: tuple[RedisLimitStore, Redi
     two[0].put(ask(key, slots=3, held=1, is_owed=True))
     await take(two[0], ask(key, slots=3, held=1))  # what was put is there
     assert (await take(two[1], ask(key, slots=3, held=2))).limit == ""
+
+
+async def test_who_says_nothing_any_more_holds_nothing(
+    two: tuple[RedisLimitStore, RedisLimitStore], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await take(two[0], ask(key, slots=1, held=1))).limit == ""
+    assert (await take(two[1], ask(key, slots=1, held=1))).limit == CONCURRENCY
+    monkeypatch.setattr(redis, "STALE_S", 0.001)
+    await asyncio.sleep(0.01)
+    assert (await take(two[1], ask(key, slots=1, held=1))).limit == ""
 
 
 async def test_a_refusal_that_is_certain_needs_no_call(two: tuple[RedisLimitStore, RedisLimitStore], key: str) -> None:

@@ -1,6 +1,6 @@
 """A store that is away is tried now and then."""
 
-from penstock.storage.cache.outage import RETRY_S, Outage
+from penstock.storage.outage import RETRY_S, Outage
 
 
 def test_while_it_is_away_one_caller_at_a_time_tries() -> None:
