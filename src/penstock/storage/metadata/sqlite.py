@@ -29,12 +29,11 @@ class SqliteMetadataStore(MetadataStore):
     the next chance, and any other change is refused.
     """
 
-    def __init__(self, file: Path, timeout_s: float = CALL_S, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = file
-        self._file = MetadataFile(file)
+    def __init__(self, file: MetadataFile, records: Records, timeout_s: float, clock: Callable[[], float]) -> None:
+        self._file = file
+        self._records = records
         self._timeout_s = timeout_s
         self._clock = clock
-        self._records = Records()
         self._unwritten: set[str] = set()
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -46,14 +45,12 @@ class SqliteMetadataStore(MetadataStore):
     async def open(
         cls, file: Path, timeout_s: float = CALL_S, clock: Callable[[], float] = time.monotonic
     ) -> "SqliteMetadataStore":
-        store = cls(file, timeout_s, clock)
-        store._file, records, revision, error = await asyncio.to_thread(open_file, file)
+        opened, records, revision, error = await asyncio.to_thread(open_file, file)
         if error is not None:
             log.warning("metadata_unwritable", file=str(file), error=str(error), advice=ADVICE)
             # Nothing can be counted on the disk: the clock keeps revisions from going back over the next restart.
             revision = max(revision, time.time_ns() // 1000)
-        store._records = Records(records, revision)
-        return store
+        return cls(opened, Records(records, revision), timeout_s, clock)
 
     async def get(self, key: str) -> Record | None:
         await self._end_leases()
@@ -141,7 +138,7 @@ class SqliteMetadataStore(MetadataStore):
             self._unwritten.clear()
         except (OSError, sqlite3.Error) as error:
             if not all(write.may_wait or write.lease for write in writes):
-                log.error("metadata_not_written", file=str(self._path), error=str(error))
+                log.error("metadata_not_written", file=str(self._file.path), error=str(error))
                 # Without the path: it goes to clients.
                 raise Unavailable(f"the server's data directory cannot be written: {_reason(error)}") from error
             self._unwritten |= {row[0] for row in rows}

@@ -30,8 +30,8 @@ Row = tuple[str, bytes | None, int]  # key, value (None: deleted), revision
 class MetadataFile:
     """Used by one thread at a time."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
 
@@ -58,7 +58,7 @@ class MetadataFile:
     def read_what_is_there(self) -> tuple[list[Record], int]:
         """Also from a disk on which SQLite could make none of the files that it wants beside a database."""
         try:
-            with closing(sqlite3.connect(f"{self._file.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
                 return _read(connection)
         except sqlite3.Error as error:  # nothing is there, or nothing yet
             log.debug("metadata_unread", error=str(error))
@@ -76,14 +76,14 @@ class MetadataFile:
 
     def _take(self) -> None:
         self._lock = lock_file(
-            self._file.with_name(f"{self._file.name}.lock"),
-            f"{self._file}: another manager uses this metadata store",
+            self.path.with_name(f"{self.path.name}.lock"),
+            f"{self.path}: another manager uses this metadata store",
             "stop it, or give this one a file of its own; several managers of one cluster need etcd (docs/cluster.md)",
         )
 
     def _connect(self) -> sqlite3.Connection:
-        make_private(self._file)
-        connection = sqlite3.connect(self._file, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
+        make_private(self.path)
+        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
         try:
             # Not WAL, whose index is mapped into memory: one manager writes, now and then.
             connection.execute("PRAGMA journal_mode=DELETE")
