@@ -26,6 +26,7 @@ from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
+from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.endpoints import Endpoint
 from penstock.wire.leader import Leader, SoleManager
 from penstock.worker.loop import Worker
@@ -104,7 +105,7 @@ async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
         stack.push_async_callback(leader.close)
         remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)
-        port = await gateway.open(remote, 0, open_http_socket(config.host, 0))
+        port = await gateway.open(remote, 0, open_http_socket(config.host, 0), Certificates())
         stop = asyncio.Event()
         worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
         running = asyncio.create_task(worker.run(stop))

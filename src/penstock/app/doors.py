@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -10,13 +11,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from penstock.access.guard import open_guard
-from penstock.app.places import ServerPlaces
+from penstock.app.places import ServerPlaces, http_scheme
 from penstock.app.ports import open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.gateway.http.doorman import Doorman, machine_names
-from penstock.telemetry.door import HealthDoor, Problem
+from penstock.telemetry.door import DoorSecurity, HealthDoor, Problem
 from penstock.telemetry.metrics import shared_registry
+from penstock.wire.credentials.certificates import Certificates
 
 log = structlog.get_logger()
 
@@ -36,6 +38,7 @@ async def open_health_door(
     places: ServerPlaces,
     usual: UsualPorts,
     problem: Problem,
+    certificates: Certificates,
     stack: AsyncExitStack,
     look: Callable[[], Collector] | None = None,
     health: health_aio.HealthServicer | None = None,
@@ -50,10 +53,18 @@ async def open_health_door(
         return found
 
     doorman = Doorman(config.model_copy(update={"host": config.health.host}), open_guard(), machine_names())
-    door = HealthDoor(problem, registry, doorman.refusal, health)
+    door = HealthDoor(problem, registry, doorman.refusal, health, _security(certificates))
     stack.push_async_callback(door.close)
     wanted = config.health
     config.check_reach(wanted.host)
     http = await open_usual(lambda port: door.open_http(Address(wanted.host, port)), wanted.http_port, usual.http)
     grpc = await open_usual(lambda port: door.open_grpc(Address(wanted.host, port)), wanted.grpc_port, usual.grpc)
-    log.info("health_door", http=f"http://{http}", grpc=str(grpc))
+    log.info("health_door", http=f"{http_scheme(config)}://{http}", grpc=str(grpc))
+
+
+def _security(certificates: Certificates) -> DoorSecurity | None:
+    """Whoever asks for health need not show who they are."""
+    if not certificates.is_serving:
+        return None
+    context = certificates.server_context("optional" if certificates.is_asking else "none")
+    return DoorSecurity(context, lambda server: partial(certificates.add_port, server, client_auth="none"))

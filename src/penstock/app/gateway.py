@@ -17,8 +17,9 @@ from prometheus_client import CollectorRegistry
 
 from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
+from penstock.app.certificates import open_certificates
 from penstock.app.leaders import open_leader
-from penstock.app.places import check_bind, check_join, clients_address, is_clustered
+from penstock.app.places import check_bind, check_join, clients_address, http_scheme, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.answer_counts import AnswerCounts
@@ -67,6 +68,7 @@ from penstock.telemetry.metrics import (
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
 from penstock.wire.control import RemoteControl
+from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.endpoints import Endpoint
 
 log = structlog.get_logger()
@@ -166,7 +168,9 @@ class Gateway:
         while not self._resolver.has_caught_up() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def open(self, control: Control, grpc_port: int, http_socket: socket.socket) -> int:
+    async def open(
+        self, control: Control, grpc_port: int, http_socket: socket.socket, certificates: Certificates
+    ) -> int:
         """Opens the clients' doors. Returns the gRPC port."""
         limits = self._config.limits
         await self._cache.start()
@@ -181,7 +185,7 @@ class Gateway:
         )
         edge = OipGrpc(self._serving, catalogue, self.guard, memory, self._large)
         self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory))
-        port = await self._grpc.start(self._config.host, grpc_port)
+        port = await self._grpc.start(self._config.host, grpc_port, certificates)
         reader = SnapshotReader(self._metrics_folder)
         self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
         app = build_http_app(
@@ -194,7 +198,7 @@ class Gateway:
             memory,
             self._large,
         )
-        self._http = http_server(app, limits, self._admission)
+        self._http = http_server(app, limits, self._admission, certificates)
         self._tasks = [
             asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
             asyncio.create_task(self._watch(catalogue), name="gateway-watch"),
@@ -290,6 +294,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
             config.check_reach()
             check_bind(config)
             http_port, grpc_port = reserve_ports(config, stack)
+        certificates = open_certificates(config, stack)
         traces = Traces(config.telemetry, "penstock-gateway")
         stack.callback(traces.close)
         gateway = Gateway(run.name, config, places.metrics, traces)
@@ -303,11 +308,11 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         await gateway.catch_up()
         if control.refusal is not None:
             raise control.refusal
-        await gateway.open(control, grpc_port, open_http_socket(config.host, http_port))
+        await gateway.open(control, grpc_port, open_http_socket(config.host, http_port), certificates)
         run.tether.say_open()
         if not run.is_supervised:
             http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)
-            log.info("serving", http=f"http://{http}", grpc=str(grpc), workers_door=endpoint)
+            log.info("serving", http=f"{http_scheme(config)}://{http}", grpc=str(grpc), workers_door=endpoint)
         spare_collector()
         await run.stop.wait()
         await gateway.drain()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.manager.models.registry import ModelRegistry
     from penstock.telemetry.door import Problem
+    from penstock.wire.credentials.certificates import Certificates
 
 log = structlog.get_logger()
 STORE_S = 1.5  # what the metadata store gets to show that it is there
@@ -47,6 +48,7 @@ def run_manager(start: RoleStart) -> None:
 
 
 async def _manage(run: RoleRun) -> None:
+    from penstock.app.certificates import open_certificates
     from penstock.app.doors import MANAGER_DOOR, open_health_door
     from penstock.app.registry import open_registry_door
 
@@ -54,13 +56,18 @@ async def _manage(run: RoleRun) -> None:
     share_metrics(run.places.metrics, run.name)
     async with AsyncExitStack() as stack:
         adopt_orphans(stack)  # of commands that events call
+        certificates = open_certificates(config, stack)
         address = reserve_manager(config, stack)
         me = ManagerRecord(manager_id=run.name, address=advertised_manager(config, address.port or 0))
         # What is uploaded needs no folder: one that was not named may be missing.
         has_models = "models" in config.model_fields_set or config.models.exists()
-        opened = await open_manager(config, stack, me, run.places.manager, str(address), has_models=has_models)
-        await open_health_door(config, run.places, MANAGER_DOOR, opened.problem, stack, opened.look, opened.health)
-        await open_registry_door(config, opened.registry, address.host, stack)
+        opened = await open_manager(
+            config, stack, me, certificates, run.places.manager, str(address), has_models=has_models
+        )
+        await open_health_door(
+            config, run.places, MANAGER_DOOR, opened.problem, certificates, stack, opened.look, opened.health
+        )
+        await open_registry_door(config, opened.registry, address.host, certificates, stack)
         log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
         await run.stop.wait()
@@ -78,6 +85,7 @@ async def open_manager(
     config: Config,
     stack: AsyncExitStack,
     me: ManagerRecord,
+    certificates: "Certificates",
     *addresses: str,
     is_fresh: bool = False,
     has_models: bool = True,
@@ -132,7 +140,7 @@ async def open_manager(
     add_health = partial(add_HealthServicer_to_server, health)
     add_access = partial(add_AccessServicer_to_server, AccessService(keys, Audit(manager, store)))
     services = (partial(add_rollouts, rollouts), registry_service(registry), add_access, add_health)
-    server = await serve_manager(manager, *addresses, further=services, guard=guard)
+    server = await serve_manager(manager, *addresses, further=services, guard=guard, certificates=certificates)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once
 

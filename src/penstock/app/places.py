@@ -111,6 +111,10 @@ def gateway_endpoint(config: Config, number: int) -> Endpoint:
     return Endpoint(f"tcp://{Address(bound.host, port)}", told.host, told.port + after if told.port else 0)
 
 
+def http_scheme(config: Config) -> str:
+    return "https" if config.tls.cert else "http"
+
+
 def clients_address(config: Config, grpc_port: int) -> str:
     """What clients are told to reach a gateway by, over gRPC."""
     host = config.host

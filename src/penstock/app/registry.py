@@ -9,6 +9,7 @@ import grpc
 import structlog
 
 from penstock.access.guard import open_guard
+from penstock.app.places import http_scheme
 from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
@@ -17,6 +18,7 @@ from penstock.manager.models.service import ModelRegistryService
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.objects.base import open_objects
+from penstock.wire.credentials.certificates import Certificates
 
 log = structlog.get_logger()
 USUAL_PORT = 7412
@@ -39,7 +41,9 @@ def registry_service(registry: ModelRegistry) -> Callable[[grpc.aio.Server], Non
     return add
 
 
-async def open_registry_door(config: Config, registry: ModelRegistry, host: str, stack: AsyncExitStack) -> Address:
+async def open_registry_door(
+    config: Config, registry: ModelRegistry, host: str, certificates: Certificates, stack: AsyncExitStack
+) -> Address:
     """REST, on the manager's host."""
     # Only now: `penstock serve` on one machine has no such door.
     from penstock.gateway.http.doorman import Doorman, machine_names
@@ -50,7 +54,7 @@ async def open_registry_door(config: Config, registry: ModelRegistry, host: str,
 
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
     doorman = Doorman(config.model_copy(update={"host": host}), open_guard(), machine_names())
-    stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits))
+    stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits, certificates))
     address = Address(host, opened.getsockname()[1])
-    log.info("registry_door", http=f"http://{address}")
+    log.info("registry_door", http=f"{http_scheme(config)}://{address}")
     return address

@@ -10,6 +10,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from penstock.app.certificates import open_certificates
 from penstock.app.folders import data_folder, run_folder
 from penstock.app.manager import open_manager, reserve_manager
 from penstock.app.orphans import adopt_orphans
@@ -17,6 +18,7 @@ from penstock.app.places import (
     ServerPlaces,
     advertised_manager,
     check_bind,
+    http_scheme,
     is_clustered,
     join_addresses,
     named,
@@ -75,28 +77,30 @@ async def _run_roles(
     places.write_config(config)
     share_metrics(places.metrics, SUPERVISOR)
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
-    look = None
+    look, certificates = None, open_certificates(config, stack)
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         me, bound = ManagerRecord(manager_id="manager", address=places.manager), []
         if is_clustered(config):
             bound = [reserve_manager(config, stack)]
             told = advertised_manager(config, bound[0].port or 0)
             me = ManagerRecord(manager_id=named(config, "manager"), address=told)
-        opened = await open_manager(config, stack, me, places.manager, *map(str, bound), is_fresh=not bound)
+        opened = await open_manager(
+            config, stack, me, certificates, places.manager, *map(str, bound), is_fresh=not bound
+        )
         for address in bound:
             from penstock.app.registry import open_registry_door
 
-            await open_registry_door(config, opened.registry, address.host, stack)
+            await open_registry_door(config, opened.registry, address.host, certificates, stack)
         look = opened.look
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if is_clustered(config):
         from penstock.app.doors import MACHINE_DOOR, open_health_door
 
-        await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, stack, look)
+        await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, certificates, stack, look)
     if not await _until_open(supervisor, stop):
         return
-    http, grpc = f"http://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
+    http, grpc = f"{http_scheme(config)}://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))
     if config.gateways:
         on_listening(http, grpc)
     log.info(

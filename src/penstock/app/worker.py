@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 
 from prometheus_client import CollectorRegistry
 
+from penstock.app.certificates import open_certificates
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_join, is_clustered, task_worker_ids
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
@@ -29,13 +30,14 @@ async def _work(run: RoleRun) -> None:
         metrics = WorkerMetrics(CollectorRegistry())
         # Task workers are its server's: one that runs alone has none.
         task_workers = [places.task_worker(name) for name in task_worker_ids(config)] if run.is_supervised else []
+        certificates = open_certificates(config, stack)
         leader = open_leader(config, places, stack)
         worker = Worker(run.name, leader, config, metrics, traces, task_workers)
         if not run.is_supervised:
             from penstock.app.doors import WORKER_DOOR, open_health_door
 
             check_join(config)
-            await open_health_door(config, places, WORKER_DOOR, worker.problem, stack)
+            await open_health_door(config, places, WORKER_DOOR, worker.problem, certificates, stack)
         elif is_clustered(config):
             telling = asyncio.create_task(_tell_supervisor(run, worker), name="tell-supervisor")
             stack.callback(telling.cancel)

@@ -10,6 +10,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.cluster.addresses import is_loopback, parse_address
 from penstock.core.errors import ConfigError
+from penstock.core.principals import Scope
 from penstock.core.settings import Section
 from penstock.core.yaml_file import laid_over, read_yaml
 
@@ -193,6 +194,28 @@ class AccessSettings(Section):
         return self
 
 
+class TlsSettings(Section):
+    """The certificate of this host's roles: at every port of theirs, and towards each other."""
+
+    cert: str = ""  # PEM, with the certificates between it and its authority's; empty: ports are plain
+    key: str = ""  # PEM, for its owner alone
+    ca: str = ""  # PEM, the authorities that others' certificates come from; empty: the system's
+    client_auth: Literal["none", "optional", "required"] = "none"  # whether callers show a certificate
+    principals: dict[str, tuple[Scope, ...]] = {}  # noqa: RUF012 - what owners of certificates may do, by name or pattern
+
+    @model_validator(mode="after")
+    def _fits(self) -> "TlsSettings":
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("a certificate and its key belong together: give both, tls.cert and tls.key")
+        if self.client_auth != "none" and not (self.cert and self.ca):
+            raise ValueError(
+                "tls.client_auth needs tls.cert and tls.ca, the authority that callers' certificates are of"
+            )
+        if self.principals and self.client_auth == "none":
+            raise ValueError("tls.principals needs tls.client_auth: callers show no certificate")
+        return self
+
+
 class HealthSettings(Section):
     """The door where a manager, a worker or a joined machine says how it is."""
 
@@ -254,6 +277,7 @@ class Config(Section):
     s3: S3Settings = S3Settings()
     cluster: ClusterSettings = ClusterSettings()
     access: AccessSettings = AccessSettings()
+    tls: TlsSettings = TlsSettings()
     health: HealthSettings = HealthSettings()
     triggers: tuple[TriggerSettings, ...] = ()  # what events call
     telemetry: Telemetry = Telemetry()

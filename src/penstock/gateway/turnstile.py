@@ -21,6 +21,7 @@ class Turnstile:
         self, limits: Limits, admission: Admission, turned_away: Callable[[PenstockError], None], most: int
     ) -> None:
         self.limits = limits
+        self._admission = admission
         self.coming = admission.coming
         self.unsent = admission.unsent
         self.turned_away = turned_away
@@ -28,6 +29,10 @@ class Turnstile:
         self._most_of_one = max(1, int(limits.client_share * most))
         self._inside: Counter[str] = Counter()
         self._count = 0
+
+    def again(self) -> "Turnstile":
+        """Another that counts by itself, for what is in front of this one."""
+        return Turnstile(self.limits, self._admission, self.turned_away, self._most)
 
     def let_in(self, address: str) -> bool:
         """Where it does, `left` must follow."""

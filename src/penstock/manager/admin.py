@@ -25,6 +25,7 @@ from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
 from penstock.wire.channels import Channels
+from penstock.wire.credentials.files import TlsFiles
 from penstock.wire.forms import encode_failure
 
 log = structlog.get_logger()
@@ -36,8 +37,10 @@ ASKED = ("penstock-asked", "manager")  # by another manager: who does not lead a
 
 
 class ClusterService(cluster_pb2_grpc.ClusterServicer):
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: Manager, tls: TlsFiles) -> None:
+        """`tls`: what it goes by towards the manager that leads."""
         self._manager = manager
+        self._tls = tls
 
     # --- what only reads
 
@@ -194,7 +197,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         if self._manager.epoch or leader is None or not leader.address or is_asked:
             return None
         try:
-            async with Channels(self._manager.managers_key()).open(leader.address) as channel:
+            async with Channels(self._manager.managers_key(), self._tls).open(leader.address) as channel:
                 call = getattr(cluster_pb2_grpc.ClusterStub(channel), kind.__name__.removesuffix("Response"))
                 answer = await call(request, timeout=ASK_S, metadata=(ASKED,))
                 return answer if isinstance(answer, kind) else None

@@ -4,9 +4,10 @@ It takes little of anybody: one short GET a connection, few connections, no body
 """
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import grpc
 import orjson
@@ -24,6 +25,7 @@ MAX_REQUEST_BYTES = 8 * 1024  # its first line and headers
 MAX_CONNECTIONS = 64  # of each protocol
 REQUEST_S = 5.0  # until the request is whole
 ANSWER_S = 10.0  # until the answer is taken
+END_S = 2.0  # until a client of TLS has said that it heard the end
 LOOK_S = 0.5  # how often gRPC's health is brought up to date
 PROBLEM_S = 2.0  # what it takes at most to find out whether the role is ready
 SMALL_MESSAGE_BYTES = 4 * 1024
@@ -34,6 +36,13 @@ Refusal = Callable[[Headers, str], PenstockError | None]
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
 REASONS |= {421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
 REASONS |= {503: "Service Unavailable"}
+
+
+class DoorSecurity(NamedTuple):
+    """What makes both ports speak TLS."""
+
+    context: ssl.SSLContext
+    add_port: Callable[[grpc.aio.Server], Callable[[str], int]]
 
 
 class Answer(NamedTuple):
@@ -49,9 +58,11 @@ class HealthDoor:
         registry: Callable[[], CollectorRegistry],
         refusal: Refusal,
         health: health_aio.HealthServicer | None = None,
+        security: DoorSecurity | None = None,
     ) -> None:
         """`problem` says why the role is not ready, or nothing; `refusal` why a caller is not answered. `health` is
-        what another server of the role has, too."""
+        what another server of the role has, too. Without `security` both ports are plain."""
+        self._security = security
         self._health = health or health_aio.HealthServicer()
         self._problem = problem
         self._registry = registry
@@ -64,8 +75,11 @@ class HealthDoor:
     async def open_http(self, address: Address) -> Address:
         """Returns where it listens, where the port was left open; raises ConfigError."""
         try:
+            tls: dict[str, Any] = {}
+            if self._security is not None:
+                tls = {"ssl": self._security.context, "ssl_handshake_timeout": REQUEST_S, "ssl_shutdown_timeout": END_S}
             self._http = await asyncio.start_server(
-                self._connected, address.host, address.port, limit=MAX_REQUEST_BYTES, backlog=MAX_CONNECTIONS
+                self._connected, address.host, address.port, limit=MAX_REQUEST_BYTES, backlog=MAX_CONNECTIONS, **tls
             )
         except OSError as error:
             raise ConfigError(f"the health door cannot listen on {address}: {error.strerror}") from error
@@ -74,7 +88,8 @@ class HealthDoor:
     async def open_grpc(self, address: Address) -> Address:
         server = _health_server(self._health)
         try:
-            port = server.add_insecure_port(str(address))
+            add_port = server.add_insecure_port if self._security is None else self._security.add_port(server)
+            port = add_port(str(address))
         except RuntimeError as error:
             raise ConfigError(f"the health door cannot listen for gRPC on {address}") from error
         self._grpc = server
@@ -124,7 +139,8 @@ class HealthDoor:
         try:
             answer = await self._answer(reader)
             writer.write(_encoded(answer))
-            writer.write_eof()
+            if writer.can_write_eof():
+                writer.write_eof()
             await asyncio.wait_for(_taken(reader, writer), ANSWER_S)
         except (OSError, TimeoutError, asyncio.CancelledError):
             pass  # it left, or does not take its answer

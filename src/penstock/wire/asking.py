@@ -35,6 +35,7 @@ class AskedManagers:
         self._addresses = dict.fromkeys(addresses)  # in order
         self._given = tuple(addresses)
         self._opening = channels
+        self._stamps = channels.stamps()
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._ask = ask or self._ask_manager
         self._rng = rng or random.Random()
@@ -111,6 +112,8 @@ class AskedManagers:
         return self._rng.choice(others or list(self._addresses))
 
     async def _ask_manager(self, address: str) -> LeaderResponse:
+        if self._stamps != (stamps := self._opening.stamps()):
+            self._stamps, self._channels = stamps, {}  # what is under way keeps its own
         if address not in self._channels:
             self._channels[address] = self._opening.open(address)
         request = LeaderRequest(history=self._newest.history, epoch=self._newest.epoch)

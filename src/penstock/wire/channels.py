@@ -6,6 +6,8 @@ from typing import Any
 import grpc
 
 from penstock.core.config import Config
+from penstock.wire.credentials.channels import client_credentials
+from penstock.wire.credentials.files import NO_FILES, Stamps, TlsFiles
 
 # Everything of a large cluster is one message; of an end that is cut off, only an unanswered ping tells.
 _BOTH = (
@@ -35,21 +37,40 @@ def bearer(key: str) -> Metadata:
 
 
 class Channels:
-    """Opens them. Without a key nothing is shown, and a socket of this machine asks for none."""
+    """Opens them. Without a key nothing is shown, and a socket of this machine asks for none; without certificates
+    they are plain."""
 
-    def __init__(self, key: str = "") -> None:
+    def __init__(self, key: str = "", tls: TlsFiles = NO_FILES) -> None:
         self._shown = bearer(key)
+        self._tls = tls
+        self._credentials: tuple[Stamps, grpc.ChannelCredentials] | None = None
 
     @classmethod
     def of(cls, config: Config) -> "Channels":
         """Those of a role or a command with this configuration."""
-        return cls(config.shown_key())
+        return cls(config.shown_key(), TlsFiles.of(config.tls))
+
+    def stamps(self) -> Stamps:
+        """Others whenever the certificates are: what is open goes by those that it was opened with."""
+        return self._tls.stamps()
 
     def open(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
-        return self._keyed(grpc.aio.insecure_channel(address, options=options), address)
+        if (credentials := self._secured(address)) is None:
+            return self._keyed(grpc.aio.insecure_channel(address, options=options), address)
+        return self._keyed(grpc.aio.secure_channel(address, credentials, options=options), address)
 
     def open_blocking(self, address: str, options: Options = MANAGER_CHANNEL) -> Any:
-        return self._keyed(grpc.insecure_channel(address, options=options), address)
+        if (credentials := self._secured(address)) is None:
+            return self._keyed(grpc.insecure_channel(address, options=options), address)
+        return self._keyed(grpc.secure_channel(address, credentials, options=options), address)
+
+    def _secured(self, address: str) -> grpc.ChannelCredentials | None:
+        if self._tls.is_empty or address.startswith(UNIX):
+            return None
+        stamps = self.stamps()
+        if self._credentials is None or self._credentials[0] != stamps:
+            self._credentials = stamps, client_credentials(self._tls)
+        return self._credentials[1]
 
     def _keyed(self, channel: Any, address: str) -> Any:
         return KeyedChannel(channel, self._shown) if self._shown and not address.startswith(UNIX) else channel

@@ -61,6 +61,7 @@ class SoleManager:
 class LeaderConnection:
     def __init__(self, at: LeaderAt, channels: Channels) -> None:
         self.at = at
+        self.stamps = channels.stamps()
         self.channel = channels.open(at.address)
         self.is_over = asyncio.Event()  # another leads
 
@@ -113,6 +114,7 @@ class Leader:
                 if error.details() != said:
                     said = error.details() or ""
                     log.warning("manager_away", address=self.address, error=said)
+                self._renew()
             else:
                 said = ""
             self._source.hurry()
@@ -163,6 +165,7 @@ class Leader:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise StoreUnavailable("the manager did not answer in time; look whether it was done") from error
+            self._renew()
             return None, Unavailable("the manager does not answer; try again")
         if not answer.HasField("failure"):
             return answer, None
@@ -190,6 +193,12 @@ class Leader:
             if self._connection is None or at != self._connection.at:
                 log.info("leader", address=at.address, epoch=at.epoch)
                 self._replace(LeaderConnection(at, self.channels))
+
+    def _renew(self) -> None:
+        """A channel shows the certificate that it was opened with, whatever has come since: here it has failed."""
+        connection = self._connection
+        if connection is not None and connection.stamps != self.channels.stamps():
+            self._replace(LeaderConnection(connection.at, self.channels))
 
     def _replace(self, connection: LeaderConnection | None) -> None:
         old, self._connection = self._connection, connection

@@ -17,6 +17,7 @@ from penstock.gateway.grpc.server import GrpcServer
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.serving.serve import Serving
+from penstock.wire.credentials.certificates import Certificates
 from tests.unit.gateway.conftest import Served
 
 STANDINGS = (
@@ -103,7 +104,7 @@ async def test_who_has_no_limits_hears_nothing(served: Served, client: httpx.Asy
 @pytest.fixture
 async def stub(served: Served) -> AsyncIterator[Any]:
     server = GrpcServer(OipGrpc(cast(Serving, served.serving), served.catalogue, served.guard), Limits())
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0, Certificates())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield GRPCInferenceServiceStub(channel)
     await server.stop(0)

@@ -21,6 +21,7 @@ from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
+from penstock.wire.credentials.files import NO_FILES
 from penstock.wire.endpoints import Endpoint
 from penstock.wire.forms import decode_description
 from penstock.wire.leader import Leader, SoleManager
@@ -163,7 +164,7 @@ async def test_a_manager_that_comes_back_takes_the_worker_back_as_it_is(cluster:
 
 async def test_a_worker_that_is_removed_ends_what_it_runs_and_leaves(cluster: Cluster) -> None:
     await cluster.manager.wait_until(lambda: cluster.states()["eager"] is BlockState.READY)
-    service = ClusterService(cluster.manager)
+    service = ClusterService(cluster.manager, NO_FILES)
     answer = await service.RemoveWorker(RemoveWorkerRequest(worker_id="worker-7"), None)
     assert not answer.HasField("failure")
     assert cluster.running is not None

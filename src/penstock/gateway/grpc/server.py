@@ -23,6 +23,7 @@ from penstock.gateway.grpc.traffic import GrpcTraffic
 from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.pool import POOL
+from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.grpc_server import grpc_server
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -101,15 +102,15 @@ class GrpcServer:
         answer = guarded(method.name, answer, self._edge, needs)
         return make(answer, read, GetMessageClass(method.output_type).SerializeToString)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, certificates: Certificates) -> int:
         address = str(Address(host, port))
         try:
-            bound = self._server.add_insecure_port(address)
+            bound = certificates.add_port(self._server, address)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
         await self._server.start()
         self._looking = asyncio.create_task(self._traffic.look_forever(), name="grpc-traffic")
-        return int(bound)
+        return bound
 
     async def set_ready(self, is_ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING

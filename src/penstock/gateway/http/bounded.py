@@ -238,7 +238,8 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self._refusal = None
         self._begun = self.loop.time()
         self.transport.write(self._told(error))
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half that could be closed: the answer says that it is the last
+            self.transport.write_eof()
         self.flow.resume_reading()
 
     def _refuse_in_parser(self, error: PenstockError) -> None:

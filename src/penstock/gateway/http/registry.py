@@ -34,8 +34,10 @@ from penstock.core.manifest import MAX_MANIFEST_BYTES, VERSION, ModelFacts, make
 from penstock.gateway import statuses
 from penstock.gateway.http.bounded import BoundedProtocol, BoundedServer, Phase
 from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.http.handshake import secured
 from penstock.gateway.turnstile import Turnstile
 from penstock.serving.admission import Admission
+from penstock.wire.credentials.certificates import Certificates
 
 if TYPE_CHECKING:
     from penstock.manager.models.records import RegisteredVersion
@@ -206,14 +208,16 @@ class RegistryProtocol(BoundedProtocol):
         return _told(error)
 
 
-def serve_registry(app: RegistryApp, opened: socket.socket, limits: Limits) -> Callable[[], Awaitable[None]]:
+def serve_registry(
+    app: RegistryApp, opened: socket.socket, limits: Limits, certificates: Certificates
+) -> Callable[[], Awaitable[None]]:
     """Returns what closes it."""
     limits = limits.model_copy(update={"message_timeout_s": inf})
     turnstile = Turnstile(limits, Admission(limits), _turned_away, MAX_CONNECTIONS)
     server = BoundedServer(
         uvicorn.Config(
             app,
-            http=cast(type[asyncio.Protocol], partial(RegistryProtocol, turnstile)),
+            http=cast(type[asyncio.Protocol], secured(partial(RegistryProtocol, turnstile), turnstile, certificates)),
             loop="none",
             lifespan="off",
             log_config=None,

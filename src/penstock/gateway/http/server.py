@@ -11,16 +11,19 @@ from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.gateway.http.app import HttpApp
 from penstock.gateway.http.bounded import BoundedServer
 from penstock.gateway.http.connection import InferProtocol
+from penstock.gateway.http.handshake import secured
 from penstock.gateway.streams.websocket_protocol import StreamProtocol
 from penstock.gateway.turnstile import Turnstile, http_connections, widen_files
 from penstock.serving.admission import Admission
+from penstock.wire.credentials.certificates import Certificates
 
 
-def http_server(app: HttpApp, limits: Limits, admission: Admission) -> uvicorn.Server:
+def http_server(app: HttpApp, limits: Limits, admission: Admission, certificates: Certificates) -> uvicorn.Server:
     turnstile = Turnstile(limits, admission, app.infer.turned_away, http_connections(limits, widen_files()))
+    protocol = partial(InferProtocol, app.infer, app.doorman, turnstile)
     config = uvicorn.Config(
         cast("uvicorn._types.ASGIApplication", app),
-        http=cast(type[asyncio.Protocol], partial(InferProtocol, app.infer, app.doorman, turnstile)),
+        http=cast(type[asyncio.Protocol], secured(protocol, turnstile, certificates)),
         loop="none",
         lifespan="off",
         log_config=None,

@@ -1,4 +1,4 @@
-"""This process's certificate: what its ports and channels show and ask for, looked at anew each second.
+"""This process's certificate: what its ports show and ask for, looked at anew each second.
 
 A handshake that begins after files were exchanged goes by the new ones; what is open stays. Files that do not fit (one
 of two is written already) are told of and looked at again, and until they do, what was there goes on.
@@ -14,13 +14,12 @@ import grpc
 import structlog
 
 from penstock.core.errors import ConfigError
-from penstock.wire.credentials.files import TlsFiles, TlsMaterial, read_files
+from penstock.wire.credentials.channels import CIPHERS
+from penstock.wire.credentials.files import NO_FILES, TlsFiles, TlsMaterial, read_files
 
 log = structlog.get_logger()
 LOOK_S = 1.0
 UNIX = "unix:"
-# Of TLS 1.2; those of 1.3 are all well. gRPC's own list is the same.
-CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 HTTP = ("http/1.1",)
 ClientAuth = Literal["none", "optional", "required"]
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
@@ -29,15 +28,14 @@ _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl
 class Certificates:
     """Without files, everything is plain."""
 
-    def __init__(self, files: TlsFiles | None = None, client_auth: ClientAuth = "none") -> None:
+    def __init__(self, files: TlsFiles = NO_FILES, client_auth: ClientAuth = "none") -> None:
         """Reads them now; raises ConfigError."""
-        self._files = files or TlsFiles()
+        self.files = files
         self._client_auth: ClientAuth = client_auth
-        self._stamps = self._files.stamps()
-        self._material = TlsMaterial() if self._files.is_empty else read_files(self._files)
+        self._stamps = self.files.stamps()
+        self._material = TlsMaterial() if self.files.is_empty else read_files(self.files)
         self._told = ""  # why what is there now is not taken
         self.generation = 0  # how often it was another
-        self._channel: tuple[int, grpc.ChannelCredentials] | None = None
 
     @property
     def is_serving(self) -> bool:
@@ -57,17 +55,17 @@ class Certificates:
     # --- what is new
 
     async def watch_forever(self) -> None:
-        while not self._files.is_empty:
+        while not self.files.is_empty:
             await asyncio.sleep(LOOK_S)
             self.look()
 
     def look(self) -> bool:
         """Whether others are there and good."""
-        stamps = self._files.stamps()
+        stamps = self.files.stamps()
         if stamps == self._stamps and not self._told:
             return False
         try:
-            found = read_files(self._files)
+            found = read_files(self.files)
         except ConfigError as error:
             if error.message != self._told:
                 log.warning("certificate_kept", error=error.message, advice="what was read before goes on")
@@ -78,7 +76,7 @@ class Certificates:
             return False
         self._material = found
         self.generation += 1
-        log.info("certificate_renewed", cert=self._files.cert, expires_at=found.expires_at)
+        log.info("certificate_renewed", cert=self.files.cert, expires_at=found.expires_at)
         return True
 
     # --- ports
@@ -124,39 +122,6 @@ class Certificates:
             context.load_verify_locations(cadata=self._material.ca.decode())
         _load_pair(context, self._material)
         return context
-
-    # --- channels
-
-    def open_channel(self, address: str, options: Any = ()) -> grpc.aio.Channel:
-        """TLS where there is a certificate or an authority to go by; sockets of this machine stay plain."""
-        if (credentials := self.channel_credentials(address)) is None:
-            return grpc.aio.insecure_channel(address, options=options)
-        return grpc.aio.secure_channel(address, credentials, options=options)
-
-    def channel_credentials(self, address: str = "") -> grpc.ChannelCredentials | None:
-        """None: it is plain."""
-        if self._files.is_empty or address.startswith(UNIX):
-            return None
-        if self._channel is None or self._channel[0] != self.generation:
-            self._channel = self.generation, channel_credentials(self._material)
-        return self._channel[1]
-
-    def client_context(self) -> ssl.SSLContext | None:
-        """For HTTP; None: the usual one, which trusts the system's authorities."""
-        return None if self._files.is_empty else client_context(self._files)
-
-
-def channel_credentials(material: TlsMaterial) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(material.ca or None, material.key or None, material.cert or None)
-
-
-def client_context(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=files.ca or None)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(CIPHERS)
-    if files.cert:
-        context.load_cert_chain(files.cert, files.key)
-    return context
 
 
 class _Renewed(ssl.SSLContext):

@@ -13,7 +13,12 @@ from penstock.core.errors import ConfigError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+    from penstock.core.config import TlsSettings
+
 OF_OWNER, OF_ANOTHER = 0o077, 0o037  # what may not be allowed on a key of our own; root's may be for our group
+
+
+Stamps = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +33,16 @@ class TlsFiles:
     def is_empty(self) -> bool:
         return not (self.cert or self.ca)
 
-    def stamps(self) -> tuple[tuple[int, ...], ...]:
+    @classmethod
+    def of(cls, settings: "TlsSettings") -> "TlsFiles":
+        return cls(settings.cert, settings.key, settings.ca)
+
+    def stamps(self) -> Stamps:
         """Another whenever one of them was written or exchanged."""
         return tuple(_stamp(path) for path in (self.cert, self.key, self.ca))
+
+
+NO_FILES = TlsFiles()  # everything is plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +59,25 @@ def read_files(files: TlsFiles, now: datetime | None = None, setting: str = "tls
     """Raises ConfigError, which says what is wrong with which of them."""
     if bool(files.cert) != bool(files.key):
         raise ConfigError(f"{setting}: a certificate and its key belong together: give both, {setting}.cert and .key")
-    ca = _read(files.ca, f"{setting}.ca") if files.ca else _of_system()
+    ca = trusted(files.ca, f"{setting}.ca")
     if files.ca:
         _check_authorities(ca, files.ca, f"{setting}.ca")
     if not files.cert:
         return TlsMaterial(ca=ca)
     _check_secrecy(files.key, f"{setting}.key")
-    cert, key = _read(files.cert, f"{setting}.cert"), _read(files.key, f"{setting}.key")
+    cert, key = read_pem(files.cert, f"{setting}.cert"), read_pem(files.key, f"{setting}.key")
     leaf = _parse(cert, files.cert, f"{setting}.cert")
     _check_time(leaf, now or datetime.now(UTC), files.cert, f"{setting}.cert")
     _check_pair(leaf, key, files)
     return TlsMaterial(cert, key, ca, leaf.not_valid_after_utc.timestamp())
 
 
-def _read(path: str, setting: str) -> bytes:
+def trusted(ca: str, setting: str = "the authority") -> bytes:
+    """Certificates of the authorities; the system's where no file is named."""
+    return read_pem(ca, setting) if ca else _of_system()
+
+
+def read_pem(path: str, setting: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:

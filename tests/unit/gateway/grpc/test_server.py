@@ -26,6 +26,7 @@ from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.serving.serve import Serving
+from penstock.wire.credentials.certificates import Certificates
 from tests.unit.gateway.conftest import Served
 
 ELEMENTS = 100_000  # of typed contents
@@ -43,7 +44,7 @@ async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Chan
     large = LargeMessages(Limits(max_values=ELEMENTS))
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard(), memory, large)
     server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory))
-    port = await server.start("127.0.0.1", 0)
+    port = await server.start("127.0.0.1", 0, Certificates())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(0)

@@ -16,6 +16,7 @@ from penstock.gateway.http.bounded import PIPELINED
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.server import http_server
 from penstock.serving.admission import Admission
+from penstock.wire.credentials.certificates import Certificates
 from tests.unit.gateway.conftest import Served
 
 WAIT_S = 20.0
@@ -29,7 +30,7 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 @asynccontextmanager
 async def running(app: HttpApp, limits: Limits) -> AsyncIterator[tuple[Connect, Admission]]:
     admission = Admission(limits)
-    server = http_server(app, limits, admission)
+    server = http_server(app, limits, admission, Certificates())
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         task = asyncio.create_task(server.serve(sockets=[listening]))

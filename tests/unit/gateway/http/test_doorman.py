@@ -13,6 +13,7 @@ from penstock.core.config import Config, Limits
 from penstock.core.errors import Forbidden, UnknownHost
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.server import http_server
+from penstock.wire.credentials.certificates import Certificates
 from tests.unit.gateway.conftest import Served
 
 LOCAL = Config()
@@ -166,7 +167,7 @@ async def test_allowed_origins_are_told_so(served: Served) -> None:
 async def listening(served: Served) -> AsyncIterator[Callable[[bytes], Awaitable[bytes]]]:
     """A server with its own connections, and how to say something to it."""
     door = socket.create_server(("127.0.0.1", 0))
-    server = http_server(served.app, Limits(), served.admission)
+    server = http_server(served.app, Limits(), served.admission, Certificates())
     task = asyncio.create_task(server.serve(sockets=[door]))
 
     async def say(message: bytes) -> bytes:

@@ -13,9 +13,11 @@ import grpc
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.wire.channels import Channels
 from penstock.wire.credentials.authority import CA, Authority
 from penstock.wire.credentials.certificates import Certificates, ClientAuth
-from penstock.wire.credentials.files import TlsFiles
+from penstock.wire.credentials.channels import client_context
+from penstock.wire.credentials.files import NO_FILES, TlsFiles
 from penstock.wire.credentials.names import names_of_call, names_of_transport
 
 METHOD = "/test.Echo/Names"
@@ -60,9 +62,9 @@ async def serving(certificates: Certificates, **options: Any) -> AsyncIterator[s
         await server.stop(0)
 
 
-async def ask(certificates: Certificates, address: str) -> str:
+async def ask(files: TlsFiles, address: str) -> str:
     options = (("grpc.use_local_subchannel_pool", 1),)
-    async with certificates.open_channel(address, options) as channel:
+    async with Channels(tls=files).open(address, options) as channel:
         answer: bytes = await channel.unary_unary(METHOD)(b"", timeout=5)
         return answer.decode()
 
@@ -82,7 +84,7 @@ async def serving_http(context: ssl.SSLContext) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-async def ask_http(context: ssl.SSLContext | None, port: int) -> tuple[str, dict[str, Any]]:
+async def ask_http(context: ssl.SSLContext, port: int) -> tuple[str, dict[str, Any]]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
     try:
         writer.write(b"who am I\n")
@@ -96,9 +98,9 @@ async def ask_http(context: ssl.SSLContext | None, port: int) -> tuple[str, dict
 
 async def test_a_port_with_a_certificate_is_not_plain(world: World) -> None:
     async with serving(world.server()) as address:
-        assert await ask(Certificates(world.files()), address) == ""
+        assert await ask(world.files(), address) == ""
         with pytest.raises(grpc.aio.AioRpcError) as failed:
-            await ask(Certificates(), address)
+            await ask(NO_FILES, address)
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -106,47 +108,47 @@ async def test_a_server_of_another_authority_is_not_trusted(world: World, tmp_pa
     stranger = World(tmp_path / "stranger")
     async with serving(stranger.server()) as address:
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(Certificates(world.files()), address)
+            await ask(world.files(), address)
     async with serving_http(stranger.server().server_context()) as port:
         with pytest.raises(ssl.SSLCertVerificationError):
-            await ask_http(Certificates(world.files()).client_context(), port)
+            await ask_http(client_context(world.files()), port)
 
 
 async def test_a_server_that_is_called_otherwise_is_not_trusted(world: World) -> None:
     world.issue("server", "elsewhere.example")
     async with serving(world.server()) as address:
         with pytest.raises(grpc.aio.AioRpcError):
-            await ask(Certificates(world.files()), address)
+            await ask(world.files(), address)
 
 
 async def test_callers_are_known_by_their_certificates(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger")
-    alice, wrong = Certificates(world.files("alice@example.com")), stranger.files("alice@example.com")
+    alice, wrong = world.files("alice@example.com"), stranger.files("alice@example.com")
     wrong = TlsFiles(wrong.cert, wrong.key, str(world.folder / CA))
     certificates = world.server("required")
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         assert await ask(alice, address) == "alice@example.com"
-        assert (await ask_http(alice.client_context(), port))[0] == "alice@example.com"
-        for caller in (Certificates(world.files()), Certificates(wrong)):
+        assert (await ask_http(client_context(alice), port))[0] == "alice@example.com"
+        for caller in (world.files(), wrong):
             with pytest.raises(grpc.aio.AioRpcError):
                 await ask(caller, address)
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await ask_http(caller.client_context(), port)
+                await ask_http(client_context(caller), port)
 
 
 async def test_a_certificate_that_is_optional_may_be_left_out_but_not_be_wrong(world: World, tmp_path: Path) -> None:
     stranger = World(tmp_path / "stranger").files("alice@example.com")
-    wrong = Certificates(TlsFiles(stranger.cert, stranger.key, str(world.folder / CA)))
+    wrong = TlsFiles(stranger.cert, stranger.key, str(world.folder / CA))
     async with serving_http(world.server("optional").server_context()) as port:
-        assert (await ask_http(Certificates(world.files("alice@example.com")).client_context(), port))[0] != ""
-        assert (await ask_http(Certificates(world.files()).client_context(), port))[0] == ""
+        assert (await ask_http(client_context(world.files("alice@example.com")), port))[0] != ""
+        assert (await ask_http(client_context(world.files()), port))[0] == ""
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            await ask_http(wrong.client_context(), port)
+            await ask_http(client_context(wrong), port)
 
 
 async def test_new_files_are_shown_without_a_restart(world: World) -> None:
-    certificates, alice = world.server("required"), Certificates(world.files("alice@example.com"))
-    context = alice.client_context()
+    certificates, alice = world.server("required"), world.files("alice@example.com")
+    context = client_context(alice)
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         shown = [await served(address, context), (await ask_http(context, port))[1]["serialNumber"]]
         assert shown[0] == shown[1]
@@ -164,12 +166,11 @@ async def test_another_authority_is_trusted_without_a_restart(world: World, tmp_
     other = World(tmp_path / "other")
     certificates = world.server("required")
     bob = other.files("alice@example.com")
-    bob_there = Certificates(TlsFiles(bob.cert, bob.key, str(world.folder / CA)))
+    bob_there = TlsFiles(bob.cert, bob.key, str(world.folder / CA))
     async with serving(certificates) as address, serving_http(certificates.server_context()) as port:
         with pytest.raises(grpc.aio.AioRpcError):
             await ask(bob_there, address)
-        alice = Certificates(world.files("alice@example.com"))
-        contexts = alice.client_context(), bob_there.client_context()
+        contexts = client_context(world.files("alice@example.com")), client_context(bob_there)
         trusted = (world.folder / CA).read_bytes()
         (world.folder / CA).write_bytes((other.folder / CA).read_bytes())
         assert certificates.look()
@@ -177,12 +178,12 @@ async def test_another_authority_is_trusted_without_a_restart(world: World, tmp_
         assert (await ask_http(contexts[1], port))[0] == "alice@example.com"
         with pytest.raises((ssl.SSLError, ConnectionError)):
             await ask_http(contexts[0], port)
-        there = Certificates(TlsFiles(bob.cert, bob.key, str(tmp_path / "trusted.pem")))
+        there = TlsFiles(bob.cert, bob.key, str(tmp_path / "trusted.pem"))
         assert await ask(there, address) == "alice@example.com"
 
 
 async def test_files_that_do_not_fit_change_nothing_until_they_do(world: World) -> None:
-    certificates, caller = world.server(), Certificates(world.files())
+    certificates, caller = world.server(), world.files()
     key = world.folder / "server-key.pem"
     async with serving(certificates) as address:
         old = key.read_bytes()
@@ -212,17 +213,15 @@ async def test_only_modern_versions_are_spoken(world: World) -> None:
                 answer = await asyncio.to_thread(greet, target, greeting)
                 assert answer[:1] in (b"", b"\x15"), "an alert, or the end"
         for target, protocol in ((int(address.rpartition(":")[2]), "h2"), (port, "http/1.1")):
-            context = Certificates(world.files()).client_context()
-            assert context is not None
+            context = client_context(world.files())
             context.set_alpn_protocols([protocol])
             for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
                 context.minimum_version = context.maximum_version = version
                 assert await asyncio.to_thread(negotiated, target, context) == protocol
 
 
-async def served(address: str, context: ssl.SSLContext | None) -> str:
+async def served(address: str, context: ssl.SSLContext) -> str:
     """The serial number of the certificate that a gRPC port shows."""
-    assert context is not None
 
     def look() -> str:
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 5) as opened:
