@@ -26,6 +26,7 @@ SETTING = "access.limits_url"
 CONNECTIONS = 2
 AT_ONCE = 128  # asks in one call
 MAX_WAITING = 8192
+STALLED = 2.0  # times its timeout, that a call took to fail
 STALE_S = 10.0  # a gateway that says nothing for so long holds nothing
 # Of a caller's hash: under a rate's name, until when it is used; under `@` and a gateway's name, how many it holds and
 # when it said so. Times are in seconds since 2023: what a double has left for fractions is then well below 1 µs.
@@ -167,21 +168,32 @@ class RedisLimitStore:
             batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             if not self._waiting:
                 self._has_some.clear()
-            sent = self._clock()
-            keys = [NAMESPACE + waiting.ask.key for waiting in batch]
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    answers = await take(keys=keys, args=self._arguments(batch))
+                await self._call(link, take, batch)
             except asyncio.CancelledError:
                 self._give_up(batch)
                 raise
             except link.faults as error:
                 self._failed(batch, error)
-                continue
-            if self._outage.worked():
-                log.info("limits_shared_again", place=self._place)
-            for waiting, said in zip(batch, answers, strict=True):
-                self._heard(waiting, said, sent)
+            except Exception as error:  # whoever waits must be told, whatever it was
+                log.exception("bug", where="limits")
+                self._failed(batch, error)
+
+    async def _call(self, link: RedisLink, take: Callable[..., Awaitable[list[bytes]]], batch: list[_Waiting]) -> None:
+        sent = self._clock()
+        keys = [NAMESPACE + waiting.ask.key for waiting in batch]
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                answers = await take(keys=keys, args=self._arguments(batch))
+        except link.faults:
+            if self._clock() - sent < STALLED * self._timeout_s:
+                raise
+            self._give_up(batch)  # it was this process that stood still, and not Redis
+            return
+        if self._outage.worked():
+            log.info("limits_shared_again", place=self._place)
+        for waiting, said in zip(batch, answers, strict=True):
+            self._heard(waiting, said, sent)
 
     def _arguments(self, batch: list[_Waiting]) -> list[str | float]:
         found: list[str | float] = [self._gateway_id, STALE_S]

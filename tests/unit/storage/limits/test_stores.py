@@ -1,6 +1,7 @@
 """Every store of limits lets the same pass; one that is shared counts for all gateways, and none misses it."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,30 @@ async def test_a_redis_that_hangs_is_waited_for_once(tmp_path: Path, key: str) -
         await until_away(store, False)
         assert store.take_now(ask("other", (REQUESTS, 1))) is None
         await store.close()
+
+
+async def test_a_process_that_stood_still_does_not_take_redis_for_away(tmp_path: Path, key: str) -> None:
+    with Valkey(tmp_path / "valkey") as valkey:
+        ticks = itertools.count(step=1000.0)
+        store = RedisLimitStore(valkey.url, 0.1, "g-0", clock=lambda: next(ticks))
+        await store.start()
+        valkey.freeze()
+        assert (await take(store, ask(key, (REQUESTS, 1)))).limit == ""
+        assert not store.is_away
+        valkey.thaw()
+        await store.close()
+
+
+async def test_a_bug_leaves_nobody_waiting(valkey: Valkey, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = RedisLimitStore(valkey.url, 5.0, "g-0")
+    await store.start()
+    with capture_logs() as logs, monkeypatch.context() as patched:
+        patched.setattr(store, "_heard", lambda *_: [][1])
+        async with asyncio.timeout(WAIT_S):
+            assert (await take(store, ask(key, (REQUESTS, 1)))).limit == ""
+    assert [line["event"] for line in logs] == ["bug", "limits_not_shared"]
+    await until_away(store, False)
+    await store.close()
 
 
 async def test_without_redis_from_the_start_the_share_holds(key: str) -> None:
