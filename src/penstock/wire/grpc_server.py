@@ -6,8 +6,8 @@ gRPC's own loop reads the name of such a method as text; where it is none, the l
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -48,11 +48,26 @@ class _AioServer(cygrpc.AioServer):  # type: ignore[misc]
 def cut_connection(peer: str) -> None:
     """Closes a client's connection, for which gRPC has no call; what it has not taken goes with it."""
     address, _, port = unquote(peer.partition(":")[2]).rpartition(":")
-    for name in os.listdir(FILES) if os.path.exists(FILES) else ():
-        with suppress(OSError):
-            if os.readlink(f"{FILES}/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as found:
-                    there = found.getpeername() if found.family in (socket.AF_INET, socket.AF_INET6) else ("", 0)
-                    # gRPC listens for both families at once, and tells an address of the older as it is.
-                    if (there[0].removeprefix("::ffff:"), there[1]) == (address.strip("[]"), int(port)):
-                        found.shutdown(socket.SHUT_RDWR)
+    # gRPC listens for both families at once, and tells an address of the older as it is.
+    _cut(lambda ours, theirs: (theirs[0].removeprefix("::ffff:"), theirs[1]) == (address.strip("[]"), int(port)))
+
+
+def cut_connections(port: int) -> None:
+    """Closes all that clients have opened to that port."""
+    _cut(lambda ours, theirs: ours[1] == port)
+
+
+def _cut(is_meant: Callable[[Any, Any], bool]) -> None:
+    """By the addresses of both ends. First all are found: until the last is closed there is not much time."""
+    with ExitStack() as stack:
+        found = []
+        for name in os.listdir(FILES) if os.path.exists(FILES) else ():
+            with suppress(OSError):
+                if os.readlink(f"{FILES}/{name}").startswith("socket:"):
+                    each = stack.enter_context(socket.socket(fileno=os.dup(int(name))))
+                    is_tcp = each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM
+                    if is_tcp and is_meant(each.getsockname(), each.getpeername()):
+                        found.append(each)
+        for each in found:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

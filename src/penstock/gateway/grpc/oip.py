@@ -251,10 +251,14 @@ def received(answer: Callable[..., Awaitable[Any]], traffic: GrpcTraffic) -> Cal
     """Awaits the one message of a call, which gRPC would do unseen."""
 
     async def answer_received(_: object, context: Context, principal: Principal) -> Any:
-        message = await traffic.message(context)
-        if message is grpc.aio.EOF:
-            raise InvalidRequest("the call has no message")
-        return await answer(message, context, principal)
+        traffic.running += 1
+        try:
+            message = await traffic.message(context)
+            if message is grpc.aio.EOF:
+                raise InvalidRequest("the call has no message")
+            return await answer(message, context, principal)
+        finally:
+            traffic.running -= 1
 
     return answer_received
 

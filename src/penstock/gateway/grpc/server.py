@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 from penstock.access.guard import declared_needs
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Limits
-from penstock.core.errors import ConfigError, PenstockError
+from penstock.core.errors import ConfigError, Draining, PenstockError
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs
 from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
@@ -24,7 +24,7 @@ from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.pool import POOL
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.grpc_server import grpc_server
+from penstock.wire.grpc_server import cut_connections, grpc_server
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
@@ -34,6 +34,8 @@ _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"
 _INFER = (f"{SERVICE}.ModelInfer", f"{SERVICE}.ModelStreamInfer")
 GRPC_LOGGER = "grpc._cython.cygrpc"
 IDLE_MS = 15 * 60 * 1000  # a client whose connection was closed between calls opens another by itself
+TOLD_S = 0.02  # what was decided is with the clients by then
+END_S = 0.5  # what calls get to end whose connection was closed
 DEAD_AFTER_MS = 60 * 1000  # without a sign of life, and again without an answer to a ping
 
 
@@ -63,6 +65,7 @@ class GrpcServer:
         logging.getLogger(GRPC_LOGGER).addFilter(is_worth_a_line)
         self._traffic = edge.traffic
         self._looking: asyncio.Task[None] | None = None
+        self._port = 0
         self.needs: dict[str, Needs] = {}  # by method: what was declared beside each
         self._edge = edge
         self._limits = limits
@@ -105,12 +108,12 @@ class GrpcServer:
     async def start(self, host: str, port: int, certificates: Certificates) -> int:
         address = str(Address(host, port))
         try:
-            bound = certificates.add_port(self._server, address)
+            self._port = certificates.add_port(self._server, address)
         except RuntimeError as error:
             raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
         await self._server.start()
         self._looking = asyncio.create_task(self._traffic.look_forever(), name="grpc-traffic")
-        return bound
+        return self._port
 
     async def set_ready(self, is_ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -118,7 +121,18 @@ class GrpcServer:
         await self._health.set(SERVICE, status)
 
     async def stop(self, grace_s: float) -> None:
-        await self._server.stop(grace_s)
+        """What is inside has so long to end.
+
+        What comes until clients have heard that it stops gRPC would cancel, and say no more. So connections are closed
+        before: that is UNAVAILABLE, which clients know how to take.
+        """
+        self._traffic.turn_away(Draining("this server is shutting down; call another"))
+        deadline = asyncio.get_running_loop().time() + grace_s
+        await asyncio.sleep(min(TOLD_S, grace_s))
+        while self._traffic.running and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(TOLD_S)
+        cut_connections(self._port)
+        await self._server.stop(END_S)
         if self._looking is not None:
             self._looking.cancel()
 

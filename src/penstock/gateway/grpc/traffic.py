@@ -28,6 +28,7 @@ FREED_S = 0.3  # what was ended is freed by then
 class GrpcTraffic:
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
+        self.running = 0  # calls of one message, from their beginning to their end
         self.calls: dict[Task, Context] = {}  # that await their one message
         self._streams: dict[Task, Context] = {}  # that await their next, perhaps for long
         self._unsent = admission.unsent
@@ -81,6 +82,11 @@ class GrpcTraffic:
         while (message := await read()) is not grpc.aio.EOF:
             yield message
             del message  # the next may be long in coming
+
+    def turn_away(self, error: PenstockError) -> None:
+        """Those who have not said all; their next message is not awaited."""
+        for task in (*self.calls, *self._streams):
+            self._end(task, error)
 
     def hold_answer(self, context: Context, size: int) -> None:
         """Counts an answer until its client has taken it."""

@@ -1,5 +1,6 @@
 """What a gRPC client is told of errors, on every method, by a server with a real socket."""
 
+import asyncio
 import gc
 import logging
 import sys
@@ -48,6 +49,41 @@ async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Chan
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(0)
+
+
+async def test_whoever_calls_while_it_stops_hears_unavailable_and_never_cancelled(served: Served) -> None:
+    """Also whoever has a stream open, or has not sent its message yet."""
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+    server = GrpcServer(edge, Limits())
+    port = await server.start("127.0.0.1", 0, Certificates())
+    own = (("grpc.use_local_subchannel_pool", 1),)  # a connection each
+    channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own) for _ in range(8)]
+    stubs: list[Any] = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in channels]
+
+    async def call_until_nobody_is_there(stub: Any) -> set[grpc.StatusCode]:
+        found: set[grpc.StatusCode] = set()
+        while True:
+            try:
+                await stub.ModelInfer(MESSAGE)
+            except grpc.aio.AioRpcError as error:
+                found.add(error.code())
+                if "failed to connect" in str(error.details()):
+                    return found
+
+    stream = stubs[0].ModelStreamInfer()
+    await stream.write(MESSAGE)
+    await stream.read()
+    calling = [asyncio.create_task(call_until_nobody_is_there(stub)) for stub in stubs]
+    await served.serving.is_called.wait()
+    await server.stop(1.0)
+    assert await asyncio.gather(*calling) == [{grpc.StatusCode.UNAVAILABLE}] * len(calling)
+    assert await refusal(stream.read()) == (
+        grpc.StatusCode.UNAVAILABLE,
+        "this server is shutting down; call another",
+        {"penstock-code": "draining", "retry-after": "1"},
+    )
+    for channel in channels:
+        await channel.close()
 
 
 @pytest.fixture
