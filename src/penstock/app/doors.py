@@ -1,6 +1,6 @@
 """Opens a role's health door where the configuration says, or at the role's usual ports."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple
@@ -10,11 +10,14 @@ from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from penstock.access.guard import open_guard
+from penstock.access.guard import Guard
+from penstock.access.keys import KeyTable
 from penstock.app.places import ServerPlaces, http_scheme
 from penstock.app.ports import open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
+from penstock.core.errors import PenstockError
+from penstock.core.principals import Principal, Scope, needs
 from penstock.gateway.http.doorman import Doorman, machine_names
 from penstock.telemetry.door import DoorSecurity, HealthDoor, Problem
 from penstock.telemetry.metrics import shared_registry
@@ -42,9 +45,10 @@ async def open_health_door(
     stack: AsyncExitStack,
     look: Callable[[], Collector] | None = None,
     health: health_aio.HealthServicer | None = None,
+    guard: Guard | None = None,
 ) -> None:
-    """`look` gives what is shown beside the metrics of the machine's processes; `health` is what another
-    server of the role says, too."""
+    """`look` gives what is shown beside the metrics of the machine's processes; `health` is what another server of the
+    role says, too. Who has no guard knows no keys but its own."""
 
     def registry() -> CollectorRegistry:
         found = shared_registry(places.metrics)
@@ -52,8 +56,11 @@ async def open_health_door(
             found.register(look())
         return found
 
-    doorman = Doorman(config.model_copy(update={"host": config.health.host}), open_guard(), machine_names())
-    door = HealthDoor(problem, registry, doorman.refusal, health, _security(certificates))
+    doorman = Doorman(
+        config.model_copy(update={"host": config.health.host}), guard or _own_guard(config), machine_names()
+    )
+    guarding, security = partial(_refusal, doorman), _security(certificates)
+    door = HealthDoor(problem, registry, doorman.refusal, guarding, health, security)
     stack.push_async_callback(door.close)
     wanted = config.health
     config.check_reach(wanted.host)
@@ -68,3 +75,20 @@ def _security(certificates: Certificates) -> DoorSecurity | None:
         return None
     context = certificates.server_context("optional" if certificates.is_asking else "none")
     return DoorSecurity(context, lambda server: partial(certificates.add_port, server, client_auth="none"))
+
+
+def _own_guard(config: Config) -> Guard:
+    """Its metrics are for whoever has the key of the role itself."""
+    key, guard = config.shown_key(), Guard(config.asks_at(config.health.host))
+    own = Principal("own", scopes=needs(Scope.METRICS))
+    guard.keys_changed(KeyTable(b"", is_asking=False, further={key: own} if key else {}))
+    return guard
+
+
+def _refusal(doorman: Doorman, headers: Iterable[tuple[bytes, bytes]]) -> PenstockError | None:
+    """Why the metrics are not for this caller."""
+    try:
+        doorman.admit(headers, needs(Scope.METRICS))
+    except PenstockError as error:
+        return error
+    return None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from grpc_health.v1.health import aio as health_aio
     from prometheus_client.registry import Collector
 
+    from penstock.access.guard import Guard
     from penstock.manager.models.registry import ModelRegistry
     from penstock.telemetry.door import Problem
     from penstock.wire.credentials.certificates import Certificates
@@ -37,6 +38,7 @@ class OpenManager(NamedTuple):
     look: "Callable[[], Collector]"  # the cluster's metrics, of the moment
     registry: "ModelRegistry"
     health: "health_aio.HealthServicer"  # of its gRPC door
+    guard: "Guard"  # of its doors
 
 
 def run_manager(start: RoleStart) -> None:
@@ -64,10 +66,11 @@ async def _manage(run: RoleRun) -> None:
         opened = await open_manager(
             config, stack, me, certificates, run.places.manager, str(address), has_models=has_models
         )
+        look, health, guard = opened.look, opened.health, opened.guard
         await open_health_door(
-            config, run.places, MANAGER_DOOR, opened.problem, certificates, stack, opened.look, opened.health
+            config, run.places, MANAGER_DOOR, opened.problem, certificates, stack, look, health, guard
         )
-        await open_registry_door(config, opened.registry, address.host, certificates, stack)
+        await open_registry_door(config, opened.registry, guard, address.host, certificates, stack)
         log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
         await run.stop.wait()
@@ -152,4 +155,4 @@ async def open_manager(
             return "its metadata store does not answer"
         return "" if manager.epoch or manager.election.leader else "no manager leads"
 
-    return OpenManager(problem, Overview(manager).collector, registry, health)
+    return OpenManager(problem, Overview(manager).collector, registry, health, guard)

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import grpc
 import structlog
 
-from penstock.access.guard import open_guard
+from penstock.access.guard import Guard
 from penstock.app.places import http_scheme
 from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
@@ -42,7 +42,7 @@ def registry_service(registry: ModelRegistry) -> Callable[[grpc.aio.Server], Non
 
 
 async def open_registry_door(
-    config: Config, registry: ModelRegistry, host: str, certificates: Certificates, stack: AsyncExitStack
+    config: Config, registry: ModelRegistry, guard: Guard, host: str, certificates: Certificates, stack: AsyncExitStack
 ) -> Address:
     """REST, on the manager's host."""
     # Only now: `penstock serve` on one machine has no such door.
@@ -53,7 +53,7 @@ async def open_registry_door(
         return open_own_socket(host, port, "registry.http_port")
 
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
-    doorman = Doorman(config.model_copy(update={"host": host}), open_guard(), machine_names())
+    doorman = Doorman(config.model_copy(update={"host": host}), guard, machine_names())
     stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits, certificates))
     address = Address(host, opened.getsockname()[1])
     log.info("registry_door", http=f"{http_scheme(config)}://{address}")

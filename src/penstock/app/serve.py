@@ -77,7 +77,7 @@ async def _run_roles(
     places.write_config(config)
     share_metrics(places.metrics, SUPERVISOR)
     http_port, grpc_port = reserve_ports(config, stack) if config.gateways else (0, 0)
-    look, certificates = None, open_certificates(config, stack)
+    look, guard, certificates = None, None, open_certificates(config, stack)
     if not config.cluster.join:  # first: what it cannot serve is told, and nothing else
         me, bound = ManagerRecord(manager_id="manager", address=places.manager), []
         if is_clustered(config):
@@ -90,14 +90,14 @@ async def _run_roles(
         for address in bound:
             from penstock.app.registry import open_registry_door
 
-            await open_registry_door(config, opened.registry, address.host, certificates, stack)
-        look = opened.look
+            await open_registry_door(config, opened.registry, opened.guard, address.host, certificates, stack)
+        look, guard = opened.look, opened.guard
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)
     if is_clustered(config):
         from penstock.app.doors import MACHINE_DOOR, open_health_door
 
-        await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, certificates, stack, look)
+        await open_health_door(config, places, MACHINE_DOOR, supervisor.problem, certificates, stack, look, guard=guard)
     if not await _until_open(supervisor, stop):
         return
     http, grpc = f"{http_scheme(config)}://{Address(config.host, http_port)}", str(Address(config.host, grpc_port))

@@ -17,7 +17,7 @@ from grpc_health.v1.health import aio as health_aio
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry
 
 from penstock.core.cluster.addresses import Address
-from penstock.core.errors import BUG, ConfigError, PenstockError
+from penstock.core.errors import BUG, ConfigError, PenstockError, Unauthenticated
 from penstock.telemetry.metrics import as_text
 
 log = structlog.get_logger()
@@ -34,7 +34,13 @@ Problem = Callable[[], Awaitable[str]]
 Headers = list[tuple[bytes, bytes]]
 Refusal = Callable[[Headers, str], PenstockError | None]
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
-REASONS |= {421: "Misdirected Request", 431: "Request Header Fields Too Large", 500: "Internal Server Error"}
+REASONS |= {
+    401: "Unauthorized",
+    403: "Forbidden",
+    421: "Misdirected Request",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
 REASONS |= {503: "Service Unavailable"}
 
 
@@ -57,11 +63,14 @@ class HealthDoor:
         problem: Problem,
         registry: Callable[[], CollectorRegistry],
         refusal: Refusal,
+        guarding: Callable[[Headers], PenstockError | None] = lambda headers: None,
         health: health_aio.HealthServicer | None = None,
         security: DoorSecurity | None = None,
     ) -> None:
-        """`problem` says why the role is not ready, or nothing; `refusal` why a caller is not answered. `health` is
-        what another server of the role has, too. Without `security` both ports are plain."""
+        """`problem` says why the role is not ready, or nothing; `refusal` why a caller is not answered, `guarding` why
+        the metrics are not for it. `health` is what another server of the role has, too. Without `security` both ports
+        are plain."""
+        self._guarding = guarding
         self._security = security
         self._health = health or health_aio.HealthServicer()
         self._problem = problem
@@ -163,13 +172,13 @@ class HealthDoor:
         if method not in ("GET", "HEAD"):
             return _refused(405, "only GET is answered here")
         try:
-            answer = await self._found(path)
+            answer = await self._found(path, headers)
         except Exception:
             log.exception("health_door_failed", path=path[:100])
             answer = _refused(500, BUG)
         return answer if method == "GET" else answer._replace(body=b"")
 
-    async def _found(self, path: str) -> Answer:
+    async def _found(self, path: str, headers: Headers) -> Answer:
         match path:
             case "/healthz" | "/livez":
                 return _json(200, {"status": "alive"})
@@ -179,6 +188,8 @@ class HealthDoor:
                     return _json(503, {"status": "not ready", "reason": problem})
                 return _json(200, {"status": "ready"})
             case "/metrics":
+                if refusal := self._guarding(headers):
+                    return _refused(401 if isinstance(refusal, Unauthenticated) else 403, refusal.message)
                 registry = self._registry()
                 text = await asyncio.to_thread(as_text, registry)  # reads a file for each process and metric
                 return Answer(200, text, CONTENT_TYPE_LATEST)

@@ -19,7 +19,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as StarletteRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
 
 from penstock.core.config import Limits
 from penstock.core.errors import (
@@ -31,6 +32,7 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.manifest import MAX_MANIFEST_BYTES, VERSION, ModelFacts, make_manifest, read_document
+from penstock.core.principals import Needs, Scope, needs
 from penstock.gateway import statuses
 from penstock.gateway.http.bounded import BoundedProtocol, BoundedServer, Phase
 from penstock.gateway.http.doorman import Doorman
@@ -156,21 +158,23 @@ class RegistryRest:
         return await self._registry.find(f"{request.path_params['model']}{mark}{version}")
 
 
-ROUTES: tuple[tuple[str, str, Handler], ...] = (
-    ("GET", ROOT + "/models", RegistryRest.list),
-    ("GET", ROOT + "/models/{model}", RegistryRest.list),
-    ("GET", VERSION_PATH, RegistryRest.find),
-    ("POST", VERSION_PATH, RegistryRest.begin),
-    ("DELETE", VERSION_PATH, RegistryRest.delete),
-    ("GET", VERSION_PATH + "/files/{path:path}", RegistryRest.download),
-    ("PUT", ROOT + "/models/{model}/aliases/{alias}", RegistryRest.set_alias),
-    ("DELETE", ROOT + "/models/{model}/aliases/{alias}", RegistryRest.delete_alias),
-    ("GET", ROOT + "/uploads/{upload}", RegistryRest.progress),
-    ("DELETE", ROOT + "/uploads/{upload}", RegistryRest.abort),
-    ("POST", ROOT + "/uploads/{upload}/commit", RegistryRest.commit),
-    ("HEAD", FILE_PATH, RegistryRest.offset),
-    ("PATCH", FILE_PATH, RegistryRest.append),
-    ("OPTIONS", FILE_PATH, RegistryRest.options),
+UPLOADING, DELETING = needs(Scope.UPLOAD), needs(Scope.ADMIN)
+READING, LOOKING = needs(Scope.UPLOAD, Scope.JOIN), needs(Scope.UPLOAD, Scope.JOIN, Scope.METRICS)
+ROUTES: tuple[tuple[str, str, Needs, Handler], ...] = (
+    ("GET", ROOT + "/models", LOOKING, RegistryRest.list),
+    ("GET", ROOT + "/models/{model}", LOOKING, RegistryRest.list),
+    ("GET", VERSION_PATH, READING, RegistryRest.find),
+    ("POST", VERSION_PATH, UPLOADING, RegistryRest.begin),
+    ("DELETE", VERSION_PATH, DELETING, RegistryRest.delete),
+    ("GET", VERSION_PATH + "/files/{path:path}", READING, RegistryRest.download),
+    ("PUT", ROOT + "/models/{model}/aliases/{alias}", UPLOADING, RegistryRest.set_alias),
+    ("DELETE", ROOT + "/models/{model}/aliases/{alias}", UPLOADING, RegistryRest.delete_alias),
+    ("GET", ROOT + "/uploads/{upload}", UPLOADING, RegistryRest.progress),
+    ("DELETE", ROOT + "/uploads/{upload}", UPLOADING, RegistryRest.abort),
+    ("POST", ROOT + "/uploads/{upload}/commit", UPLOADING, RegistryRest.commit),
+    ("HEAD", FILE_PATH, UPLOADING, RegistryRest.offset),
+    ("PATCH", FILE_PATH, UPLOADING, RegistryRest.append),
+    ("OPTIONS", FILE_PATH, UPLOADING, RegistryRest.options),
 )
 
 
@@ -181,11 +185,21 @@ class RegistryApp:
         rest = RegistryRest(registry)
         self._doorman = doorman
         self._app: ASGIApp = Starlette(
-            routes=[StarletteRoute(path, _bound(handler, rest), methods=[method]) for method, path, handler in ROUTES],
+            routes=[
+                StarletteRoute(path, self._guarded(handler, rest, needed), methods=[method])
+                for method, path, needed, handler in ROUTES
+            ],
             exception_handlers={PenstockError: _failed, HTTPException: _not_routed, Exception: _bug},
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _guarded(self, handler: Handler, rest: RegistryRest, needed: Needs) -> Callable[[Request], Awaitable[Response]]:
+        async def call(request: Request) -> Response:
+            self._doorman.admit(request.scope["headers"], needed)
+            return await handler(rest, request)
+
+        return call
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         refusal = self._doorman.refusal(scope["headers"], scope["method"])
@@ -238,13 +252,6 @@ def serve_registry(
 
 def _turned_away(error: PenstockError) -> None:
     log.info("turned_away", code=error.code, error=statuses.told(error))
-
-
-def _bound(handler: Handler, rest: RegistryRest) -> Callable[[Request], Awaitable[Response]]:
-    async def call(request: Request) -> Response:
-        return await handler(rest, request)
-
-    return call
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from penstock.access.guard import open_guard
 from penstock.app.registry import open_registry_door
 from penstock.core.config import load_config
 from penstock.wire.credentials.certificates import Certificates
@@ -57,7 +58,7 @@ class Door:
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     async with registry_bed(tmp_path / "data") as bed, AsyncExitStack() as stack:
         config = load_config(registry={"http_port": 0}, limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
-        address = await open_registry_door(config, bed.registry, "127.0.0.1", Certificates(), stack)
+        address = await open_registry_door(config, bed.registry, open_guard(), "127.0.0.1", Certificates(), stack)
         yield Door(bed, address.port or 0)
 
 

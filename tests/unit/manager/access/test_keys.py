@@ -168,9 +168,7 @@ async def test_gateways_hear_of_keys_and_of_their_end(door: Door) -> None:
     try:
 
         async def table() -> KeyTable:
-            access = (await asyncio.wait_for(heard.get(), 5)).access
-            records = map(KeyRecord.model_validate_json, access.keys.values())
-            return KeyTable(access.secret, records, access.is_asking)
+            return KeyTable.of((await asyncio.wait_for(heard.get(), 5)).access)
 
         assert not (await table()).is_asking
         made = await door.keys.create(wanted("app", Scope.INFERENCE, models=("mini*",)))
