@@ -41,14 +41,14 @@ def add_models(plan: ChaosPlan) -> None:
     add_shipped(repository, plan.models, "srcnn")
 
 
-async def attack(server: ServerProcess, count: int, plan: ChaosPlan) -> Result:
+async def attack(server: ServerProcess, count: int, plan: ChaosPlan, rounds: int = ROUNDS) -> Result:
     """Sends `count` malformed messages, while some callers go on asking what is right."""
     examples = min(2_000, count // 5)
     page = await asyncio.to_thread(server.get, "/openapi.json")
     grpc = GrpcAttack(server.grpc, examples, SEED)
     zmq = ZmqAttack(server.router_endpoint(), examples, SEED)
     attacks: dict[str, Attack] = {"grpc": grpc, "rest": RestAttack(server.http, page, examples, SEED), "zmq": zmq}
-    embed = EmbedQuestion("minilm", mixed(512, SEED))
+    embed = EmbedQuestion("minilm", mixed(min(512, count // 10), SEED))
     await embed.learn(server.grpc)
     # Engines keep something for every shape that they have seen: first they shall have seen most.
     async with CheckedLoad(server.grpc, [embed]) as load:
@@ -56,12 +56,12 @@ async def attack(server: ServerProcess, count: int, plan: ChaosPlan) -> Result:
     processes = server.process_ids()
     memory: list[int] = []
     async with CheckedLoad(server.grpc, [EchoQuestion(), embed], callers=4, pause_s=0.1) as neighbours:
-        for number in range(ROUNDS):
+        for number in range(rounds):
             for name, share in SHARES.items():
-                await attacks[name].send(int(count * share) // ROUNDS)
+                await attacks[name].send(int(count * share) // rounds)
             await asyncio.sleep(SETTLE_S)
             memory.append(server.rss_bytes())
-            plan.say(f"{number + 1} of {ROUNDS}: {memory[-1] / 2**20:.1f} MiB")
+            plan.say(f"{number + 1} of {rounds}: {memory[-1] / 2**20:.1f} MiB")
     await grpc.close()
     result = _judge(server, attacks, memory)
     lost = len(processes - server.process_ids())

@@ -12,7 +12,18 @@ from benchmarks.peers import roster
 from benchmarks.peers.ceilings import Ceilings
 from benchmarks.peers.checks import References
 from benchmarks.peers.items import find_assets
-from benchmarks.peers.plan import CEILING, GROUPS, SERVERS, Group, PeerTurn, is_done, keep, search_group, turns
+from benchmarks.peers.plan import (
+    CEILING,
+    CONCURRENCIES,
+    GROUPS,
+    SERVERS,
+    Group,
+    PeerTurn,
+    is_done,
+    keep,
+    search_group,
+    turns,
+)
 from benchmarks.peers.progress import Progress
 from benchmarks.peers.results import PeerResults
 from benchmarks.peers.roster import Entrant
@@ -33,7 +44,7 @@ def main() -> int:
     servers, groups = _chosen(options.only)
     scale = options.scale * (QUICK if options.quick else 1.0)
     rounds = options.rounds or (1 if options.quick else 0)
-    groups = [_fit(group, scale, rounds) for group in groups]
+    groups = [_fit(group, scale, rounds, options.callers) for group in groups]
     # The peers' handlers find each other here by their bare names; so does the reference.
     sys.path.insert(0, str(HERE / "shared"))
     assets = find_assets(ROOT)
@@ -66,6 +77,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, help="write the report here, too")
     parser.add_argument("--settings", type=Path, default=SETTINGS, help=argparse.SUPPRESS)
     parser.add_argument("--scale", type=float, default=1.0, help=argparse.SUPPRESS)
+    parser.add_argument("--callers", type=int, action="append", default=[], help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -80,8 +92,8 @@ def _chosen(only: Sequence[str]) -> tuple[list[str], list[Group]]:
     return servers, groups
 
 
-def _fit(group: Group, scale: float, rounds: int) -> Group:
-    levels = tuple(level.scaled(scale) for level in group.levels)
+def _fit(group: Group, scale: float, rounds: int, callers: Sequence[int]) -> Group:
+    levels = tuple(level.scaled(scale) for level in group.levels if level.concurrency in (callers or CONCURRENCIES))
     return replace(group, levels=levels, rounds=rounds or group.rounds)
 
 

@@ -16,7 +16,7 @@ async def test_clients_that_do_not_read_cost_no_memory(tmp_path: Path) -> None:
     add_models(tmp_path / "models")
     with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
         await server.wait_all_workers()
-        result = await read_slowly(server, settle_s=5.0, seconds=12.0, plan=ChaosPlan(MODELS, tmp_path, is_quick=True))
+        result = await read_slowly(server, settle_s=4.0, seconds=9.0, plan=ChaosPlan(MODELS, tmp_path, is_quick=True))
         assert not server.tracebacks()
     # So short a time says little about a few percent; without a bound it would be several times as much.
     assert result.figures["slow_reader_rss_growth"] < 0.2, result.details

@@ -19,6 +19,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, write_factor
 
 WAIT_S = 60.0
+PAUSE_S = 0.02
 MANAGER, DOOR, FURTHER = 0, 1, 2
 WORKERS = ["h1.worker-0", "h2.worker-0"]
 
@@ -47,11 +48,11 @@ class Asked(ClusterHosts):
 
     @contextmanager
     def traffic(self, model: str) -> Iterator[None]:
-        """Requests, one after the other, none of which may fail."""
+        """Requests, one shortly after the other, none of which may fail."""
         is_over, failures = threading.Event(), list[Exception]()
 
         def run() -> None:
-            while not is_over.is_set():
+            while not is_over.wait(PAUSE_S):
                 try:
                     assert self.infer(model) == 6.0
                 except (AssertionError, grpc.RpcError) as error:

@@ -16,7 +16,7 @@ from benchmarks.waiting import eventually
 from tests.servers import ROOT
 
 RUN_TIMEOUT_S = 170.0
-TINY = ("--quick", "--scale", "0.1", "--only", "penstock", "--only", "noop")
+TINY = ("--quick", "--scale", "0.1", "--only", "penstock", "--only", "noop", "--callers", "32")
 # Serves, and leaves a process behind in a session of its own that does not mind SIGTERM; its id goes to a file.
 DETACHES = """
 import http.server, subprocess, sys
@@ -50,7 +50,7 @@ def test_penstock_is_tuned_measured_and_shown(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "peers.json")["records"]
     assert (record["server"], record["setting"], record["failure"]) == ("penstock", winner["setting"], "")
     windows = {(row["protocol"], row["concurrency"]) for row in record["rows"]}
-    assert windows == {(protocol, count) for protocol in ("rest", "grpc", "stream") for count in (1, 8, 32, 64)}
+    assert windows == {(protocol, 32) for protocol in ("rest", "grpc", "stream")}
     for row in record["rows"]:
         assert row["rps"] > 0
         assert 0 < row["p50_ms"] <= row["p99_ms"]

@@ -17,6 +17,7 @@ from penstock.models.samples.photos import photos
 from tests.servers import ROOT
 
 PLACEMENTS = ("inline", "pool")
+TASKS = {"PENSTOCK_WORKER__TASK_PROCESSES": "2", "PENSTOCK_WORKER__TASK_WORKERS": "1"}
 WAIT_S = 120.0
 
 
@@ -34,9 +35,10 @@ def write_models(folder: Path, names: Sequence[str], placements: Sequence[str]) 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """Task processes, and a task worker that has nothing to do."""
     folder = tmp_path_factory.mktemp("placement")
     models = write_models(folder, ("srcnn", "minilm"), PLACEMENTS)
-    with ServerProcess(models, folder, environment={"PENSTOCK_WORKER__TASK_PROCESSES": "2"}) as running:
+    with ServerProcess(models, folder, environment=TASKS) as running:
         yield running
 
 
@@ -106,27 +108,27 @@ def test_nobody_hears_a_task_process_die(server):
     expected = [upscale(server, "inline", photo) for photo in photos()]
     before = task_processes(server)
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(upscale, server, "pool", photo) for photo in photos() * 4]
+        answers = [pool.submit(upscale, server, "pool", photo) for photo in photos() * 2]
         next(iter(answers)).result()  # the others are in the middle of it
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         found = [answer.result() for answer in answers]
-    assert found == expected * 4
+    assert found == expected * 2
     eventually(lambda: len(task_processes(server)) == 2, "two task processes again")
     assert not before & task_processes(server)
 
 
-def test_they_end_with_the_server(tmp_path: Path):
-    models = write_models(tmp_path, ("srcnn",), ("pool",))
-    with ServerProcess(models, tmp_path) as server:
-        (pid,) = task_processes(server)
-        assert server.terminate() == 0
-        assert not psutil.pid_exists(pid)
-    with ServerProcess(models, tmp_path) as server:
-        (pid,) = task_processes(server)
-        for child in psutil.Process(server.pid).children():
-            child.kill()  # the worker cannot say goodbye
-        eventually(lambda: not psutil.pid_exists(pid), "the task process has noticed")
+def test_task_processes_end_with_their_worker_and_with_the_server(server):
+    """The last of this server."""
+    before = task_processes(server)
+    for pid in server.children("worker").values():
+        os.kill(pid, signal.SIGKILL)  # it cannot say goodbye
+    eventually(lambda: not any(map(psutil.pid_exists, before)), "the task processes have noticed")
+    eventually(lambda: len(task_processes(server)) == 2, "two task processes of another worker")
+    after = [*task_processes(server), *task_workers(server)]
+    assert len(after) == 3
+    assert server.terminate() == 0
+    assert not any(map(psutil.pid_exists, after))
 
 
 def test_task_workers_give_the_same_answers(shared):
@@ -141,11 +143,11 @@ def test_nobody_hears_a_task_worker_die(shared):
     before = task_workers(shared)
     killed = min(before)
     with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(upscale, shared, "worker", photo) for photo in photos() * 4]
+        answers = [pool.submit(upscale, shared, "worker", photo) for photo in photos() * 2]
         next(iter(answers)).result()  # the others are in the middle of it
         os.kill(killed, signal.SIGKILL)
         found = [answer.result() for answer in answers]
-    assert found == expected * 4
+    assert found == expected * 2
     eventually(lambda: len(task_workers(shared)) == 2, "two task workers again")
     assert task_workers(shared) & before == before - {killed}
 
@@ -160,15 +162,8 @@ def test_all_are_answered_when_every_task_worker_dies(shared):
         assert [answer.result() for answer in answers] == expected * 2
 
 
-def test_task_workers_end_with_the_server(tmp_path: Path):
-    models = write_models(tmp_path, ("srcnn",), ("worker",))
-    one = {"PENSTOCK_WORKER__TASK_WORKERS": "1"}
-    with ServerProcess(models, tmp_path, environment=one) as server:
-        (pid,) = task_workers(server)
-        assert upscale(server, "worker", photos()[0])
-        assert server.terminate() == 0
-        assert not psutil.pid_exists(pid)
-    with ServerProcess(models, tmp_path, environment=one) as server:
-        (pid,) = task_workers(server)
-        os.kill(server.pid, signal.SIGKILL)  # it cannot say goodbye
-        eventually(lambda: not psutil.pid_exists(pid), "the task worker has noticed")
+def test_task_workers_notice_the_end_of_the_server(shared):
+    """The last of this server."""
+    before = task_workers(shared)
+    os.kill(shared.pid, signal.SIGKILL)  # it cannot say goodbye
+    eventually(lambda: not any(map(psutil.pid_exists, before)), "the task workers have noticed")

@@ -18,6 +18,7 @@ from penstock.core.errors import EngineFailed, ModelNotReady, PenstockError
 from tests.servers import ROOT, log_lines, write_identity
 
 WAIT_S = 90.0
+PAUSE_S = 0.01
 NEIGHBOUR = "neighbour"
 X = np.array([1, 2], np.float32)
 SETTINGS = """
@@ -90,7 +91,7 @@ BROKEN = {
 
 @dataclass
 class Load:
-    """Asks the neighbour without pause, and notes what is not as it should be."""
+    """Asks the neighbour again and again, and notes what is not as it should be."""
 
     address: str
     answered: int = 0
@@ -99,7 +100,7 @@ class Load:
 
     def run(self) -> None:
         with Client(self.address, timeout_s=WAIT_S) as client:
-            while not self.is_over.is_set():
+            while not self.is_over.wait(PAUSE_S):
                 sent = np.array([[self.answered, 0.5]], np.float32)
                 try:
                     got = client.infer(NEIGHBOUR, {"x": sent})["y"]

@@ -24,7 +24,7 @@ from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from tests.servers import answered, floats, floats_json, log_lines, write_identity, write_slow
 
 WAIT_S = 60.0
-LONG = 12_000.0  # rounds of the slow model: some seconds
+LASTING, LONG = 2500.0, 8000.0  # rounds of the slow model: a second and more, some seconds
 PHASES = ("admit", "queue", "batch", "compute", "reply", "request")
 ONE_BY_ONE = "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n"
 TRACE_ID, CALLER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -200,17 +200,17 @@ def test_retries_are_counted_by_reason(server):
     eventually(lambda: queue(server) == {"waiting": 0, "running": 0}, "it is idle")
     with ThreadPoolExecutor(4) as pool:
         # Of two on one worker, one runs and one waits.
-        running = [pool.submit(infer, server, "slow", 6000.0) for _ in range(4)]
+        running = [pool.submit(infer, server, "slow", LASTING) for _ in range(4)]
         eventually(lambda: queue(server)["running"] == 4, "both workers have two")
         signal_a_worker(server, signal.SIGTERM)
         eventually(lambda: server.metric("penstock_retries", reason="handed_back") >= 1, "what waited was handed back")
-        assert [future.result(WAIT_S) for future in running] == [[6000.0]] * 4
+        assert [future.result(WAIT_S) for future in running] == [[LASTING]] * 4
         eventually(lambda: are_both_workers_back(server), "the worker is back")
-        running = [pool.submit(infer, server, "slow", 6000.0) for _ in range(4)]
+        running = [pool.submit(infer, server, "slow", LASTING) for _ in range(4)]
         eventually(lambda: queue(server)["running"] == 4, "both workers have two")
         signal_a_worker(server, signal.SIGKILL)
         eventually(lambda: server.metric("penstock_retries", reason="worker_lost") >= 2, "what it had ran again")
-        assert [future.result(WAIT_S) for future in running] == [[6000.0]] * 4
+        assert [future.result(WAIT_S) for future in running] == [[LASTING]] * 4
     assert server.metric("penstock_workers_lost", reason="left") == 1
     assert server.metric("penstock_workers_lost", reason="died") == 1
     eventually(lambda: are_both_workers_back(server), "the worker is back")

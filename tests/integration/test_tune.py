@@ -92,8 +92,7 @@ def test_an_interruption_leaves_the_model_as_it_was_and_no_server(models: Path, 
         tmp_path / "out",
         "--keep",
         "engine",
-        "--concurrency",
-        4,
+        *FAST,
         *SHAPE,
     ]
     with subprocess.Popen(
