@@ -4,32 +4,18 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 
 import penstock
-from penstock.app.gateway import Gateway
-from penstock.app.ports import open_http_socket
-from penstock.core.blocks import BlockState, GatewayMember
-from penstock.core.config import Config, Telemetry
-from penstock.manager.manager import Manager
-from penstock.manager.server import serve_manager
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from penstock.storage.metadata.sqlite import SqliteMetadataStore
-from penstock.telemetry.metrics import WorkerMetrics
-from penstock.telemetry.traces import Traces
-from penstock.wire.control import RemoteControl
-from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.endpoints import Endpoint
-from penstock.wire.leader import Leader, SoleManager
-from penstock.worker.loop import Worker
+from tests.roles_bed import roles_running
 
 MOST = 33
 REQUESTS = 50
@@ -84,36 +70,11 @@ def entered() -> Iterator[EnteredFiles]:
 
 @pytest.fixture
 async def address(tmp_path: Path, entered: EnteredFiles) -> AsyncIterator[str]:
-    """Of a server all of whose roles are in this process."""
-    config = Config(models=tmp_path / "models", data_dir=tmp_path / "data")
-    config.models.mkdir()
-    (config.models / "minilm").symlink_to(MODELS / "minilm")
-    traces = Traces(Telemetry(), "test")
-    async with AsyncExitStack() as stack:
-        store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")
-        stack.push_async_callback(store.close)
-        manager = Manager(store, config.models, is_fresh=True)
-        stack.push_async_callback(manager.close)
-        await manager.start()
-        control = f"unix:{tmp_path / 'manager.sock'}"
-        server = await serve_manager(manager, control)
-        stack.push_async_callback(server.stop, None)
-        gateway = Gateway("gateway-0", config, tmp_path / "metrics", traces)
-        stack.push_async_callback(gateway.close)
-        endpoint = gateway.listen(Endpoint(f"ipc://{tmp_path / 'gateway.ipc'}"))
-        leader = Leader(SoleManager(control))
-        stack.push_async_callback(leader.close)
-        remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
-        stack.push_async_callback(remote.close)
-        port = await gateway.open(remote, 0, open_http_socket(config.host, 0), Certificates())
-        stop = asyncio.Event()
-        worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
-        running = asyncio.create_task(worker.run(stop))
-        await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
-        await gateway.catch_up()
-        yield f"{config.host}:{port}"
-        stop.set()
-        await running
+    models = tmp_path / "models"
+    models.mkdir()
+    (models / "minilm").symlink_to(MODELS / "minilm")
+    async with roles_running(tmp_path, models) as running:
+        yield running.grpc
 
 
 async def test_a_request_enters_few_files(address: str, entered: EnteredFiles) -> None:

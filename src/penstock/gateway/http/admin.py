@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest
-from penstock.core.principals import CHANGING, MEASURING, PUBLIC
+from penstock.core.principals import CHANGING, MEASURING, NOBODY, PUBLIC
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import schemas
@@ -94,7 +94,8 @@ class AdminRest:
     )
     async def readiness(self, request: Request) -> Response:
         if problem := self._catalogue.unreadiness():
-            return json_answer({"status": "not ready", "reason": problem}, 503)
+            reason = {} if principal_of(request) is NOBODY else {"reason": problem}  # it names models
+            return json_answer({"status": "not ready", **reason}, 503)
         return json_answer({"status": "ready"})
 
     @Route("GET", "/v1/status", "What runs, where, how much waits", needs=MEASURING, answer=schemas.Status)

@@ -4,7 +4,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from penstock.core.errors import InternalError, InvalidRequest
-from penstock.core.principals import ANY_SCOPE, CHANGING, INFERRING, PUBLIC, SEEING
+from penstock.core.principals import ANY_SCOPE, CHANGING, INFERRING, NOBODY, PUBLIC, SEEING
 from penstock.gateway import model_config
 from penstock.gateway.catalogue import EXTENSIONS, SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
@@ -37,7 +37,8 @@ class OipRest:
     @Route("GET", "/v2/health/ready", "Should requests be sent here?", needs=PUBLIC, answer=schemas.Ready)
     async def ready(self, request: Request) -> Response:
         if problem := self._catalogue.unreadiness():
-            return json_answer({"ready": False, "error": f"the server is not ready: {problem}"}, 503)
+            reason = "" if principal_of(request) is NOBODY else f": {problem}"  # it names models
+            return json_answer({"ready": False, "error": f"the server is not ready{reason}"}, 503)
         return json_answer({"ready": True})
 
     @Route("GET", "/v2/models/stats", "Statistics of all", needs=SEEING, answer=schemas.Statistics)

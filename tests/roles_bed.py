@@ -1,0 +1,67 @@
+"""A whole server in one process: a manager, a gateway and a worker on this event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from penstock.access.guard import Guard
+from penstock.app.gateway import Gateway
+from penstock.app.ports import open_http_socket
+from penstock.core.blocks import BlockState, GatewayMember
+from penstock.core.config import Config, Telemetry
+from penstock.manager.manager import Manager
+from penstock.manager.server import serve_manager
+from penstock.storage.metadata.sqlite import SqliteMetadataStore
+from penstock.telemetry.metrics import WorkerMetrics
+from penstock.telemetry.traces import Traces
+from penstock.wire.control import RemoteControl
+from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.endpoints import Endpoint
+from penstock.wire.leader import Leader, SoleManager
+from penstock.worker.loop import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRoles:
+    gateway: Gateway
+    grpc: str
+    http: str  # host and port
+
+
+@asynccontextmanager
+async def roles_running(
+    folder: Path, models: Path, guard: Guard | None = None, **settings: Any
+) -> AsyncIterator[RunningRoles]:
+    config = Config(models=models, data_dir=folder / "data", **settings)
+    traces = Traces(Telemetry(), "test")
+    async with AsyncExitStack() as stack:
+        store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")
+        stack.push_async_callback(store.close)
+        manager = Manager(store, config.models, is_fresh=True)
+        stack.push_async_callback(manager.close)
+        await manager.start()
+        control = f"unix:{folder / 'manager.sock'}"
+        server = await serve_manager(manager, control)
+        stack.push_async_callback(server.stop, None)
+        gateway = Gateway("gateway-0", config, folder / "metrics", traces, guard)
+        stack.push_async_callback(gateway.close)
+        endpoint = gateway.listen(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
+        leader = Leader(SoleManager(control))
+        stack.push_async_callback(leader.close)
+        remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
+        stack.push_async_callback(remote.close)
+        http = open_http_socket(config.host, 0)
+        port = await gateway.open(remote, 0, http, Certificates())
+        stop = asyncio.Event()
+        worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
+        running = asyncio.create_task(worker.run(stop))
+        await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
+        await gateway.catch_up()
+        yield RunningRoles(gateway, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
+        stop.set()
+        await running
