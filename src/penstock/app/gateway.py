@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
-from penstock.app.certificates import open_certificates
+from penstock.app.certificates import make_guard, open_certificates
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, http_scheme, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
@@ -82,7 +82,7 @@ class Gateway:
     ) -> None:
         """`guard` stands at every door, and hears of keys with what else the cluster is."""
         self.gateway_id = gateway_id
-        self.guard = guard or Guard(config.asks_at(config.host))
+        self.guard = guard or make_guard(config, config.host)
         self._access: AccessView | None = None
         self._config = config
         self._metrics_folder = metrics_folder

@@ -98,7 +98,7 @@ async def open_manager(
     from grpc_health.v1.health import aio as health_aio
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-    from penstock.access.guard import Guard
+    from penstock.app.certificates import make_guard
     from penstock.app.registry import open_registry, registry_service
     from penstock.manager.access.audit import Audit
     from penstock.manager.access.keys import Keys
@@ -126,7 +126,7 @@ async def open_manager(
         is_fresh=is_fresh,
     )
     stack.push_async_callback(manager.close)
-    guard = Guard(config.asks_at(manager_address(config).host))
+    guard = make_guard(config, manager_address(config).host)
     secret = config.access.secret
     keys = Keys(manager, guard, secret.get_secret_value().encode() if secret is not None else b"")
     registry = open_registry(config, store, manager.events.tell, stack)

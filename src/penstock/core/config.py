@@ -303,9 +303,11 @@ class Config(Section):
         return self.access.keys == "required" or (self.access.keys == "auto" and self.shown_key() != "")
 
     def asks_at(self, host: str) -> Literal["auto", "required", "off"]:
-        """Whether a door there asks for keys: beyond this machine always, unless it is meant to be open."""
+        """Whether a door there asks who comes: beyond this machine always, unless it is meant to be open, and where
+        certificates stand for somebody."""
         is_open_to_others = not is_loopback(host) and not self.insecure
-        return "required" if self.access.keys == "auto" and is_open_to_others else self.access.keys
+        is_asked = is_open_to_others or bool(self.tls.principals)
+        return "required" if self.access.keys == "auto" and is_asked else self.access.keys
 
     def shown_key(self) -> str:
         """What it shows to others; empty: nothing."""

@@ -29,6 +29,7 @@ from penstock.gateway.streams.stream import FINAL, RequestStream
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.serving.admission import Admission
 from penstock.serving.serve import Serving
+from penstock.wire.credentials.names import names_of_call
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -58,7 +59,8 @@ class OipGrpc:
 
     def admit(self, context: Context, needs: Needs) -> Principal:
         """Raises where the guard does."""
-        shown = Shown.of_metadata(context.invocation_metadata() or ())
+        certificate = names_of_call(context.auth_context()) if self.guard.reads_certificates else ()
+        shown = Shown.of_metadata(context.invocation_metadata() or (), certificate)
         try:
             return self.guard.admit(shown, needs, time.time())
         except PenstockError as error:

@@ -22,7 +22,7 @@ from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.admin import AdminRest
 from penstock.gateway.http.calls import RestCalls
-from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.http.doorman import Doorman, certificate_of
 from penstock.gateway.http.live.routes import LiveRest
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
@@ -81,7 +81,7 @@ def build_http_app(
 
     def admit(connection: HTTPConnection, needs: Needs) -> Principal:
         try:
-            return doorman.admit(connection.scope["headers"], needs)
+            return doorman.admit(connection.scope["headers"], needs, certificate_of(connection.scope))
         except PenstockError as error:
             serving.turned_away("rest", error)
             raise

@@ -17,7 +17,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.core.errors import HeadersTooLarge, InvalidRequest, Overloaded, PenstockError, TooSlow
 from penstock.gateway import statuses
+from penstock.gateway.http.doorman import CERTIFICATE
 from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile
+from penstock.wire.credentials.names import names_of_transport
 
 PIPELINED = 128  # requests that a client may send ahead of an answer
 LINGER_S = 2.0  # what is still coming when a request is refused is read and dropped, so that the refusal is heard
@@ -43,6 +45,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
         self._turnstile = turnstile
         self._limits = turnstile.limits
         self._address: str | None = None  # once it is let in
+        self._certificate: tuple[str, ...] = ()
         self._phase = Phase.IDLE
         self._begun = self._heard = self.loop.time()
         self._is_bulky = False  # what is being parsed may hold more than headers may have
@@ -55,6 +58,9 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if certificate := names_of_transport(transport):
+            self._certificate = certificate
+            self.app_state = {**self.app_state, CERTIFICATE: certificate}  # a WebSocket's, too, should it become one
         address = self.client[0] if self.client else ""
         if self._turnstile.let_in(address):
             self._address = address

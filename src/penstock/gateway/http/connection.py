@@ -93,7 +93,7 @@ class InferProtocol(BoundedProtocol):
             return None
         if not doorman.guard.is_open:
             try:
-                principal = doorman.admit(self.headers, INFERRING)
+                principal = doorman.admit(self.headers, INFERRING, self._certificate)
             except PenstockError:
                 return None  # the usual way says why
         model, version = found.group(1, 2)

@@ -9,8 +9,9 @@ neither hide its own nor choose `Host`. gRPC needs the guard alone: no page can 
 import re
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
+from typing import Any
 
 from penstock.access.guard import Guard
 from penstock.access.showing import Shown
@@ -21,6 +22,7 @@ from penstock.core.principals import ANYBODY, Needs, Principal
 Headers = Iterable[tuple[bytes, bytes]]
 READS = ("GET", "HEAD", "OPTIONS")
 ANY = "*"
+CERTIFICATE = "certificate"  # where a connection keeps the names in the one that it was shown
 LOCAL = "localhost"
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+?)\.?)(?::[0-9]{0,5})?")  # with a port, or without
 REMEMBERED = 64  # spellings of hosts that are known
@@ -63,11 +65,11 @@ class Doorman:
             )
         return None
 
-    def admit(self, headers: Headers, needs: Needs) -> Principal:
+    def admit(self, headers: Headers, needs: Needs, certificate: tuple[str, ...] = ()) -> Principal:
         """Raises where the guard does."""
         if self.guard.is_open:
             return ANYBODY
-        return self.guard.admit(Shown.of_headers(headers), needs, time.time())
+        return self.guard.admit(Shown.of_headers(headers, certificate), needs, time.time())
 
     def answers_to(self, host: bytes) -> bool:
         """Whether `Host` may say so; none is what very old clients say, and no browser."""
@@ -91,6 +93,12 @@ class Doorman:
             return False
         # An address cannot be bound anew. Behind one that is open to others there may be any number of further ones.
         return address.is_loopback or not self._is_local
+
+
+def certificate_of(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names in the certificate that the connection of this request has shown."""
+    found: tuple[str, ...] = scope.get("state", {}).get(CERTIFICATE, ())
+    return found
 
 
 def machine_names() -> tuple[str, ...]:

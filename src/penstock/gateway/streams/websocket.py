@@ -1,7 +1,8 @@
 """Inference over WebSockets: a connection is a stream of requests for one model."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -22,7 +23,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
-from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.http.doorman import Doorman, certificate_of
 from penstock.gateway.http.message import ClientLeft
 from penstock.gateway.http.oip.codec import OutputForm, large_json_bytes
 from penstock.gateway.http.openapi import json_answer
@@ -137,7 +138,7 @@ class WebSocketEdge:
 
     def _accept(self, websocket: WebSocket) -> "_WebSocketConnection":
         """Raises what refuses the connection; a model that is only not ready may be soon."""
-        principal = self.doorman.admit(websocket.scope["headers"], INFERRING)
+        principal = self.doorman.admit(websocket.scope["headers"], INFERRING, certificate_of(websocket.scope))
         if self.serving.admission.is_draining:
             raise Draining("this server is shutting down; connect to another")
         options = read_options(websocket.query_params)
@@ -148,7 +149,7 @@ class WebSocketEdge:
                 options.raw.check(block)
         except ModelNotReady:
             pass
-        connection = _WebSocketConnection(self, model, version, options, websocket.scope["headers"])
+        connection = _WebSocketConnection(self, model, version, options, websocket.scope)
         connection.client = websocket.client.host if websocket.client else ""
         return connection
 
@@ -160,14 +161,15 @@ class _WebSocketConnection:
         model: str,
         version: str,
         options: StreamOptions,
-        headers: Sequence[tuple[bytes, bytes]],
+        scope: Mapping[str, Any],
     ) -> None:
         self.options = options
         self.client = ""
         self._edge = edge
         self._model = model
         self._version = version
-        self._headers = headers
+        self._headers = headers = scope["headers"]
+        self._certificate = certificate_of(scope)
         self._timeout_s = http_message.timeout_s(dict(headers))
         self._traceparent = http_message.traceparent(dict(headers))
         self._count = 0
@@ -181,7 +183,7 @@ class _WebSocketConnection:
         """Raises where its sender is admitted no more."""
         self._count += 1
         raw, edge = self.options.raw, self._edge
-        principal = edge.doorman.admit(self._headers, INFERRING)
+        principal = edge.doorman.admit(self._headers, INFERRING, self._certificate)
         memory = edge.memory and edge.memory.of(principal.key_id)
         form: OutputForm | RawForm
         try:

@@ -12,6 +12,7 @@ from penstock.access.guard import Guard, declared_needs
 from penstock.access.showing import Shown
 from penstock.core.errors import Forbidden, PenstockError, Unauthenticated
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal
+from penstock.wire.credentials.names import names_of_call
 
 UNIX = "unix:"
 OPERATOR = Principal("operator", scopes=ANY_SCOPE)  # who reaches the manager's socket has its files as well
@@ -78,7 +79,8 @@ class GuardedDoor:
         if context.peer().startswith(UNIX):
             principal = OPERATOR
         else:
-            shown = Shown.of_metadata(context.invocation_metadata() or ())
+            certificate = names_of_call(context.auth_context()) if self._guard.reads_certificates else ()
+            shown = Shown.of_metadata(context.invocation_metadata() or (), certificate)
             try:
                 principal = self._guard.admit(shown, needs, time.time())
             except PenstockError as error:
