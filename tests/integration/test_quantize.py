@@ -59,7 +59,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("quantize")
     for name in SETTINGS:
         add_model(folder / "models", name)
-    texts = [*queries()[:60], *passages()[:100]]
+    texts = [*queries()[:40], *passages()[:60]]
     (folder / "texts.txt").write_text("\n".join(" ".join(text.split()) for text in texts))
     return folder / "models"
 

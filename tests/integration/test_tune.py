@@ -13,9 +13,12 @@ import httpx
 import psutil
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
+from penstock.cli import main as cli
+from penstock.core.errors import PenstockError
 from tests.servers import ROOT, floats_json, write_identity
 
 # A delay that everybody waits out: without it the model answers many times as often, however noisy the machine.
@@ -123,9 +126,14 @@ def test_an_interruption_leaves_the_model_as_it_was_and_no_server(models: Path, 
 
 def test_what_cannot_be_tuned_is_said_at_once(models: Path, tmp_path: Path) -> None:
     out = ("--models", models, "--output", tmp_path / "out")
-    assert f"there is no model 'fast' in {models}; there are slow" in tune("fast", *out, expect=2).stderr
-    assert "--keep everything: there are engine" in tune("slow", *out, "--keep", "everything", expect=2).stderr
-    assert "give one with --shape x:1,128" in tune("slow", *out, expect=2).stderr
+    for arguments, said in (
+        (("fast",), f"there is no model 'fast' in {models}; there are slow"),
+        (("slow", "--keep", "everything"), "--keep everything: there are engine"),
+        (("slow",), "give one with --shape x:1,128"),
+    ):
+        found = CliRunner().invoke(cli.app, ["tune", *map(str, (*arguments, *out))])
+        assert isinstance(found.exception, PenstockError), found.output
+        assert said in found.exception.message
     (models / "slow" / "1" / "model.onnx").write_bytes(b"no graph")
     said = tune("slow", *out, *SHAPE, expect=2).stderr
     assert "slow: cannot be tuned as it is: the model cannot be loaded" in said
