@@ -26,6 +26,7 @@ SETTING = "access.limits_url"
 CONNECTIONS = 2
 AT_ONCE = 128  # asks in one call
 MAX_WAITING = 8192
+JOINED_S = 0.01  # what nobody waits for may be so late
 STALLED = 2.0  # times its timeout, that a call took to fail
 STALE_S = 10.0  # a gateway that says nothing for so long holds nothing
 # Of a caller's hash: under a rate's name, until when it is used; under `@` and a gateway's name, how many it holds and
@@ -141,7 +142,8 @@ class RedisLimitStore:
     async def take(self, ask: Ask) -> Taken:
         if len(self._waiting) < MAX_WAITING:
             answer: asyncio.Future[Taken | None] = asyncio.get_running_loop().create_future()
-            self._add(_Waiting(ask, answer))
+            self._waiting.append(_Waiting(ask, answer))
+            self._has_some.set()
             taken = await answer
             if taken is not None:
                 return taken
@@ -151,12 +153,10 @@ class RedisLimitStore:
     def put(self, ask: Ask) -> None:
         if self.is_away or self._caller is None or len(self._waiting) >= MAX_WAITING:
             self._local.put(ask)
-        else:
-            self._add(_Waiting(ask, None))
-
-    def _add(self, waiting: _Waiting) -> None:
-        self._waiting.append(waiting)
-        self._has_some.set()
+            return
+        if not self._waiting:
+            asyncio.get_running_loop().call_later(JOINED_S, self._has_some.set)  # unless an ask takes it along
+        self._waiting.append(_Waiting(ask, None))
 
     async def _call_forever(self, link: RedisLink) -> None:
         take: Callable[..., Awaitable[list[bytes]]] = link.client.register_script(_TAKE)
@@ -168,6 +168,8 @@ class RedisLimitStore:
             batch = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
             if not self._waiting:
                 self._has_some.clear()
+            if not batch and not self.is_away:
+                continue  # what was there went along with an ask
             try:
                 await self._call(link, take, batch)
             except asyncio.CancelledError:
