@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from penstock.core.cluster.addresses import is_loopback, parse_address
+from penstock.core.error_text import given_value
 from penstock.core.errors import ConfigError
 from penstock.core.principals import Scope
 from penstock.core.settings import Section
@@ -336,7 +337,8 @@ def load_config(file: Path | None = None, **flags: Any) -> Config:
         first = error.errors()[0]
         name = "__".join(str(part) for part in first["loc"]).upper()
         said = str(first["msg"]).removeprefix("Value error, ")
-        raise ConfigError(f"setting PENSTOCK_{name} or its flag: {said}, got {first['input']!r:.80}") from error
+        value = given_value(first["loc"], first["input"])
+        raise ConfigError(f"setting PENSTOCK_{name} or its flag: {said}{value and f', got {value}'}") from error
 
 
 def environment_key() -> SecretStr | None:

@@ -1,6 +1,7 @@
 """Error messages within what protocols carry, and without what is the server's own."""
 
 import re
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ MOST_COST = 12  # of one character
 TAIL_LINES = 24
 TAIL_CHARS = 2000
 LINE_CHARS = 300
+SECRET_WORDS = frozenset(("secret", "key", "password", "token"))
 KEY_CHARS = 200
 # A folder of the server's, down to the last part; the server's own routes are none.
 FOLDER = re.compile(r"(?<![\w.…/])/(?!v[12]/)(?:[^/\s'\"`,;:()\[\]{}<>|]+/)+")
@@ -64,6 +66,14 @@ def first_problem(error: "ValidationError", whole: str = "") -> str:
     where = ".".join(str(part) for part in first["loc"])[:KEY_CHARS] or whole
     message = str(first["msg"]).removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+def given_value(location: Sequence[object], value: object) -> str:
+    """What a setting was given, for whoever gave it; empty where it may be a secret, or hold one."""
+    words = str(location[-1]).lower().split("_") if location else ()
+    if isinstance(value, dict | list | tuple) or not SECRET_WORDS.isdisjoint(words):
+        return ""
+    return f"{value!r:.80}"
 
 
 def _within(text: str, budget: int) -> str:

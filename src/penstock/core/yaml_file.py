@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from penstock.core.error_text import given_value
 from penstock.core.errors import ConfigError
 
 T = TypeVar("T", bound=BaseModel)
@@ -127,8 +128,8 @@ def _fault(source: _Source, location: Location, errors: Sequence[Any], schema: t
         return source.fault(next((at for at in places if at in source.lines), ()), messages[0], misfit.reason)
     must = "must be " if str(first["msg"]).startswith("Input should be ") else ""
     # A key may be of several kinds, and each says what it wants.
-    said, given = f"{name}: {must}{' or '.join(dict.fromkeys(messages))}", f"{first['input']!r:.80}"
-    return source.fault(location, said if given in said else f"{said}, got {given}")
+    said, given = f"{name}: {must}{' or '.join(dict.fromkeys(messages))}", given_value(location, first["input"])
+    return source.fault(location, said if not given or given in said else f"{said}, got {given}")
 
 
 def _unknown_key(source: _Source, location: Location, schema: type[BaseModel]) -> ConfigError:

@@ -83,3 +83,14 @@ def test_several_names_in_the_environment_have_commas_between_them(monkeypatch: 
     monkeypatch.setenv("PENSTOCK_ALLOWED_HOSTS", "penstock, penstock.svc")
     assert load_config().allowed_hosts == ("penstock", "penstock.svc")
     assert load_config(allowed_hosts=["other"]).allowed_hosts == ("other",)
+
+
+def test_what_may_be_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("access:\n  secret: hunter2\n")
+    with pytest.raises(ConfigError, match="at least 16 characters") as of_file:
+        load_config(file)
+    monkeypatch.setenv("PENSTOCK_ACCESS__SECRET", "hunter2")
+    with pytest.raises(ConfigError, match="at least 16 characters") as of_environment:
+        load_config()
+    assert "hunter2" not in f"{of_file.value}{of_environment.value}"
