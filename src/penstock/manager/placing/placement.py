@@ -5,7 +5,7 @@ than a newcomer's share. It names the target alone: nothing is lost on the way a
 `Placement.assigned`, in which those who serve a block stay until its target does.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
@@ -17,6 +17,7 @@ HIGH = 1.2  # of the mean: who has more gives
 LOW = 0.9  # of the mean: who has less is given
 FULL = 1.1  # of the mean: what is given to one who has too little does not lead beyond
 LOST_SHARE = 0.1  # of what was lost: so much else may move in the same step
+EVERYWHERE = "it is wanted on every worker that may hold it"
 KEPT = "it held the block before, and nothing speaks against it"
 
 
@@ -59,7 +60,7 @@ class Placement:
         for worker in holders:
             site = self._sites[worker]
             merits = "; ".join([*site.merits(demand), f"its load is {site.level:.3g}, the mean is {mean:.3g}"])
-            found.append(f"{worker} holds it: {self._reasons[block_id, worker]} ({merits}).")
+            found.append(f"{worker} holds it: {self._reasons.get((block_id, worker), EVERYWHERE)} ({merits}).")
         without: dict[str, list[str]] = {}
         for site in self._sites.values():
             if site.worker_id not in holders:
@@ -103,9 +104,11 @@ class _Placing:
             self._machines.setdefault(site.machine, []).append(site)
         self._has_enemies = any(block.anti_affinity for block in self._blocks.values())
         self._open = [site for site in self._sites.values() if site.is_open]
+        self._zones = {site.zone for site in self._open}
         self._holders: dict[str, dict[str, Site]] = {block_id: {} for block_id in self._blocks}
         self._reasons: dict[tuple[str, str], str] = {}
         self._moves: list[Move] = []
+        self._stuck: set[str] = set()  # blocks that fit nowhere else, as long as nothing is taken from anywhere
         self._lost_from: dict[str, list[str]] = {}  # by block, who no longer holds it
 
     def result(self) -> Placement:
@@ -167,25 +170,42 @@ class _Placing:
                 self._put(block, site, self._reason(block, site))
 
     def fill_everywhere(self) -> None:
+        """What asks for nothing, and nobody shuns, is all counted at once."""
+        shunned = frozenset().union(*(block.anti_affinity for block in self._blocks.values()))
+        everywhere, weight = {site.worker_id: site for site in self._open}, 0.0
         for block in self._blocks.values():
-            if not block.replicas:
-                for site in self._open:
-                    if site.worker_id not in self._holders[block.block_id] and not site.refusal(block):
-                        self._put(block, site, "it is wanted on every worker that may hold it")
+            if block.replicas:
+                continue
+            is_unshunned = shunned.isdisjoint((*block.names, block.block_id))
+            if block.is_plain and is_unshunned and not self._holders[block.block_id]:
+                self._holders[block.block_id] = everywhere
+                weight += block.weight
+                continue
+            for site in self._open:
+                if site.worker_id not in self._holders[block.block_id] and not site.refusal(block):
+                    self._put(block, site, EVERYWHERE)
+        for site in self._open:
+            site.carry(weight)
 
     def _best(self, block: BlockDemand, without: Site | None = None) -> Site | None:
+        """Of those that may have it, the emptiest of those furthest from its other replicas."""
         holders = self._holders[block.block_id]
-        best: list[Site] = []
-        best_score: tuple[bool, Nearness, float] = (False, (0, 0, 0), inf)
-        for site in self._open:
-            if site.worker_id in holders or site.refusal(block):
-                continue
-            score = site.is_last, self._nearness(block, site, without), site.level_with(block)
-            if not best or score < best_score:
-                best, best_score = [site], score
-            elif score == best_score:
-                best.append(site)
-        return min(best, key=lambda site: _order(block.block_id, site.worker_id)) if best else None
+        others = [site for site in holders.values() if site is not without]
+        best, best_score = None, (True, (inf, inf, inf))
+        least = False, (_least(self._zones, [site.zone for site in others]), 0, 0)
+        levels = [(site.load + block.weight) / site.weight for site in self._open]
+        seed = crc32(f"{block.block_id}/".encode())
+        for level in sorted(set(levels)):
+            tied = [site for site, its_level in zip(self._open, levels, strict=True) if its_level == level]
+            for site in sorted(tied, key=lambda site: crc32(site.key, seed)):  # another order for each block
+                if site.worker_id in holders or site.refusal(block):
+                    continue
+                score = site.is_last, self._nearness(block, site, without)
+                if best is None or score < best_score:
+                    best, best_score = site, score
+                if best_score == least:
+                    return best  # all that follow are fuller, and none is further away
+        return best
 
     def _nearness(self, block: BlockDemand, site: Site, without: Site | None = None) -> Nearness:
         """How many other replicas share its zone and its machine, and how many there it wants to be away from."""
@@ -214,10 +234,12 @@ class _Placing:
             if site.worker_id in self._holders[block.block_id]:
                 continue
             for other in [self._blocks[each] for each in site.blocks]:
-                if not other.replicas or not site.fits_without(block, other):
+                if not other.replicas or other.block_id in self._stuck or not site.fits_without(block, other):
                     continue
                 target = self._best(other)
-                if target is not None and target is not site:
+                if target is None:
+                    self._stuck.add(other.block_id)
+                else:
                     self._move(other, site, target, f"it made room on {site.worker_id} for {block.block_id}")
                     return site
         return None
@@ -302,6 +324,7 @@ class _Placing:
         self._reasons[block.block_id, site.worker_id] = why
 
     def _take(self, block: BlockDemand, site: Site) -> None:
+        self._stuck.clear()
         site.take(block)
         del self._holders[block.block_id][site.worker_id]
 
@@ -321,6 +344,11 @@ def _difficulty(block: BlockDemand) -> tuple[float, float, float, int, float, st
 def _order(block_id: str, worker_id: str) -> int:
     """Between workers that are alike: another one for each block."""
     return crc32(f"{block_id}/{worker_id}".encode())
+
+
+def _least(places: Collection[str], taken: Sequence[str]) -> int:
+    """How often the place is taken that is taken least."""
+    return min(map(taken.count, places), default=0) if taken else 0
 
 
 def _heading(block: BlockDemand, holders: int, missing: int) -> str:

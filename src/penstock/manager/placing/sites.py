@@ -95,7 +95,8 @@ class Site:
         self.weight = capacity.weight
         self.blocks: dict[str, BlockDemand] = {}
         self.level = 0.0  # the weight of what it holds by its own
-        self._load = 0.0
+        self.load = 0.0
+        self.key = self.worker_id.encode()
         self._labels = {"worker": self.worker_id, "host": self.host, "zone": self.zone, **capacity.labels}
         self._rooms = [SiteRoom(capacity.cpu, capacity.memory_bytes, capacity.gpu_memory_bytes)]
         for each in capacity.shared:
@@ -112,8 +113,13 @@ class Site:
         del self.blocks[block.block_id]
         self._count(block, -1)
 
+    def carry(self, weight: float) -> None:
+        """Of blocks that ask for nothing, and that nobody moves."""
+        self.load += weight
+        self.level = self.load / self.weight
+
     def level_with(self, block: BlockDemand) -> float:
-        return (self._load + block.weight) / self.weight
+        return (self.load + block.weight) / self.weight
 
     def is_shunned(self, block: BlockDemand) -> bool:
         """Something here is not to be beside the block."""
@@ -123,9 +129,9 @@ class Site:
         )
 
     def fits_without(self, block: BlockDemand, other: BlockDemand) -> bool:
-        self.take(other)
+        self._count(other, -1)
         refusal = self.refusal(block)
-        self.put(other)
+        self._count(other, 1)
         return not refusal
 
     def refusal(self, block: BlockDemand, is_held: bool = False) -> str:
@@ -175,8 +181,7 @@ class Site:
         )
 
     def _count(self, block: BlockDemand, sign: int) -> None:
-        self._load += sign * block.weight
-        self.level = self._load / self.weight
+        self.carry(sign * block.weight)
         for room in self._rooms:
             room.count(block, sign)
         for counted, names in ((self._names, _names(block)), (self._shunned, block.anti_affinity)):

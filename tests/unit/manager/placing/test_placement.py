@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.chaos.cluster.placement import fullest_of, held_by, moved
-from penstock.manager.placing.placement import Placement, place
+from penstock.manager.placing.placement import Placement, _order, _Placing, place
 from penstock.manager.placing.sites import GIB, BlockDemand, SharedCapacity, WorkerCapacity
 
 Held = Mapping[str, Iterable[str]]
@@ -313,3 +313,25 @@ def test_a_loss_moves_what_was_lost_and_a_newcomer_gets_its_share(seed: int, cou
         share = sum(map(len, placed.holders.values())) / len(there)
         assert moved(after.holders, placed.holders) <= 1.1 * share
         assert fullest_of(placed, there) <= 1.2
+
+
+def test_the_best_worker_is_found_as_if_all_were_looked_at() -> None:
+    for seed in range(30):
+        random = Random(seed)
+        placing = _Placing(random_blocks(random, 40), random_workers(random, 9))
+        for block in random.choices(list(placing._blocks.values()), k=80):
+            holders = placing._holders[block.block_id]
+            may = [site for site in placing._open if site.worker_id not in holders and not site.refusal(block)]
+            scores = {
+                (
+                    site.is_last,
+                    placing._nearness(block, site),
+                    site.level_with(block),
+                    _order(block.block_id, site.worker_id),
+                ): site
+                for site in may
+            }
+            best = placing._best(block)
+            assert best is (scores[min(scores)] if scores else None)
+            if best is not None:
+                placing._put(block, best, "")
