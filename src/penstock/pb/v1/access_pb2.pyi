@@ -7,6 +7,66 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DiscoverRequest(_message.Message):
+    __slots__ = ("model", "version", "block_id", "session_id", "is_ordered", "zone", "host", "avoid", "caller")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_ORDERED_FIELD_NUMBER: _ClassVar[int]
+    ZONE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: str
+    block_id: str
+    session_id: str
+    is_ordered: bool
+    zone: str
+    host: str
+    avoid: _containers.RepeatedScalarFieldContainer[str]
+    caller: DirectCaller
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., block_id: _Optional[str] = ..., session_id: _Optional[str] = ..., is_ordered: _Optional[bool] = ..., zone: _Optional[str] = ..., host: _Optional[str] = ..., avoid: _Optional[_Iterable[str]] = ..., caller: _Optional[_Union[DirectCaller, _Mapping]] = ...) -> None: ...
+
+class DirectCaller(_message.Message):
+    __slots__ = ("name", "key_id", "scopes", "models", "blocks", "limits", "expires_at")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_FIELD_NUMBER: _ClassVar[int]
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    key_id: str
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    models: _containers.RepeatedScalarFieldContainer[str]
+    blocks: _containers.RepeatedScalarFieldContainer[str]
+    limits: LimitsOfKey
+    expires_at: float
+    def __init__(self, name: _Optional[str] = ..., key_id: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsOfKey, _Mapping]] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class DiscoverResponse(_message.Message):
+    __slots__ = ("failure", "address", "token", "expires_at", "block_id", "worker_id", "gateway_id", "is_tls")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_TLS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    address: str
+    token: str
+    expires_at: float
+    block_id: str
+    worker_id: str
+    gateway_id: str
+    is_tls: bool
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., expires_at: _Optional[float] = ..., block_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., is_tls: _Optional[bool] = ...) -> None: ...
+
 class KeySpec(_message.Message):
     __slots__ = ("name", "scopes", "models", "blocks", "expires_at", "limits")
     NAME_FIELD_NUMBER: _ClassVar[int]

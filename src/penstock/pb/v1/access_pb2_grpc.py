@@ -313,3 +313,81 @@ class Access:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class DirectStub:
+    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
+    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Discover = channel.unary_unary(
+                '/penstock.v1.Direct/Discover',
+                request_serializer=v1_dot_access__pb2.DiscoverRequest.SerializeToString,
+                response_deserializer=v1_dot_access__pb2.DiscoverResponse.FromString,
+                _registered_method=True)
+
+
+class DirectServicer:
+    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
+    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """
+
+    def Discover(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_DirectServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Discover': grpc.unary_unary_rpc_method_handler(
+                    servicer.Discover,
+                    request_deserializer=v1_dot_access__pb2.DiscoverRequest.FromString,
+                    response_serializer=v1_dot_access__pb2.DiscoverResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'penstock.v1.Direct', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('penstock.v1.Direct', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Direct:
+    """How a client gets to a worker of its own: docs/direct.md. A manager answers it, and every gateway passes it on, so that
+    a client need know nothing but a gateway. A gateway tells failures as gRPC statuses.
+    """
+
+    @staticmethod
+    def Discover(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Direct/Discover',
+            v1_dot_access__pb2.DiscoverRequest.SerializeToString,
+            v1_dot_access__pb2.DiscoverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
