@@ -90,11 +90,11 @@ def details(error: PenstockError) -> dict[str, str | float]:
 
 
 def limit_headers(standings: Sequence[LimitStanding], refused: str = "") -> dict[str, str]:
-    """How a caller stands: all its limits, as the IETF's draft has it; and the one that refused it, or else of which
-    least is left, in the fields that came before."""
+    """How a caller stands: all its limits, as the IETF's draft has it; and the one that refused it, or else the rate of
+    which least is left, in the fields that came before."""
     if not standings:
         return {}
-    least = min(standings, key=lambda each: (each.name != refused, each.remaining / each.quota))
+    least = min(standings, key=lambda each: (each.name != refused, not each.window_s, each.remaining / each.quota))
     limit, remaining, reset = str(least.quota), str(least.remaining), str(ceil(least.reset_s))
     return {
         "ratelimit-policy": ", ".join([_policy(each) for each in standings]),

@@ -23,11 +23,11 @@ from tests.unit.gateway.conftest import Served
 STANDINGS = (
     LimitStanding("requests", 20, 2, 15, 0.5),
     LimitStanding("tokens", 1000, 2, 100, 1.8),
-    LimitStanding("concurrency", 4, 0, 3, 0.0),
+    LimitStanding("concurrency", 50, 0, 1, 0.0),
 )
 TOLD = {
-    "ratelimit-policy": '"requests";q=20;w=2, "tokens";q=1000;w=2, "concurrency";q=4;qu="concurrent-requests"',
-    "ratelimit": '"requests";r=15;t=1, "tokens";r=100;t=2, "concurrency";r=3;t=0',
+    "ratelimit-policy": '"requests";q=20;w=2, "tokens";q=1000;w=2, "concurrency";q=50;qu="concurrent-requests"',
+    "ratelimit": '"requests";r=15;t=1, "tokens";r=100;t=2, "concurrency";r=1;t=0',
     "ratelimit-limit": "1000",
     "ratelimit-remaining": "100",
     "ratelimit-reset": "2",
@@ -139,6 +139,11 @@ async def test_a_stream_says_it_of_the_message_and_goes_on(refusing: Served, stu
         assert parameters["penstock-code"].string_param == "rate_limited"
         assert parameters["limit"].string_param == "requests"
         assert parameters["retry_after_s"].double_param == 0.25
+
+
+def test_of_concurrency_alone_the_fields_that_came_before_tell_where_it_refused() -> None:
+    assert statuses.limit_headers(STANDINGS, "concurrency")["x-ratelimit-limit"] == "50"
+    assert statuses.limit_headers(STANDINGS[2:])["x-ratelimit-limit"] == "50"
 
 
 def test_where_nothing_is_known_nothing_is_told() -> None:
