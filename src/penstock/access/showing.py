@@ -7,7 +7,7 @@ gRPC's metadata has the same names.
 from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 AUTHORIZATION = "authorization"
 API_KEY = "x-api-key"
@@ -15,8 +15,7 @@ NAMES = frozenset((AUTHORIZATION, API_KEY))
 _NAMES_AS_BYTES = {AUTHORIZATION.encode(): AUTHORIZATION, API_KEY.encode(): API_KEY}
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     keys: tuple[str, ...] = ()  # keys or tokens, those that are equal once
     certificate: tuple[str, ...] = ()  # the names in one that was verified
     fault: str = ""  # why what was shown cannot be read
@@ -24,16 +23,13 @@ class Shown:
     @classmethod
     def of_headers(cls, headers: Iterable[tuple[bytes, bytes]], certificate: tuple[str, ...] = ()) -> "Shown":
         """Names are in lower case."""
-        return _read(
-            [(_NAMES_AS_BYTES[name], value.decode("latin-1")) for name, value in headers if name in _NAMES_AS_BYTES],
-            certificate,
-        )
+        given = [pair for pair in headers if pair[0] in _NAMES_AS_BYTES]
+        return _read([(_NAMES_AS_BYTES[name], value.decode("latin-1")) for name, value in given], certificate)
 
     @classmethod
     def of_metadata(cls, metadata: Iterable[tuple[str, str | bytes]], certificate: tuple[str, ...] = ()) -> "Shown":
-        return _read(
-            [(name, value) for name, value in metadata if name in NAMES and isinstance(value, str)], certificate
-        )
+        given = [pair for pair in metadata if pair[0] in NAMES]
+        return _read([(name, value) for name, value in given if isinstance(value, str)], certificate)
 
 
 NOTHING = Shown()
@@ -47,15 +43,12 @@ def _read(given: list[tuple[str, str]], certificate: tuple[str, ...]) -> Shown:
         text = value.strip()
         if name == AUTHORIZATION:
             scheme, _, rest = text.partition(" ")
-            match scheme.lower():
-                case "bearer":
-                    text = rest.strip()
-                case "basic":
-                    text = _password(rest.strip())
-                case "":
-                    continue
-                case _:
-                    return Shown(fault="'authorization' must be 'Bearer KEY', or 'Basic' with the key as password")
+            if scheme == "Bearer" or scheme.lower() == "bearer":
+                text = rest.strip()
+            elif scheme.lower() == "basic":
+                text = _password(rest.strip())
+            elif scheme:
+                return Shown(fault="'authorization' must be 'Bearer KEY', or 'Basic' with the key as password")
         if text:
             keys[text] = None
     return Shown(tuple(keys), certificate)

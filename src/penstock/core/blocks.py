@@ -120,12 +120,12 @@ Listener = Callable[[ClusterPicture], None]
 
 
 class Control(Protocol):
-    """What a gateway may ask of the manager."""
+    """What a gateway may ask of the manager, for whom it is by name."""
 
-    async def load(self, model: str) -> None: ...
+    async def load(self, model: str, asked_by: str) -> None: ...
 
-    async def unload(self, model: str) -> None: ...
+    async def unload(self, model: str, asked_by: str) -> None: ...
 
-    async def set_routing(self, model: str, routing_json: str) -> None:
+    async def set_routing(self, model: str, routing_json: str, asked_by: str) -> None:
         """Routes the model's requests so, on every gateway and over restarts; empty: as its model.yaml says."""
         ...

@@ -108,11 +108,11 @@ class Catalogue:
 
     async def load(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self.control.load(model)
+        await self.control.load(model, principal.name)
 
     async def unload(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self.control.unload(model)
+        await self.control.unload(model, principal.name)
 
     def _check_change(self, model: str, principal: Principal) -> None:
         """What it may not ask is to it as if it were not there."""
@@ -155,7 +155,8 @@ class Catalogue:
         is_known = any(view.model == model for view in self.resolver.views())
         if not is_known or not self.resolver.may_change(principal, model):
             raise UnknownModel(f"unknown model '{model}'")
-        await self.control.set_routing(model, "" if routing is None else routing.model_dump_json())
+        given = "" if routing is None else routing.model_dump_json()
+        await self.control.set_routing(model, given, principal.name)
 
     def standing(self) -> Standing:
         """What runs, and where."""

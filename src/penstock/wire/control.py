@@ -30,6 +30,7 @@ ROUTING_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 86_400.0
 LEAVE_S = 0.02
 NAME_CHARS = 128
+ASKED_BY = "penstock-asked-by-bin"  # whom the gateway has admitted, for who keeps what was changed by whom
 
 
 class RemoteControl:
@@ -63,16 +64,17 @@ class RemoteControl:
         self.refusal: NameTaken | None = None  # by the manager, at the last call
         self._watching = asyncio.create_task(leader.attend(self._watch), name="watch-manager")
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, asked_by: str) -> None:
         _check(model)
-        await self._call("Load", pb.LoadRequest(model=model), LOAD_TIMEOUT_S)
+        await self._call("Load", pb.LoadRequest(model=model), LOAD_TIMEOUT_S, asked_by)
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, asked_by: str) -> None:
         _check(model)
-        await self._call("Unload", pb.UnloadRequest(model=model), UNLOAD_TIMEOUT_S)
+        await self._call("Unload", pb.UnloadRequest(model=model), UNLOAD_TIMEOUT_S, asked_by)
 
-    async def set_routing(self, model: str, routing_json: str) -> None:
-        await self._call("SetRouting", pb.SetRoutingRequest(model=model, routing=routing_json), ROUTING_TIMEOUT_S)
+    async def set_routing(self, model: str, routing_json: str, asked_by: str) -> None:
+        request = pb.SetRoutingRequest(model=model, routing=routing_json)
+        await self._call("SetRouting", request, ROUTING_TIMEOUT_S, asked_by)
 
     async def close(self) -> None:
         self._is_leaving = True
@@ -81,9 +83,11 @@ class RemoteControl:
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
-    async def _call(self, method: str, request: Message, timeout_s: float) -> None:
+    async def _call(self, method: str, request: Message, timeout_s: float, asked_by: str) -> None:
+        metadata = ((ASKED_BY, asked_by.encode()),)
         await self._leader.call(
-            lambda channel, left_s: getattr(ManagerStub(channel), method)(request, timeout=left_s), timeout_s
+            lambda channel, left_s: getattr(ManagerStub(channel), method)(request, timeout=left_s, metadata=metadata),
+            timeout_s,
         )
 
     async def _watch(self, channel: grpc.aio.Channel) -> None:

@@ -122,15 +122,15 @@ class FakeControl:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
 
-    async def load(self, model: str) -> None:
+    async def load(self, model: str, asked_by: str) -> None:
         self.calls.append(("load", model))
         if model == "nobody":
             raise UnknownModel("unknown model 'nobody'")
 
-    async def unload(self, model: str) -> None:
+    async def unload(self, model: str, asked_by: str) -> None:
         self.calls.append(("unload", model))
 
-    async def set_routing(self, model: str, routing_json: str) -> None:
+    async def set_routing(self, model: str, routing_json: str, asked_by: str) -> None:
         self.calls.append(("set_routing", routing_json))
 
 

@@ -79,24 +79,24 @@ def write_model(folder: Path) -> None:
 
 async def test_routing_goes_there_and_back(gateway: Gateway) -> None:
     await gateway.until_routing("")
-    await gateway.control.set_routing("m", HASHED)
+    await gateway.control.set_routing("m", HASHED, "ops")
     await gateway.until_routing(HASHED)
-    await gateway.control.set_routing("m", "")
+    await gateway.control.set_routing("m", "", "ops")
     await gateway.until_routing("")
 
 
 async def test_refusals_keep_their_type_message_and_fields(gateway: Gateway, tmp_path: Path) -> None:
     with pytest.raises(UnknownModel, match=r"^the repository has no model 'nobody'$"):
-        await gateway.control.set_routing("nobody", HASHED)
+        await gateway.control.set_routing("nobody", HASHED, "ops")
     with pytest.raises(UnknownModel, match=r"^the repository has no model 'nobody'$"):
-        await gateway.control.unload("nobody")
+        await gateway.control.unload("nobody", "ops")
     file = tmp_path / "models" / "m" / "model.yaml"
     file.write_text("tusk: tensor\n")
     with pytest.raises(ConfigError, match="tusk") as raised:
-        await gateway.control.load("m")
+        await gateway.control.load("m", "ops")
     assert raised.value.fields["file"] == str(file)
     with pytest.raises(InvalidRequest, match="policy"):
-        await gateway.control.set_routing("m", '{"policy": "nonsense"}')
+        await gateway.control.set_routing("m", '{"policy": "nonsense"}', "ops")
 
 
 # --- what travels

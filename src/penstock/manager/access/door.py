@@ -11,7 +11,8 @@ import grpc
 from penstock.access.guard import Guard, declared_needs
 from penstock.access.showing import Shown
 from penstock.core.errors import Forbidden, PenstockError, Unauthenticated
-from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal
+from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal, Scope
+from penstock.wire.control import ASKED_BY, NAME_CHARS
 from penstock.wire.credentials.names import names_of_call
 
 UNIX = "unix:"
@@ -85,7 +86,15 @@ class GuardedDoor:
                 principal = self._guard.admit(shown, needs, time.time())
             except PenstockError as error:
                 await refuse(context, error)
-        acting.set(Acting(principal, method))
+        acting.set(Acting(_asked_by(context, principal), method))
+
+
+def _asked_by(context: grpc.aio.ServicerContext, principal: Principal) -> Principal:
+    """Whom a gateway has admitted, where one asks: nobody but a part of the cluster may say for whom it acts."""
+    for name, value in context.invocation_metadata() or ():
+        if name == ASKED_BY and isinstance(value, bytes) and Scope.JOIN in principal.scopes:
+            return Principal(value.decode(errors="replace")[:NAME_CHARS])
+    return principal
 
 
 async def refuse(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:

@@ -24,7 +24,7 @@ from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2, cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
-from penstock.wire.control import RemoteControl
+from penstock.wire.control import ASKED_BY, RemoteControl
 from penstock.wire.leader import Leader, SoleManager
 
 
@@ -184,6 +184,18 @@ async def test_gateways_hear_of_keys_and_of_their_end(door: Door) -> None:
     finally:
         await control.close()
         await leader.close()
+
+
+async def test_what_a_gateway_asks_is_kept_with_whom_it_admitted(door: Door) -> None:
+    """And nobody but a part of the cluster may say for whom it acts."""
+    made = await door.keys.create(wanted("ops", Scope.ADMIN))
+    for address, name in ((door.socket, "one"), (door.address, "two")):
+        create = pb.CreateKeyRequest(spec=pb.KeySpec(name=name, scopes=["inference"]))
+        async with Channels(made.text).open(address) as channel:
+            metadata = ((ASKED_BY, "téam".encode()),)
+            await access_pb2_grpc.AccessStub(channel).CreateKey(create, timeout=5, metadata=metadata)
+    audit = await door.call(access_pb2_grpc.AccessStub, "ListAudit", pb.ListAuditRequest(), key=made.text)
+    assert [entry.who for entry in audit.entries] == ["téam", "ops"]
 
 
 async def test_what_is_changed_is_kept_with_who_did_it(door: Door) -> None:
