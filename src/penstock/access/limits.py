@@ -95,6 +95,9 @@ class Held:
         self._counts[caller] = count, limits
         return count
 
+    def count(self, caller: str) -> int:
+        return self._counts.get(caller, (0, None))[0]
+
     def release(self, caller: str, limits: KeyLimits) -> int:
         """Returns how many are left."""
         count = self._counts[caller][0] - 1

@@ -14,9 +14,10 @@ from penstock.access.limits import (
 )
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import AccessSettings, KeyLimitSettings
+from penstock.core.errors import RateLimited
 from penstock.core.principals import KeyLimits, Principal
 from penstock.core.requests import InferRequest, InferResponse
-from penstock.storage.limits.base import LimitStore
+from penstock.storage.limits.base import Ask, LimitStore, Taken
 from penstock.telemetry.metrics import LimitMetrics
 
 TOLD_S = 3.0  # how often a shared store hears of those inside, who else would be forgotten
@@ -40,6 +41,16 @@ class Meter:
     async def close(self) -> None:
         await self._store.close()
 
+    def check(self, principal: Principal, client: str) -> None:
+        """Before a message is read: raises where it would certainly be refused then."""
+        limits = self._limits_of(principal)
+        if limits is None:
+            return
+        caller = caller_of(principal, client)
+        ask = request_of(caller, limits, 0, self._held.count(caller) + 1)
+        if (refused := self._store.refusal(ask)) is not None:
+            raise self._refuse(principal, limits, ask, refused)
+
     async def take(self, request: InferRequest, block: BlockDescription) -> "Metered | None":
         """Raises RateLimited; what it returns must be ended. None: there are no limits."""
         limits = self._limits_of(request.principal)
@@ -56,8 +67,7 @@ class Meter:
             raise
         if taken.limit:
             metered.end()
-            self._metrics.refusals.labels(taken.limit).inc()
-            raise refusal(request.principal, limits, ask, taken)
+            raise self._refuse(request.principal, limits, ask, taken)
         request.standings = standings(ask, taken)
         return metered
 
@@ -90,6 +100,10 @@ class Meter:
         if limits is not None and is_limited(limits):
             return limits
         return self._of_anonymous if is_anonymous(principal) else self._of_keys
+
+    def _refuse(self, principal: Principal, limits: KeyLimits, ask: Ask, taken: Taken) -> RateLimited:
+        self._metrics.refusals.labels(taken.limit).inc()
+        return refusal(principal, limits, ask, taken)
 
     def release(self, caller: str, limits: KeyLimits) -> None:
         self._store.put(slots_of(caller, limits, self._held.release(caller, limits)))

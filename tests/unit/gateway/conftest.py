@@ -80,10 +80,7 @@ class FakeServing:
         self.delay_s = 0.0
         self.is_called = asyncio.Event()
         self.turned: list[PenstockError] = []
-
-    @property
-    def meter(self) -> Meter:
-        return Meter(MemoryLimitStore(), AccessSettings(), LimitMetrics(CollectorRegistry()))
+        self.meter = Meter(MemoryLimitStore(), AccessSettings(), LimitMetrics(CollectorRegistry()))
 
     def turned_away(self, protocol: str, error: PenstockError) -> None:
         self.turned.append(error)

@@ -7,7 +7,7 @@ import grpc
 import httpx
 import pytest
 
-from penstock.core.config import Limits
+from penstock.core.config import AccessSettings, KeyLimitSettings, Limits
 from penstock.core.errors import RateLimited
 from penstock.core.principals import LimitStanding
 from penstock.core.requests import InferRequest, InferResponse
@@ -16,7 +16,10 @@ from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.serving.meter import Meter
 from penstock.serving.serve import Serving
+from penstock.storage.limits.memory import MemoryLimitStore
+from penstock.telemetry.metrics import LimitMetrics
 from penstock.wire.credentials.certificates import Certificates
 from tests.unit.gateway.conftest import Served
 
@@ -99,6 +102,23 @@ async def test_who_has_no_limits_hears_nothing(served: Served, client: httpx.Asy
     for path, body in (V1, V2):
         answer = await client.post(path, json=body)
         assert not [name for name in answer.headers if "ratelimit" in name]
+
+
+@pytest.mark.parametrize("path", [V1[0], V2[0]])
+async def test_whom_a_refusal_is_certain_need_not_send_its_body(
+    served: Served, client: httpx.AsyncClient, path: str
+) -> None:
+    settings = AccessSettings(anonymous_limits=KeyLimitSettings(requests_per_s=0.1))
+    meter = served.serving.meter = Meter(MemoryLimitStore(), settings, LimitMetrics(served.registry))
+    await meter.take(InferRequest("echo", [], client="127.0.0.1"), served.resolver.resolve("echo", ""))
+
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("was read")
+        yield b""
+
+    answer = await client.post(path, content=body())
+    assert (answer.status_code, answer.headers["penstock-limit"]) == (429, "requests")
+    assert [error.code for error in served.serving.turned] == ["rate_limited"]
 
 
 @pytest.fixture

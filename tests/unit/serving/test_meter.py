@@ -62,6 +62,25 @@ async def test_who_shows_no_key_is_limited_by_address() -> None:
     assert await passed(meter, request(Principal("k", "k-1"))) == 10
 
 
+async def test_what_would_certainly_be_refused_is_told_before_and_takes_nothing() -> None:
+    meter = meter_of(key_limits=KeyLimitSettings(requests_per_s=2, rows_per_s=5, concurrency=2))
+    key = Principal("k", "k-1")
+    meter.check(ANYBODY, "10.0.0.1")
+    for _ in range(5):
+        meter.check(key, "")
+    assert await passed(meter, request(key), 2) == 2
+    with pytest.raises(RateLimited) as refused:
+        meter.check(key, "")
+    assert refused.value.fields["limit"] == "requests"
+    meter = meter_of(key_limits=KeyLimitSettings(concurrency=1))
+    inside = await meter.take(request(key), BLOCK)
+    assert inside is not None
+    with pytest.raises(RateLimited, match="1 requests of the key 'k' are inside"):
+        meter.check(key, "")
+    inside.end()
+    meter.check(key, "")
+
+
 async def test_of_several_gateways_each_has_its_share() -> None:
     meter = meter_of(anonymous_limits=KeyLimitSettings(requests_per_s=8))
     assert meter.status() == {"store": "memory", "away": False, "share": 1.0}

@@ -81,6 +81,7 @@ class RestCalls:
         return parse_object(body, self.limits) if body else {}
 
     async def read(self, request: Request) -> RestCall:
+        self._serving.meter.check(principal_of(request), _client(request))
         headers: Headers = dict(request.scope["headers"])
         return RestCall(request, await read_body(headers, request.receive, self._large))
 
@@ -126,7 +127,7 @@ class RestCalls:
         request.request_id = call.request_id = request.request_id or call.request_id
         request.protocol = "rest"
         request.principal = call.principal
-        request.client = call.request.client.host if call.request.client else ""
+        request.client = _client(call.request)
         request.timeout_s = http_message.timeout_s(call.headers)
         request.traceparent = http_message.traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
@@ -151,6 +152,10 @@ class RestCalls:
     def _models(self, call: RestCall, task: str) -> list[str]:
         blocks = self._catalogue.resolver.blocks(call.principal)
         return sorted({block.model for block in blocks if block.settings.task == task})
+
+
+def _client(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def validate(model: type[Body], message: dict[str, Any]) -> Body:

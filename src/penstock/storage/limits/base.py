@@ -73,6 +73,10 @@ class LimitStore(Protocol):
 
     async def take(self, ask: Ask) -> Taken: ...
 
+    def refusal(self, ask: Ask) -> Taken | None:
+        """Why it would certainly not be taken now; nothing is taken."""
+        ...
+
     def put(self, ask: Ask) -> None:
         """Takes what is owed, or tells how many are held now; nobody waits for it."""
         ...

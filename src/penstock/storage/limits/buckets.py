@@ -33,7 +33,7 @@ class Buckets:
 
     def take(self, ask: Ask, now: float, share: int = 1) -> Taken:
         """`share`: this is one of so many, and has its part of each limit."""
-        if not ask.is_owed and (refusal := self._refusal(ask, now, share)) is not None:
+        if not ask.is_owed and (refusal := self.refusal(ask, now, share)) is not None:
             return refusal
         used = self._of(ask.key, now)
         used.is_ahead = True
@@ -42,11 +42,23 @@ class Buckets:
             used.until[spend.rate.name] = until + spend.cost_s * share
         return Taken(self._used_s(ask, now))
 
+    def refusal(self, ask: Ask, now: float, share: int = 1) -> Taken | None:
+        """Why it would not be taken now; None: it would."""
+        limit, wait_s = "", 0.0
+        if ask.slots and ask.held > ceil(ask.slots / share):
+            limit, wait_s = CONCURRENCY, SOON_S
+        used_s = self._used_s(ask, now)
+        for spend, each_s in zip(ask.spends, used_s, strict=True):
+            missing_s = each_s + spend.need_s(share) - spend.rate.burst_s
+            if missing_s > max(wait_s, EXACT_S):
+                limit, wait_s = spend.rate.name, missing_s
+        return Taken(used_s, limit, wait_s) if limit else None
+
     def foresee(self, ask: Ask, now: float) -> Taken | None:
         """The refusal that is certain, whatever others have taken meanwhile; None: it is not, or the shared store must
         hear of something first."""
         used = self._used.get(ask.key)
-        return None if used is not None and used.is_ahead else self._refusal(ask, now, 1)
+        return None if used is not None and used.is_ahead else self.refusal(ask, now)
 
     def set(self, ask: Ask, taken: Taken, now: float) -> None:
         """A shared store says how far they are used."""
@@ -59,17 +71,6 @@ class Buckets:
         """Whether a shared store lacks something, and what is used at least by what this one knows."""
         used = self._used.get(ask.key)
         return used is not None and used.is_ahead, self._used_s(ask, now)
-
-    def _refusal(self, ask: Ask, now: float, share: int) -> Taken | None:
-        limit, wait_s = "", 0.0
-        if ask.slots and ask.held > ceil(ask.slots / share):
-            limit, wait_s = CONCURRENCY, SOON_S
-        used_s = self._used_s(ask, now)
-        for spend, each_s in zip(ask.spends, used_s, strict=True):
-            missing_s = each_s + spend.need_s(share) - spend.rate.burst_s
-            if missing_s > max(wait_s, EXACT_S):
-                limit, wait_s = spend.rate.name, missing_s
-        return Taken(used_s, limit, wait_s) if limit else None
 
     def _used_s(self, ask: Ask, now: float) -> tuple[float, ...]:
         used = self._used.get(ask.key)

@@ -36,6 +36,9 @@ class MemoryLimitStore:
         if ask.spends:
             self.take_now(ask)
 
+    def refusal(self, ask: Ask) -> Taken | None:
+        return self._buckets.refusal(ask, self._clock(), self._share)
+
     # --- beside a shared store
 
     def foresee(self, ask: Ask) -> Taken | None:

@@ -150,6 +150,9 @@ class RedisLimitStore:
         self.errors += 1
         return self._local.take_now(ask)
 
+    def refusal(self, ask: Ask) -> Taken | None:
+        return self._local.refusal(ask) if self.is_away else self._local.foresee(ask)
+
     def put(self, ask: Ask) -> None:
         if self.is_away or self._caller is None or len(self._waiting) >= MAX_WAITING:
             self._local.put(ask)

@@ -54,10 +54,11 @@ class InferEndpoint:
         headers: Headers = dict(scope["headers"])
         try:
             principal = self._doorman.admit(scope["headers"], INFERRING, certificate_of(scope))
+            client = (scope.get("client") or ("",))[0]
+            self._serving.meter.check(principal, client)
             reading = read_body(headers, receive, self._large)
-            client = scope.get("client") or ("",)
             answer = await self.infer(
-                headers, await reading, model, version, client[0], principal, receive
+                headers, await reading, model, version, client, principal, receive
             )  # which lets go of the body
         except ClientLeft:
             return
