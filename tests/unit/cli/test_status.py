@@ -26,9 +26,10 @@ STATUS = {
 
 
 class Answer(BaseHTTPRequestHandler):
-    url, status, body = "", 200, b""
+    url, status, body, shown = "", 200, b"", ""
 
     def do_GET(self) -> None:
+        type(self).shown = self.headers.get("authorization", "")
         self.send_response(self.status)
         self.end_headers()
         self.wfile.write(self.body if self.path == "/v1/status" else b"")
@@ -50,6 +51,13 @@ def answer() -> Iterator[type[Answer]]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_it_shows_the_key_of_the_environment(answer: type[Answer]) -> None:
+    answer.body = json.dumps(STATUS).encode()
+    for environment, shown in (({"PENSTOCK_API_KEY": "psk_mine"}, "Bearer psk_mine"), ({}, "")):
+        CliRunner().invoke(cli.app, ["status", "--http", answer.url], env=environment)
+        assert answer.shown == shown
 
 
 def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:

@@ -12,14 +12,16 @@ def url_of(http: str, path: str) -> str:
 
 
 def open_path(http: str, path: str, timeout_s: float) -> Any:
-    """An HTTPResponse, for the caller to close."""
+    """An HTTPResponse, for the caller to close. Shows the key that the configuration has."""
     from http.client import HTTPException
     from urllib.error import HTTPError
-    from urllib.request import urlopen
+    from urllib.request import Request, urlopen
 
-    url = url_of(http, path)
+    from penstock.core.config import load_config
+
+    url, key = url_of(http, path), load_config().shown_key()
     try:
-        return urlopen(url, timeout=timeout_s)
+        return urlopen(Request(url, headers={"authorization": f"Bearer {key}"} if key else {}), timeout=timeout_s)
     except HTTPError as error:
         with error:
             raise _refusal(url, error.code, error.read()) from error
