@@ -9,16 +9,7 @@ from typing import Self
 import structlog
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import (
-    BUG,
-    Cancelled,
-    InternalError,
-    InvalidRequest,
-    ModelNotReady,
-    PenstockError,
-    RateLimited,
-    Refused,
-)
+from penstock.core.errors import BUG, Cancelled, InternalError, InvalidRequest, ModelNotReady, PenstockError, Refused
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
@@ -217,10 +208,7 @@ class _Admitted:
             told = InternalError(BUG) if isinstance(error, Exception) else Cancelled("the caller left")
         _count_failure(self._serving.metrics, block, request.protocol, told)
         if plan is not None and plan.watch is not None:
-            if isinstance(told, RateLimited):
-                plan.watch.left(request)  # it says nothing of the block
-            else:
-                plan.watch.failed(request, told)
+            plan.watch.failed(request, told)
         told_of = log.bind(request_id=request.request_id, model=request.model)
         if request.principal.key_id:
             self._serving.callers.failed(request.principal, told.code)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from math import inf
 
 from penstock.core.answer_counts import AnswerCounts, bucket_of
-from penstock.core.errors import Cancelled, PenstockError
+from penstock.core.errors import Cancelled, PenstockError, RateLimited
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.routes import NameRoute
 
@@ -50,7 +50,7 @@ class BlockWatch:
 
     def failed(self, request: InferRequest, error: PenstockError) -> None:
         for counts in self._of(request):
-            if not isinstance(error, Cancelled):
+            if not isinstance(error, Cancelled | RateLimited):  # which say nothing of the block
                 counts.errors[error.code] = counts.errors.get(error.code, 0) + 1
 
     def take(self, at: float) -> list[AnswerCounts]:

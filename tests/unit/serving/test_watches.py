@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
-from penstock.core.errors import Cancelled, EngineFailed
+from penstock.core.errors import Cancelled, EngineFailed, RateLimited
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.routes import NameRoute, Share
 from penstock.serving.watches import BlockWatch, Watches
@@ -39,9 +39,10 @@ def test_quantiles_are_close() -> None:
 
 def test_outcomes_are_counted_and_taken_once() -> None:
     watch = BlockWatch("blk-1")
-    asked = [request() for _ in range(5)]
+    asked = [request() for _ in range(6)]
     for each in asked:
         watch.began(each)
+    watch.failed(asked[5], RateLimited("wait"))
     watch.answered(asked[0], response(), 0.003)
     watch.answered(asked[1], response(compute_ns=0), 0.000_02)
     watch.failed(asked[2], EngineFailed("no"))
