@@ -51,25 +51,25 @@ for index, key in ipairs(KEYS) do
     end
     if inside > slots then limit = 'concurrency' end
   end
-  local names, untils, costs = {}, {}, {}
+  local names, points, costs = {}, {}, {}
   for i = 1, count do
     local name, cost, need, burst, floor = argument(), number(), number(), number(), number()
     local kept = tonumber(redis.call('HGET', key, name) or '')
-    local until_ = kept or now + floor
-    if is_ahead then until_ = math.max(until_, now + floor) end
-    until_ = math.max(until_, now)
-    local missing = until_ + need - burst - now
+    local point = kept or now + floor
+    if is_ahead then point = math.max(point, now + floor) end
+    point = math.max(point, now)
+    local missing = point + need - burst - now
     if not is_owed and missing > wait and missing > 1e-9 then limit, wait = name, missing end
-    names[i], untils[i], costs[i] = name, until_, cost
+    names[i], points[i], costs[i] = name, point, cost
   end
   local said = {limit, string.format('%.9f', wait)}
   for i = 1, count do
-    if limit == '' then untils[i] = untils[i] + costs[i] end
+    if limit == '' then points[i] = points[i] + costs[i] end
     if limit == '' or is_ahead then
-      redis.call('HSET', key, names[i], string.format('%.9f', untils[i]))
-      ends = math.max(ends, untils[i] - now)
+      redis.call('HSET', key, names[i], string.format('%.9f', points[i]))
+      ends = math.max(ends, points[i] - now)
     end
-    said[i + 2] = string.format('%.9f', untils[i] - now)
+    said[i + 2] = string.format('%.9f', points[i] - now)
   end
   if slots > 0 and limit == '' then
     if held > 0 then
