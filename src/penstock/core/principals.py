@@ -78,7 +78,8 @@ class Principal:
 
     def session_id(self, given: str) -> str:
         """A session that it names is its own: the same name of another's is another session."""
-        return f"{self.key_id}:{given}" if self.key_id else given
+        owner = self.key_id.replace("%", "%25").replace(":", "%3A")  # names in certificates may have colons
+        return f"{owner}:{given}" if owner else given
 
 
 ANYBODY = Principal("anybody", scopes=ANY_SCOPE)  # where doors ask nothing

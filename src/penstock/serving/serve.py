@@ -228,6 +228,7 @@ def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
         model=request.model,
         request_id=request.request_id,
         protocol=request.protocol,
+        **({"key": request.principal.name} if request.principal.key_id else {}),
     )
     request.traceparent = span.traceparent
     return span

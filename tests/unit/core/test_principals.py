@@ -38,3 +38,5 @@ def test_empty_lists_allow_all_and_each_that_is_given_must_name_what_is_asked() 
 def test_a_session_belongs_to_its_key() -> None:
     assert ANYBODY.session_id("s") == "s"
     assert Principal("one", "k1").session_id("s") != Principal("two", "k2").session_id("s")
+    assert Principal("one", "a:b").session_id("c") != Principal("two", "a").session_id("b:c")
+    assert Principal("one", "a%3Ab").session_id("c") != Principal("two", "a:b").session_id("c")

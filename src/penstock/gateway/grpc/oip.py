@@ -88,17 +88,22 @@ class OipGrpc:
         self, messages: AsyncIterator[InferMessage], context: Context, principal: Principal
     ) -> None:
         is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
-        stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(self._serving, is_ordered, "grpc-stream")
+        stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(
+            self._serving, is_ordered, "grpc-stream", partial(self._admit_again, context)
+        )
         try:
             await stream.run(self._exchanges(context), context.write)
         except grpc.aio.InternalError as error:  # an answer was on its way when the client left
             raise asyncio.CancelledError from error
 
+    def _admit_again(self, context: Context) -> Principal:
+        return ANYBODY if self.guard.is_open else self.admit(context, INFERRING)
+
     async def _exchanges(self, context: Context) -> "AsyncIterator[_GrpcExchange]":
         """Raises where their sender is admitted no more."""
         read = self.traffic.reader(context)
         while (message := await read()) is not grpc.aio.EOF:
-            principal = ANYBODY if self.guard.is_open else self.admit(context, INFERRING)
+            principal = self._admit_again(context)
             asked = message if type(message) is pb.ModelInferRequest else NO_MESSAGE
             try:
                 if asked is NO_MESSAGE:

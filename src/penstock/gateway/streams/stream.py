@@ -9,6 +9,7 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import BUG, Cancelled, InternalError, PenstockError
+from penstock.core.principals import Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway.streams.buffer import StreamBuffer, StreamSlot
 from penstock.serving.serve import Serving
@@ -40,9 +41,10 @@ class Exchange(Protocol[A_co]):
 
 
 class RequestStream(Generic[A]):
-    def __init__(self, serving: Serving, is_ordered: bool, where: str) -> None:
-        """`where` names the edge in the log."""
+    def __init__(self, serving: Serving, is_ordered: bool, where: str, admit: Callable[[], Principal]) -> None:
+        """`where` names the edge in the log; `admit` raises where the client is admitted no more."""
         self._serving = serving
+        self._admit = admit
         self._where = where
         self._admission = serving.admission
         self._watch: _StallWatch | None = None
@@ -143,6 +145,7 @@ class RequestStream(Generic[A]):
         """Takes the next answer when the one before is sent: a client that does not read stops the model."""
         async with aclosing(self._serving.stream(request, block)) as responses:
             async for response in responses:
+                self._admit()  # it may go on for long
                 if response.outputs or not response.is_final or request.parameters.get(EMPTY_FINAL) is True:
                     self._put(slot, *await exchange.encode(response, is_decoupled=True), response.is_final)
                     if not response.is_final:

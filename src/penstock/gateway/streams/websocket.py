@@ -18,7 +18,7 @@ from penstock.core.errors import (
     RequestTooLarge,
     Unauthenticated,
 )
-from penstock.core.principals import INFERRING
+from penstock.core.principals import INFERRING, Principal
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
@@ -126,7 +126,8 @@ class WebSocketEdge:
         async def send(message: Message) -> None:
             await websocket.send({"type": "websocket.send", "text" if isinstance(message, Utf8) else "bytes": message})
 
-        stream: RequestStream[Message] = RequestStream(self.serving, connection.options.is_ordered, PROTOCOL)
+        is_ordered = connection.options.is_ordered
+        stream: RequestStream[Message] = RequestStream(self.serving, is_ordered, PROTOCOL, connection.admit)
         try:
             await stream.run(connection.exchanges(websocket), send)
             await websocket.close(GOING_AWAY, "this server is shutting down")
@@ -174,6 +175,9 @@ class _WebSocketConnection:
         self._traceparent = http_message.traceparent(dict(headers))
         self._count = 0
 
+    def admit(self) -> Principal:
+        return self._edge.doorman.admit(self._headers, INFERRING, self._certificate)
+
     async def exchanges(self, websocket: WebSocket) -> "AsyncIterator[_WebSocketExchange]":
         while (message := await _receive(websocket)) is not None:
             yield await self._open_exchange(message)
@@ -183,7 +187,7 @@ class _WebSocketConnection:
         """Raises where its sender is admitted no more."""
         self._count += 1
         raw, edge = self.options.raw, self._edge
-        principal = edge.doorman.admit(self._headers, INFERRING, self._certificate)
+        principal = self.admit()
         memory = edge.memory and edge.memory.of(principal.key_id)
         form: OutputForm | RawForm
         try:

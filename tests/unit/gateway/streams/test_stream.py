@@ -9,7 +9,8 @@ from typing import Any, cast
 import pytest
 
 from penstock.core.config import Limits
-from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, QueueFull, UnknownModel
+from penstock.core.errors import Cancelled, InvalidRequest, PenstockError, QueueFull, Unauthenticated, UnknownModel
+from penstock.core.principals import ANYBODY, Principal
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.tensors import Tensor
 from penstock.gateway.streams import stream as request_stream
@@ -64,8 +65,14 @@ class Serving:
         self.resolved: list[str] = []
         self.cancelled: list[str] = []
         self.pulled = 0  # answers that were asked for
+        self.may_pull = 1000
         self.go = asyncio.Event()
         self.resolver = SimpleNamespace(choose=self._choose)
+
+    def admit(self) -> Principal:
+        if self.pulled > self.may_pull:
+            raise Unauthenticated("by now")
+        return ANYBODY
 
     def _choose(self, request: InferRequest) -> object:
         model = request.model
@@ -115,7 +122,7 @@ class Client:
         self.may_hear = asyncio.Semaphore(0)
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
         self._parameters = {EMPTY_FINAL: True} if empty_final else {}
-        made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test")
+        made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test", serving.admit)
         self.task = asyncio.create_task(made.run(self._messages(), self._send))
 
     async def _messages(self) -> AsyncIterator[Exchange]:
@@ -232,6 +239,15 @@ async def test_a_decoupled_model_that_fails_ends_with_an_error(serving: Serving)
     ]
 
 
+async def test_who_is_admitted_no_more_gets_no_further_answers(serving: Serving) -> None:
+    serving.may_pull = 2
+    client = Client(serving)
+    client.listen()
+    client.say("many")
+    assert await client.end() == ["many=0+", "many=1+", "many!unauthenticated"]
+    assert serving.cancelled == ["many"]
+
+
 async def test_who_does_not_read_stops_a_decoupled_model(serving: Serving) -> None:
     client = Client(serving)
     client.say("many")
@@ -271,7 +287,7 @@ async def test_a_reader_that_fails_ends_the_stream(serving: Serving) -> None:
         await settle()
         raise ConnectionResetError
 
-    made: RequestStream[str] = RequestStream(cast(Any, serving), True, "test")
+    made: RequestStream[str] = RequestStream(cast(Any, serving), True, "test", serving.admit)
 
     async def send(answer: str) -> None:
         raise AssertionError("nothing is answered")
