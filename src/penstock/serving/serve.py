@@ -228,8 +228,9 @@ def _open_span(traces: Traces, request: InferRequest) -> OpenSpan:
         model=request.model,
         request_id=request.request_id,
         protocol=request.protocol,
-        **({"key": request.principal.name} if request.principal.key_id else {}),
     )
+    if request.principal.key_id:
+        span.set(key=request.principal.name)
     request.traceparent = span.traceparent
     return span
 
