@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.load import BatchSize, LoadProtocol, MsMarco, Shapes, check_protocol, read_shapes
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
 from penstock.cli.terminal.output import make_console, print_json
@@ -18,7 +20,9 @@ DEFAULT_CONCURRENCY = "1,8,32,64"
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
 
 
+@shows_key
 def bench(
+    access: Access,
     model: Annotated[str, typer.Argument(help="The model to load.")] = "minilm",
     protocol: LoadProtocol = "grpc",
     concurrency: Annotated[
@@ -42,21 +46,26 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, histograms included.")] = False,
 ) -> None:
     """Load a running server in steps. Each ends when three windows in a row agree within 10%."""
-    from penstock.experiments.load.described import choose_payloads
+    from penstock.client.options import read_address
+    from penstock.experiments.load.described import choose_payloads, describe
     from penstock.experiments.load.loadtest import LoadTest, run_steps
     from penstock.experiments.load.payloads import encode
     from penstock.experiments.load.steps import parse_counts, parse_steps
+    from penstock.wire.credentials.files import TlsFiles
 
     check_protocol(protocol)
     if concurrency and rate:
         raise InvalidRequest("--concurrency is of a closed loop, --rate of an open one: give one of them")
     rates = parse_steps(rate, "rate") if rate else []
     callers = [] if rate else parse_counts(concurrency or DEFAULT_CONCURRENCY, "concurrency")
-    payloads = choose_payloads(model, data, batch_size, msmarco, http, read_shapes(shape))
+    files = (access.cert, access.cert_key, access.ca)
+    described = partial(describe, access.url(http), model, access.key, TlsFiles(*files))
+    payloads = choose_payloads(model, data, batch_size, msmarco, described, read_shapes(shape))
+    target, is_tls = read_address(access.url(http) if protocol == "rest" else grpc)
     test = LoadTest(
         protocol,
-        http.rpartition("://")[2].rstrip("/") if protocol == "rest" else grpc,
-        encode(payloads, protocol),
+        target,
+        encode(payloads, protocol, access.key),
         batch_size,
         callers,
         rates,
@@ -64,6 +73,8 @@ def bench(
         warm_up,
         windows,
         processes or max(1, (os.cpu_count() or 1) // 4),
+        access.key,
+        files if is_tls or (is_tls is None and access.is_tls) else None,
     )
     steps = run_steps(test)
     if as_json:

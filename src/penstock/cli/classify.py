@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.files import read_array, read_bytes
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import plain, print_json
@@ -33,7 +34,9 @@ class Classified:
         return str(self.input) if isinstance(self.input, Path) else shorten(self.input)
 
 
+@shows_key
 def classify(
+    access: Access,
     model: Annotated[str, typer.Option(help="The model; it does the task classify.")],
     files: Annotated[list[Path] | None, typer.Argument(metavar="FILE", help=FILES_HELP)] = None,
     texts: Annotated[list[str] | None, typer.Option("--text", help="A text in place of files; repeat it.")] = None,
@@ -48,7 +51,7 @@ def classify(
     if bool(files) == bool(texts):
         raise InvalidRequest("give the files to classify, or texts with --text, and not both")
     items: Sequence[Path | str] = files or texts or []
-    with Client(grpc, timeout) as client:
+    with Client(grpc, timeout, **access.options) as client:
         found = ask_all("classifying", lambda item: _classify_one(client, item, model, top_k), items, AT_ONCE)
     if as_json:
         print_json([_as_json(item) for item in found])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.files import telling
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import print_json
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 SHOWN_TEXTS, SHOWN_NUMBERS = 20, 4
 
 
+@shows_key
 def embed(
+    access: Access,
     texts: Annotated[list[str] | None, typer.Argument(help="The texts; none: one a line from --file or stdin.")] = None,
     file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one text a line.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the vectors to this .npy file.")] = None,
@@ -34,7 +37,7 @@ def embed(
     given = read_texts(texts or [], file)
     if output is not None and output.suffix != ".npy":
         raise InvalidRequest(f"{output}: --output writes NumPy's format; give it a name that ends in .npy")
-    with Client(grpc, timeout) as client:
+    with Client(grpc, timeout, **access.options) as client:
         vectors = ask_in_chunks("embedding", lambda chunk: client.embed(chunk, model), given)
     if output is not None:
         _save(output, vectors)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.files import read_array, read_bytes, telling
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import plain, print_json
@@ -21,7 +22,9 @@ SHOWN_NUMBERS = 8
 INPUT_HELP = "NAME=@file.npy, NAME=@photo.jpg (its bytes), NAME=[1, 2, 3] (JSON) or NAME=text. Repeat for each input."
 
 
+@shows_key
 def infer(
+    access: Access,
     model: Annotated[str, typer.Argument(help="The model's name.")],
     inputs: Annotated[list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help=INPUT_HELP)] = None,
     outputs: Annotated[list[str] | None, typer.Option("--output", "-o", help="Only these outputs.")] = None,
@@ -34,7 +37,7 @@ def infer(
     """Run any model once."""
     from penstock.client import Client
 
-    with Client(grpc, timeout) as client:
+    with Client(grpc, timeout, **access.options) as client:
         signature = client.signature(model, version)
         found = client.infer(model, read_inputs(signature, inputs or []), outputs or (), version)
     files = _save(output_dir, found) if output_dir is not None else {}

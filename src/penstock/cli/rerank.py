@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.requests import ask_in_chunks
@@ -14,7 +15,9 @@ from penstock.core.errors import InvalidRequest
 DOCUMENTS_HELP = "The documents; none: one a line from --file or stdin."
 
 
+@shows_key
 def rerank(
+    access: Access,
     query: Annotated[str, typer.Argument(help="What is looked for.")],
     documents: Annotated[list[str] | None, typer.Argument(metavar="DOCUMENT", help=DOCUMENTS_HELP)] = None,
     file: Annotated[Path | None, typer.Option(help="A UTF-8 file with one document a line.")] = None,
@@ -31,7 +34,7 @@ def rerank(
     if not query.strip():
         raise InvalidRequest("the query is empty: say what is looked for")
     given = read_texts(documents or [], file, "documents")
-    with Client(grpc, timeout) as client:
+    with Client(grpc, timeout, **access.options) as client:
         scores = ask_in_chunks("scoring", lambda chunk: client.score(query, chunk, model), given)
     ranks = rank(scores, top_n)
     if as_json:

@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.terminal.http import no_answer, open_path, url_of
+from penstock.cli.terminal.access import Access, shows_key
+from penstock.cli.terminal.http import no_answer, open_path
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
 from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InternalError, Unavailable
@@ -13,13 +14,15 @@ from penstock.core.errors import InternalError, Unavailable
 PATH = "/v1/status"
 
 
+@shows_key
 def status(
+    access: Access,
     http: HttpAddress = HTTP_ADDRESS,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to wait for the answer.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Show a running server: its workers, its blocks and their queues."""
-    found = _fetch(http, timeout)
+    found = _fetch(access, http, timeout)
     if as_json:
         print_json(found)
         return
@@ -29,16 +32,16 @@ def status(
         raise InternalError(f"{http} answered with another status than this command knows: try --json") from error
 
 
-def _fetch(http: str, timeout_s: float) -> Any:
+def _fetch(access: Access, http: str, timeout_s: float) -> Any:
     from http.client import HTTPException
 
     try:
-        with open_path(http, PATH, timeout_s) as answer:
+        with open_path(access, http, PATH, timeout_s) as answer:
             return json.load(answer)
     except (OSError, HTTPException) as error:
         raise no_answer(http, error) from error
     except ValueError as error:
-        url = url_of(http, PATH)
+        url = access.url(http, PATH)
         raise Unavailable(f"{url} is no server's status: is that the HTTP address of `penstock serve`?") from error
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, AsJson, GrpcAddress, HttpAddress, Timeout
 from penstock.cli.terminal.output import print_json
 from penstock.cli.terminal.requests import exit_with_problems
@@ -17,7 +18,9 @@ TRANSPORTS = ("grpc", "websocket")
 PICTURES = (".jpg", ".jpeg", ".png")
 
 
+@shows_key
 def stream(
+    access: Access,
     frames: Annotated[
         list[Path], typer.Argument(metavar="FRAME", help="JPEG or PNG files in their order, or folders of them.")
     ],
@@ -38,7 +41,7 @@ def stream(
 
     from penstock.cli.terminal.frames import FrameRoute, stream_frames
 
-    route = FrameRoute(transport, grpc if transport == "grpc" else http, model, window, timeout)
+    route = FrameRoute(transport, grpc if transport == "grpc" else http, model, window, timeout, access)
     started = time.monotonic()
     problems = asyncio.run(stream_frames(files, output, route))
     _report(len(files), problems, time.monotonic() - started, as_json)

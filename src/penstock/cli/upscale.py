@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.files import read_bytes, write_bytes
 from penstock.cli.terminal.options import GRPC_ADDRESS, AsJson, GrpcAddress, Timeout
 from penstock.cli.terminal.output import print_json
@@ -29,7 +30,9 @@ class Enlarged:
     problem: str = ""
 
 
+@shows_key
 def upscale(
+    access: Access,
     files: Annotated[list[Path], typer.Argument(metavar="IN OUT", help="A JPEG or PNG file, and the PNG to write.")],
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Take all FILES and write IN's name.png here.")] = None,
     model: Annotated[str, typer.Option(help="The upscaling model.")] = "srcnn",
@@ -41,7 +44,7 @@ def upscale(
     from penstock.client import Client
 
     plan = _plan(files, to)
-    with Client(grpc, timeout) as client:
+    with Client(grpc, timeout, **access.options) as client:
         found = ask_all("upscaling", lambda paths: _upscale_one(client, *paths, model), plan, AT_ONCE)
     if as_json:
         print_json([asdict(item) for item in found])

@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from functools import partial
 from itertools import cycle
-from typing import Any
+from typing import Any, Unpack
 
 import grpc
 
 from penstock.client import faults, messages
 from penstock.client.calls import Calls
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -27,11 +28,17 @@ class AsyncClient(Calls):
     """Used from one event loop. A call that is given up is not heard; the server drops it at its deadline."""
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, timeout_s: float = DEFAULT_TIMEOUT_S, streams: int = STREAMS
+        self,
+        address: str = DEFAULT_ADDRESS,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        streams: int = STREAMS,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        """`timeout_s` is the deadline of every call that is given no other."""
+        """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
+        no other."""
         super().__init__(address, timeout_s)
-        self._channels = [grpc.aio.insecure_channel(address, options=STREAM_OPTIONS) for _ in range(max(1, streams))]
+        server = read_server(address, options)
+        self._channels = [server.channels.open(server.target, STREAM_OPTIONS) for _ in range(max(1, streams))]
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._streams: list[InferStream | None] = [None] * len(self._stubs)
         self._turns = cycle(self._stubs)

@@ -10,7 +10,7 @@ from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, NotLeader, PenstockError, Unavailable
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc
 from penstock.wire.channels import PLAIN, Channels
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 
 REACH_S = 1.0  # after which it is given up where none of the managers can be reached
 ONE_S = 3.0  # what one of several managers gets to answer

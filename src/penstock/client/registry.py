@@ -16,7 +16,7 @@ from penstock.core.manifest import Manifest, ModelFacts
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.wire.channels import PLAIN, Channels
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
 MANAGER_ADDRESS = "127.0.0.1:7400"

@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import grpc
 
 from penstock.client import messages
 from penstock.client.calls import Calls
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from penstock.client.options import ClientOptions, read_server
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 
@@ -52,10 +53,17 @@ def _blocking_stream(
 
 
 class Client:
-    def __init__(self, address: str = DEFAULT_ADDRESS, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """`timeout_s` is the deadline of every call that is given no other."""
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
+        no other."""
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=messages.CHANNEL_OPTIONS)
+        server = read_server(address, options)
+        self._channel = server.channels.open_blocking(server.target, messages.CHANNEL_OPTIONS)
         self._calls = _BlockingCalls(self._channel, address, timeout_s)
 
     def __enter__(self) -> "Client":

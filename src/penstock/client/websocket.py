@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import aclosing
+from typing import Unpack
 from urllib.parse import quote, urlencode
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -11,7 +12,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from penstock.client import faults
 from penstock.client.messages import DEFAULT_TIMEOUT_S
+from penstock.client.options import ClientOptions, read_key, read_tls_files
 from penstock.core.errors import BY_CODE, InvalidRequest, PenstockError, RequestTooLarge, Unavailable, from_code
+from penstock.wire.channels import bearer
+from penstock.wire.credentials.channels import client_context
 
 DEFAULT_HTTP = "http://127.0.0.1:8080"
 CLOSE_S = 2.0
@@ -25,15 +29,17 @@ async def stream_raw(
     names: tuple[str, str] = ("image", "image"),
     window: int = 8,
     timeout_s: float = DEFAULT_TIMEOUT_S,
+    **options: Unpack[ClientOptions],
 ) -> AsyncGenerator[bytes | PenstockError, None]:
-    """`names` are of the input and the output. What went wrong with one frame comes in its place.
+    """`names` are of the input and the output; `options` as a client has them.
 
-    At most `window` frames are on their way, or answered and not taken.
+    What went wrong with one frame comes in its place. At most `window` of them are on their way, or answered and not
+    taken.
     """
     if window < 1:
         raise InvalidRequest(f"window is {window}: at least one frame must be on its way")
     try:
-        connection = await _connect(http, model, names, timeout_s)
+        connection = await _connect(http, model, names, timeout_s, options)
         try:
             async with aclosing(_exchange(connection, frames, window, timeout_s)) as answers:
                 async for answer in answers:
@@ -50,12 +56,19 @@ async def stream_raw(
         raise faults.unreachable(http, str(error)) from error
 
 
-def _connect(http: str, model: str, names: tuple[str, str], timeout_s: float) -> connect:
-    base = (http if "://" in http else f"http://{http}").rstrip("/")
+def _connect(http: str, model: str, names: tuple[str, str], timeout_s: float, options: ClientOptions) -> connect:
+    files = read_tls_files(options)
+    base = http.rstrip("/")
+    if "://" not in base:
+        base = f"{'http' if files.is_empty and not options.get('tls') else 'https'}://{base}"
     query = urlencode({"input": names[0], "output": names[1]})
     return connect(
         f"ws{base.removeprefix('http')}/v2/models/{quote(model, safe='')}/stream?{query}",
-        additional_headers={"x-request-timeout-ms": str(max(1, int(timeout_s * 1000)))},
+        additional_headers={
+            "x-request-timeout-ms": str(max(1, int(timeout_s * 1000))),
+            **dict(bearer(read_key(options))),
+        },
+        ssl=client_context(files) if base.startswith("https:") else None,
         compression=None,
         max_size=None,  # answers are bounded by what was asked
         ping_interval=None,  # a server whose window is full reads no ping: every answer has a deadline instead

@@ -26,7 +26,7 @@ from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
 from penstock.wire.channels import Channels
 from penstock.wire.credentials.files import TlsFiles
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 R = TypeVar("R")

@@ -38,7 +38,7 @@ from penstock.manager.telling.ledger import Delta, Ledger
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 T = TypeVar("T")

@@ -1,13 +1,15 @@
 """gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from penstock.core.config import Config
 from penstock.wire.credentials.channels import client_credentials
 from penstock.wire.credentials.files import NO_FILES, Stamps, TlsFiles
+
+if TYPE_CHECKING:
+    from penstock.core.config import Config
 
 # Everything of a large cluster is one message; of an end that is cut off, only an unanswered ping tells.
 _BOTH = (
@@ -33,6 +35,7 @@ UNIX = "unix:"
 
 
 def bearer(key: str) -> Metadata:
+    """What a call shows, as gRPC's metadata and as headers of HTTP."""
     return (("authorization", f"Bearer {key}"),) if key else ()
 
 
@@ -40,13 +43,15 @@ class Channels:
     """Opens them. Without a key nothing is shown, and a socket of this machine asks for none; without certificates
     they are plain."""
 
-    def __init__(self, key: str = "", tls: TlsFiles = NO_FILES) -> None:
+    def __init__(self, key: str = "", tls: TlsFiles = NO_FILES, *, is_secure: bool | None = None) -> None:
+        """`is_secure`: they are TLS also where no file says so, with the system's authorities."""
         self._shown = bearer(key)
         self._tls = tls
+        self._is_secure = not tls.is_empty if is_secure is None else is_secure
         self._credentials: tuple[Stamps, grpc.ChannelCredentials] | None = None
 
     @classmethod
-    def of(cls, config: Config) -> "Channels":
+    def of(cls, config: "Config") -> "Channels":
         """Those of a role or a command with this configuration."""
         return cls(config.shown_key(), TlsFiles.of(config.tls))
 
@@ -65,7 +70,7 @@ class Channels:
         return self._keyed(grpc.secure_channel(address, credentials, options=options), address)
 
     def _secured(self, address: str) -> grpc.ChannelCredentials | None:
-        if self._tls.is_empty or address.startswith(UNIX):
+        if not self._is_secure or address.startswith(UNIX):
             return None
         stamps = self.stamps()
         if self._credentials is None or self._credentials[0] != stamps:

@@ -1,4 +1,4 @@
-"""What travels beside tensors, to and from its wire form: errors, block descriptions, statistics."""
+"""What travels beside tensors, to and from its wire form: block descriptions, statistics."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,21 +6,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.error_text import shorten
-from penstock.core.errors import PenstockError, WireError, from_code
+from penstock.core.errors import WireError
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
 
 _DESCRIPTION: TypeAdapter[BlockDescription] = TypeAdapter(BlockDescription)
 _PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
-
-
-def encode_failure(error: PenstockError) -> pb.Failure:
-    return pb.Failure(code=error.code, message=shorten(error.message), fields=error.fields)
-
-
-def decode_failure(failure: pb.Failure) -> PenstockError:
-    return from_code(failure.code, failure.message, dict(failure.fields))
 
 
 def encode_description(block: BlockDescription) -> bytes:

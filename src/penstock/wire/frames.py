@@ -11,7 +11,7 @@ from penstock.core.principals import ANYBODY, INFERRING, Principal
 from penstock.core.requests import PLAIN, Controls, InferRequest, InferResponse, Parameter, SessionStep, Timing
 from penstock.core.tensors import Buffer, Tensor
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.wire import forms
+from penstock.wire import failures
 
 PROTOCOL = 1
 UNKNOWN_WORKER = "unknown_worker"  # of a Refused: what the peer has here is not known
@@ -112,7 +112,7 @@ def encode_result(
 
 
 def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
-    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=forms.encode_failure(error))))
+    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))))
 
 
 def encode_refused(error: PenstockError) -> Frames:

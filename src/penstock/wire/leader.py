@@ -11,7 +11,7 @@ import structlog
 
 from penstock.core.errors import NotLeader, StoreUnavailable, Unavailable
 from penstock.wire.channels import PLAIN, Channels
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 
 log = structlog.get_logger()
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from penstock.core.requests import InferRequest, Timing
 from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 
 
 def test_a_job_round_trips() -> None:

@@ -10,7 +10,7 @@ from penstock.core.errors import NotLeader, Unavailable, UnknownModel
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.manager_pb2_grpc import ManagerServicer, ManagerStub, add_ManagerServicer_to_server
 from penstock.wire import leader as leader_module
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 from penstock.wire.leader import Leader, LeaderAt
 
 

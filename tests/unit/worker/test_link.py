@@ -17,7 +17,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
 from penstock.wire.beats import GatewayHeart, WorkerHeart
 from penstock.wire.endpoints import Endpoint
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import RouterSocket
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner

@@ -1,12 +1,12 @@
 """Which managers a command asks, what they answer as plain values, and how it is printed."""
 
 from collections.abc import Callable
-from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.terminal.access import Authority, KeyFile, read_settings, with_options
 from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InvalidRequest, Unavailable
 
@@ -30,22 +30,21 @@ def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the options that say whom it asks, and their client as its first argument."""
 
     def run(
-        manager: Managers = None, config: AskingConfig = None, timeout: AskingTimeout = TIMEOUT_S, **options: Any
+        manager: Managers = None,
+        config: AskingConfig = None,
+        key_file: KeyFile = None,
+        ca: Authority = None,
+        timeout: AskingTimeout = TIMEOUT_S,
+        **options: Any,
     ) -> None:
         from penstock.client.cluster import ClusterClient
-        from penstock.core.config import load_config
         from penstock.wire.channels import Channels
 
-        settings = load_config(config)
+        settings = read_settings(config, key_file, ca)
         with ClusterClient(find_addresses(manager, settings), timeout, Channels.of(settings)) as client:
             command(client, **options)
 
-    _, *own = signature(command).parameters.values()
-    *asking, _ = signature(run).parameters.values()
-    shown = run.__dict__["__signature__"] = Signature([*own, *asking])
-    run.__annotations__ = {name: each.annotation for name, each in shown.parameters.items()}
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    return run
+    return with_options(command, run)
 
 
 def find_addresses(managers: str | None, settings: "Config") -> list[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.cluster.asking import AskingConfig, Managers
+from penstock.cli.terminal.access import Authority, KeyFile, read_settings
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.repository import MODELS, Repository
@@ -19,13 +20,15 @@ def list_models(
     ] = False,
     manager: Managers = None,
     config: AskingConfig = None,
+    key_file: KeyFile = None,
+    ca: Authority = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served; or those of a registry."""
     if registry or manager or config:
-        from penstock.cli.model.registry import list_registry
+        from penstock.cli.model.registry import RegistryAsked, list_registry
 
-        list_registry(manager, config, as_json)
+        list_registry(RegistryAsked(manager, read_settings(config, key_file, ca)), as_json)
         return
     from penstock.models.folder import list_model_folders
 

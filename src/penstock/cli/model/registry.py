@@ -3,12 +3,14 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from penstock.cli.cluster.asking import AskingConfig, Managers, find_addresses
+from penstock.cli.terminal.access import Authority, KeyFile, read_settings, with_options
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.progress import show_bytes, show_steps
@@ -16,19 +18,65 @@ from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock.client.registry import ModelVersion, RegistryClient
+    from penstock.core.config import Config
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME[:VERSION|@ALIAS]", help="Without either, the latest version.")]
 
 
+@dataclass(frozen=True, slots=True)
+class RegistryAsked:
+    """The registry that a command asks."""
+
+    manager: str | None
+    settings: "Config"
+
+    def ask(self, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:
+        """What a server would log, a command keeps to itself: its standard output is the answer's."""
+        import logging
+
+        import structlog
+
+        from penstock.client.registry import RegistryClient
+        from penstock.wire.channels import Channels
+
+        addresses = ",".join(find_addresses(self.manager, self.settings))
+
+        async def call() -> T:
+            async with RegistryClient(addresses, channels=Channels.of(self.settings)) as client:
+                return await act(client)
+
+        before = structlog.get_config()
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+        try:
+            return asyncio.run(call())
+        finally:
+            structlog.configure(**before)
+
+
+def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say whom it asks, and the registry as its first argument."""
+
+    def run(
+        manager: Managers = None,
+        config: AskingConfig = None,
+        key_file: KeyFile = None,
+        ca: Authority = None,
+        **options: Any,
+    ) -> None:
+        command(RegistryAsked(manager, read_settings(config, key_file, ca)), **options)
+
+    return with_options(command, run)
+
+
+@asks_registry
 def push(
+    asked: RegistryAsked,
     folder: Annotated[Path, typer.Argument(help="A model's folder, with its model.yaml.")],
     version: Annotated[str, typer.Option(metavar="N", help="Which to send. [default: the newest served]")] = "",
     tag: Annotated[list[str] | None, typer.Option(help="A tag beside those of model.yaml; may be repeated.")] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not load the model here first.")] = False,
     timeout: Annotated[float, typer.Option(min=1.0, help="Seconds that it may take to load and answer here.")] = 300.0,
-    manager: Managers = None,
-    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a version of a model to the registry. What was sent before is not sent again; what is cut goes on."""
@@ -49,18 +97,18 @@ def push(
         with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
             return await client.push(manifest, scanned.files, facts, on_progress)
 
-    made = _ask(manager, config, send)
+    made = asked.ask(send)
     if as_json:
         print_json(_as_json(made))
     else:
         print(f"pushed {made.model}:{made.version}, {_size(made.size_bytes)} in {made.files} files, {made.digest}")
 
 
+@asks_registry
 def pull(
+    asked: RegistryAsked,
     name: Name,
     folder: Annotated[Path, typer.Argument(help="The model's folder; it is made, or gets one more version.")],
-    manager: Managers = None,
-    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch a version of a model from the registry, verified file by file."""
@@ -73,43 +121,43 @@ def pull(
             await fetch(CountedFiles(client, on_progress), found.digest, found.version, folder.absolute())
         return found
 
-    found = _ask(manager, config, get)
+    found = asked.ask(get)
     if as_json:
         print_json({**_as_json(found), "folder": str(folder)})
     else:
         print(f"pulled {found.model}:{found.version}, {_size(found.size_bytes)} in {found.files} files, into {folder}")
 
 
+@asks_registry
 def delete(
+    asked: RegistryAsked,
     name: Annotated[str, typer.Argument(metavar="NAME:VERSION")],
-    manager: Managers = None,
-    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Delete a version from the registry. One that is deployed, or that an alias names, is not deleted."""
     model, version = _split(name)
-    _ask(manager, config, lambda client: client.delete(model, version))
+    asked.ask(lambda client: client.delete(model, version))
     print_json({"deleted": name}) if as_json else print(f"deleted {name}")
 
 
+@asks_registry
 def alias(
+    asked: RegistryAsked,
     name: Annotated[str, typer.Argument(metavar="NAME[:VERSION]", help="Without a version the alias goes.")],
     alias: Annotated[str, typer.Argument(help="As in `stable`; `latest` moves by itself.")],
-    manager: Managers = None,
-    config: AskingConfig = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a name such as `stable` stand for a version of a model."""
     model, version = _split(name) if ":" in name else (name, "")
-    _ask(manager, config, lambda client: client.set_alias(model, alias, version))
+    asked.ask(lambda client: client.set_alias(model, alias, version))
     if as_json:
         print_json({"model": model, "alias": alias, "version": version or None})
     else:
         print(f"{model}@{alias} is {model}:{version}" if version else f"{model} has no alias {alias} any more")
 
 
-def list_registry(manager: str | None, config: Path | None, as_json: bool) -> None:
-    versions = _ask(manager, config, lambda client: client.list())
+def list_registry(asked: RegistryAsked, as_json: bool) -> None:
+    versions = asked.ask(lambda client: client.list())
     if as_json:
         print_json([_as_json(each) for each in versions])
         return
@@ -138,31 +186,6 @@ def _split(name: str) -> tuple[str, str]:
     if not re.fullmatch("[0-9]+", version):
         raise InvalidRequest(f"'{name}': say which version, NAME:VERSION")
     return model, version
-
-
-def _ask(manager: str | None, config: Path | None, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:
-    """What a server would log, a command keeps to itself: its standard output is the answer's."""
-    import logging
-
-    import structlog
-
-    from penstock.client.registry import RegistryClient
-    from penstock.core.config import load_config
-    from penstock.wire.channels import Channels
-
-    settings = load_config(config)
-    addresses = ",".join(find_addresses(manager, settings))
-
-    async def call() -> T:
-        async with RegistryClient(addresses, channels=Channels.of(settings)) as client:
-            return await act(client)
-
-    before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        return asyncio.run(call())
-    finally:
-        structlog.configure(**before)
 
 
 def _as_json(found: "ModelVersion") -> dict[str, Any]:

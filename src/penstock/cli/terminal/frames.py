@@ -6,6 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.cli.terminal.access import NO_ACCESS, Access
 from penstock.cli.terminal.files import read_bytes, write_bytes
 from penstock.cli.terminal.progress import show_count
 from penstock.core.errors import PenstockError, Unavailable
@@ -23,6 +24,7 @@ class FrameRoute:
     model: str
     window: int
     timeout_s: float
+    access: Access = NO_ACCESS
 
 
 async def stream_frames(files: Sequence[Path], output: Path, route: FrameRoute) -> list[str]:
@@ -46,7 +48,7 @@ async def _over_grpc(files: Sequence[Path], route: FrameRoute) -> FrameAnswers:
     from penstock.client import AsyncClient
     from penstock.client.ordered import in_order
 
-    async with AsyncClient(route.address, route.timeout_s) as client:
+    async with AsyncClient(route.address, route.timeout_s, **route.access.options) as client:
 
         async def upscale(image: bytes) -> bytes | PenstockError:
             try:
@@ -64,7 +66,14 @@ async def _over_grpc(files: Sequence[Path], route: FrameRoute) -> FrameAnswers:
 def _over_websocket(files: Sequence[Path], route: FrameRoute) -> FrameAnswers:
     from penstock.client.websocket import stream_raw
 
-    return stream_raw(_read_all(files), route.model, route.address, window=route.window, timeout_s=route.timeout_s)
+    return stream_raw(
+        _read_all(files),
+        route.model,
+        route.address,
+        window=route.window,
+        timeout_s=route.timeout_s,
+        **route.access.options,
+    )
 
 
 async def _read_all(files: Sequence[Path]) -> AsyncIterator[bytes]:

@@ -1,27 +1,24 @@
 """What a running server answers over HTTP, or why it does not."""
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import BY_CODE, PenstockError, Unavailable, from_code
 
-
-def url_of(http: str, path: str) -> str:
-    base = http if "://" in http else f"http://{http}"
-    return base.rstrip("/") + path
+if TYPE_CHECKING:
+    from penstock.cli.terminal.access import Access
 
 
-def open_path(http: str, path: str, timeout_s: float) -> Any:
-    """An HTTPResponse, for the caller to close. Shows the key that the configuration has."""
+def open_path(access: "Access", http: str, path: str, timeout_s: float) -> Any:
+    """An HTTPResponse, for the caller to close."""
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
-    from penstock.core.config import load_config
-
-    url, key = url_of(http, path), load_config().shown_key()
+    url = access.url(http, path)
+    context = access.context(url)
     try:
-        return urlopen(Request(url, headers={"authorization": f"Bearer {key}"} if key else {}), timeout=timeout_s)
+        return urlopen(Request(url, headers=access.headers), timeout=timeout_s, context=context)
     except HTTPError as error:
         with error:
             raise _refusal(url, error.code, error.read()) from error

@@ -5,13 +5,15 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
 from penstock.cli.terminal.output import plain
 from penstock.cli.top.events import LiveEvents
@@ -24,7 +26,9 @@ RETRY_S = 1.0
 KEY_S = 0.1  # how soon a key is noticed
 
 
+@shows_key
 def top(
+    access: Access,
     http: HttpAddress = HTTP_ADDRESS,
     interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("-n", "--count", min=1, help="Looks, then end.")] = None,
@@ -33,10 +37,11 @@ def top(
 ) -> None:
     """Watch a running server: requests, latency and its phases, queues, batches, blocks and workers. q quits."""
     looks = 1 if once else count
-    events = LiveEvents(http, interval)
+    opening = partial(LiveEvents, access, http, interval)
+    events = opening()
     try:
         if sys.stdout.isatty() and not as_json:
-            _show_screen(http, interval, events, looks)
+            _show_screen(http, opening, events, looks)
             return
         with closing(events):
             if as_json:
@@ -59,7 +64,7 @@ def _print_plain(http: str, events: Iterator[bytes]) -> None:
         console.print(screen(http, history, console.width, height=None))
 
 
-def _show_screen(http: str, interval_s: float, events: LiveEvents, looks: int | None) -> None:
+def _show_screen(http: str, opening: Callable[[], LiveEvents], events: LiveEvents, looks: int | None) -> None:
     from rich.live import Live
 
     from penstock.cli.top.screen import History, screen
@@ -68,7 +73,7 @@ def _show_screen(http: str, interval_s: float, events: LiveEvents, looks: int | 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     history, trouble, seen = History(), "", 0
     feed: queue.SimpleQueue[bytes | str] = queue.SimpleQueue()
-    threading.Thread(target=_feed, args=(http, interval_s, events, feed), name="feed", daemon=True).start()
+    threading.Thread(target=_feed, args=(opening, events, feed), name="feed", daemon=True).start()
     with _keys() as keys, Live(screen=True, auto_refresh=False) as live:
         while looks is None or seen < looks:
             if any(key in "qQ" for key in keys()):
@@ -86,7 +91,7 @@ def _show_screen(http: str, interval_s: float, events: LiveEvents, looks: int | 
             live.update(screen(http, history, size.width, size.height, trouble), refresh=True)
 
 
-def _feed(http: str, interval_s: float, events: LiveEvents, feed: "queue.SimpleQueue[bytes | str]") -> None:
+def _feed(opening: Callable[[], LiveEvents], events: LiveEvents, feed: "queue.SimpleQueue[bytes | str]") -> None:
     """Events, or why there are none; a server that went away is asked again until it is back.
 
     The stream is this thread's alone: it ends with the process, since nobody else may close what is being read.
@@ -95,7 +100,7 @@ def _feed(http: str, interval_s: float, events: LiveEvents, feed: "queue.SimpleQ
     opened: LiveEvents | None = events
     while True:
         try:
-            opened = opened or LiveEvents(http, interval_s)
+            opened = opened or opening()
             for event in opened:
                 feed.put(event)
         except PenstockError as error:

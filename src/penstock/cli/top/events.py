@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from penstock.cli.terminal.access import Access
 from penstock.cli.terminal.http import no_answer, open_path
 from penstock.core.errors import Unavailable
 
@@ -11,10 +12,10 @@ PATIENCE_S = 10.0  # beyond the interval
 class LiveEvents:
     """An open stream: iterate over it for each event's JSON. It raises Unavailable when the stream ends."""
 
-    def __init__(self, http: str, interval_s: float) -> None:
+    def __init__(self, access: Access, http: str, interval_s: float) -> None:
         """Raises where there is no such stream."""
         self._http = http
-        self._answer = open_path(http, f"/v1/live?interval={interval_s:g}", interval_s + PATIENCE_S)
+        self._answer = open_path(access, http, f"/v1/live?interval={interval_s:g}", interval_s + PATIENCE_S)
 
     def __iter__(self) -> Iterator[bytes]:
         from http.client import HTTPException

@@ -1,28 +1,32 @@
 """Requests for a model that only its description is known of: random tensors of its shapes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 
 from penstock.core.errors import InvalidRequest, Unavailable
 from penstock.core.tensors import NUMPY_TYPES, Tensor, pack_bytes
 from penstock.experiments.load.payloads import TEXTS, Payload, build
+from penstock.wire.channels import bearer
+from penstock.wire.credentials.channels import client_context
+from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
 TIMEOUT_S = 10.0
 
 
-def describe(http: str, model: str) -> list[dict[str, Any]]:
+def describe(http: str, model: str, key: str = "", files: TlsFiles = NO_FILES) -> list[dict[str, Any]]:
     """The inputs of a served model, as the protocol's metadata tells them."""
     base = http if "://" in http else f"http://{http}"
-    url = f"{base.rstrip('/')}/v2/models/{quote(model)}"
+    request = Request(f"{base.rstrip('/')}/v2/models/{quote(model)}", headers=dict(bearer(key)))
+    context = client_context(files) if base.startswith("https:") else None
     try:
-        with urlopen(url, timeout=TIMEOUT_S) as answer:
+        with urlopen(request, timeout=TIMEOUT_S, context=context) as answer:
             inputs: list[dict[str, Any]] = json.load(answer)["inputs"]
             return inputs
     except HTTPError as error:
@@ -31,15 +35,22 @@ def describe(http: str, model: str) -> list[dict[str, Any]]:
     except OSError as error:
         raise Unavailable(f"no answer ({error}): is `penstock serve` running at {http}?") from error
     except (ValueError, KeyError) as error:
-        raise Unavailable(f"{url} is no model's description: is that the HTTP address of `penstock serve`?") from error
+        raise Unavailable(
+            f"{request.full_url} is no model's description: is that the HTTP address of `penstock serve`?"
+        ) from error
 
 
 def choose_payloads(
-    model: str, kind: str, items: int, msmarco: Path | None, http: str, shapes: Mapping[str, list[int]]
+    model: str,
+    kind: str,
+    items: int,
+    msmarco: Path | None,
+    describe_model: Callable[[], list[dict[str, Any]]],
+    shapes: Mapping[str, list[int]],
 ) -> list[Payload]:
-    """`kind` as --data has it; for auto and tensor the server at `http` describes the model."""
+    """`kind` as --data has it; for auto and tensor the server describes the model."""
     if kind in ("auto", "tensor"):
-        inputs = describe(http, model)
+        inputs = describe_model()
         kind = suitable_data(inputs) if kind == "auto" else kind
         if kind == "tensor":
             return [random_payload(model, inputs, items, shapes)]

@@ -1,12 +1,16 @@
 """How a request travels from the load generator: gRPC unary, gRPC streams, or REST."""
 
 import asyncio
+import ssl
 from typing import Any, Protocol, cast
 
 import grpc
 import httptools
 
 from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.wire.channels import PLAIN, Channels
+from penstock.wire.credentials.channels import client_context
+from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -33,9 +37,9 @@ class Driver(Protocol):
 
 
 class UnaryDriver:
-    def __init__(self, target: str, messages: list[bytes], method: str = INFER) -> None:
+    def __init__(self, target: str, messages: list[bytes], method: str = INFER, channels: Channels = PLAIN) -> None:
         self._messages = messages
-        self._channel = grpc.aio.insecure_channel(target, options=_MESSAGE_OPTIONS)
+        self._channel = channels.open(target, _MESSAGE_OPTIONS)
         # Requests are bytes already and answers are not looked into: the server is measured, not this.
         self._call = self._channel.unary_unary(method)
 
@@ -55,9 +59,9 @@ class UnaryDriver:
 class StreamDriver:
     """A few bidirectional streams carry all requests; answers come as they are done, matched by id."""
 
-    def __init__(self, target: str, messages: list[bytes]) -> None:
+    def __init__(self, target: str, messages: list[bytes], channels: Channels = PLAIN) -> None:
         self._messages = messages
-        self._channel = grpc.aio.insecure_channel(target, options=_MESSAGE_OPTIONS)
+        self._channel = channels.open(target, _MESSAGE_OPTIONS)
         self._outboxes: list[asyncio.Queue[bytes]] = []
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -116,8 +120,9 @@ class StreamDriver:
 class RestDriver:
     """Kept connections, one request at a time on each; a call takes one that is free."""
 
-    def __init__(self, target: str, messages: list[bytes]) -> None:
+    def __init__(self, target: str, messages: list[bytes], context: ssl.SSLContext | None = None) -> None:
         self._messages = messages
+        self._context = context
         self._host, _, self._port = target.rpartition(":")
         self._free: list[_HttpConnection] = []
         self._permits = asyncio.Semaphore(1)
@@ -129,9 +134,11 @@ class RestDriver:
     async def _connect(self) -> "_HttpConnection":
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(_HttpConnection, self._host, int(self._port))
+            _, connection = await loop.create_connection(
+                _HttpConnection, self._host, int(self._port), ssl=self._context
+            )
         except OSError as error:
-            raise Rejected(f"no connection: {error.strerror}") from None
+            raise Rejected(f"no connection: {error.strerror or error}") from None
         return connection
 
     async def call(self, slot: int, number: int) -> None:
@@ -200,11 +207,20 @@ class _HttpConnection(asyncio.Protocol):
             self._transport.close()
 
 
-def make_driver(protocol: str, target: str, messages: list[bytes], method: str = INFER) -> Driver:
+def make_driver(
+    protocol: str,
+    target: str,
+    messages: list[bytes],
+    method: str = INFER,
+    key: str = "",
+    files: TlsFiles | None = None,
+) -> Driver:
+    """With `files` the server speaks TLS; `key` is shown in gRPC's metadata: requests of REST have it already."""
+    channels = Channels(key, files or NO_FILES, is_secure=files is not None)
     if protocol == "grpc":
-        return UnaryDriver(target, messages, method)
+        return UnaryDriver(target, messages, method, channels)
     if protocol == "stream":
-        return StreamDriver(target, messages)
+        return StreamDriver(target, messages, channels)
     if protocol == "rest":
-        return RestDriver(target, messages)
+        return RestDriver(target, messages, client_context(files) if files is not None else None)
     raise ValueError(f"unknown protocol {protocol}")

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ class LoadTest:
     warm_up_s: float = 1.0
     most_windows: int = 10
     processes: int = 1
+    key: str = field(default="", repr=False)  # shown over gRPC
+    tls: tuple[str, str, str] | None = None  # as a LoadSpec has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,10 @@ def run_steps(test: LoadTest) -> Iterator[LoadStep]:
     most = OPEN_CONNECTIONS if test.rates else max(test.concurrency)
     with tempfile.TemporaryDirectory(prefix="penstock-load-") as folder:
         file = write_messages(Path(folder) / "requests", test.messages)
-        with Generator(LoadSpec(test.protocol, test.target, str(file), most), test.processes) as generator:
+        key_file = Path(folder) / "key"
+        key_file.write_text(test.key)
+        spec = LoadSpec(test.protocol, test.target, str(file), most, key_file=str(key_file), tls=test.tls)
+        with Generator(spec, test.processes) as generator:
             for concurrency, rate in [(0, rate) for rate in test.rates] or [(each, 0.0) for each in test.concurrency]:
                 window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
                 yield LoadStep(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))

@@ -36,7 +36,7 @@ class Payload:
             message.raw_input_contents.append(bytes(tensor.data))
         return bytes(message.SerializeToString())
 
-    def rest(self) -> bytes:
+    def rest(self, key: str = "") -> bytes:
         """A whole HTTP/1.1 request with the tensors in binary, both ways."""
         described = [
             {
@@ -49,11 +49,12 @@ class Payload:
         ]
         header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
         body = b"".join([header, *(tensor.data for tensor in self.inputs)])
+        shown = f"Authorization: Bearer {key}\r\n" if key else ""
         return (
             f"POST /v2/models/{self.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
             f"Inference-Header-Content-Length: {len(header)}\r\n"
             f"Content-Type: application/octet-stream\r\n"
-            f"Content-Length: {len(body)}\r\n\r\n"
+            f"{shown}Content-Length: {len(body)}\r\n\r\n"
         ).encode() + body
 
 
@@ -62,8 +63,8 @@ def noop(model: str, rows: int = 1) -> Payload:
     return Payload(model, (Tensor("x", "FP32", (rows, NOOP_FLOATS), data),))
 
 
-def encode(payloads: Iterable[Payload], protocol: str) -> list[bytes]:
-    return [payload.rest() if protocol == "rest" else payload.grpc() for payload in payloads]
+def encode(payloads: Iterable[Payload], protocol: str, key: str = "") -> list[bytes]:
+    return [payload.rest(key) if protocol == "rest" else payload.grpc() for payload in payloads]
 
 
 def build(kind: str, model: str, batch_size: int = 1, msmarco: Path | None = None) -> list[Payload]:

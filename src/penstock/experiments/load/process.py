@@ -20,6 +20,7 @@ import uvloop
 
 from penstock.experiments.load.drivers import INFER, Driver, Rejected, make_driver
 from penstock.experiments.load.latencies import Latencies
+from penstock.wire.credentials.files import TlsFiles
 
 GRACE_S = 65.0  # for what is under way when the last window ends: longer than a driver waits
 MOST_INSIDE = 10_000  # requests of an open loop that wait for their answers; beyond it they are not sent
@@ -35,6 +36,8 @@ class LoadSpec:
     messages: str  # a file of `write_messages`
     connections: int = 1  # the most that a window's callers may open (REST); gRPC has one
     method: str = INFER  # of gRPC
+    key_file: str = ""  # what it shows over gRPC: not on the command line, which others can read
+    tls: tuple[str, str, str] | None = None  # paths of TlsFiles; None: plain
 
 
 @dataclass(slots=True)
@@ -202,8 +205,19 @@ def read_messages(file: Path) -> list[bytes]:
     return found
 
 
+def _make_driver(spec: LoadSpec) -> Driver:
+    return make_driver(
+        spec.protocol,
+        spec.target,
+        read_messages(Path(spec.messages)),
+        spec.method,
+        Path(spec.key_file).read_text() if spec.key_file else "",
+        TlsFiles(*spec.tls) if spec.tls is not None else None,
+    )
+
+
 async def _serve_commands(spec: LoadSpec) -> None:
-    driver = make_driver(spec.protocol, spec.target, read_messages(Path(spec.messages)), spec.method)
+    driver = _make_driver(spec)
     try:
         await driver.open(spec.connections)
     except (Rejected, TimeoutError) as error:

@@ -20,7 +20,7 @@ from penstock.manager.access.door import acting
 from penstock.manager.access.keys import Keys, MadeKey
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext

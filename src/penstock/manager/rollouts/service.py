@@ -16,7 +16,7 @@ from penstock.manager.rollouts.rollout import Rollout
 from penstock.manager.rollouts.runs import Rollouts, now
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext

@@ -16,7 +16,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.wire import frames
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 now = time.monotonic

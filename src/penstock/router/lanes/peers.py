@@ -19,7 +19,7 @@ from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.answers import AnswerStream
 from penstock.wire import frames
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import DealerSocket
 
 log = structlog.get_logger()

@@ -18,7 +18,8 @@ from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.beats import GatewayHeart
 from penstock.wire.endpoints import Endpoint
-from penstock.wire.forms import decode_description, decode_failure, decode_statistics
+from penstock.wire.failures import decode_failure
+from penstock.wire.forms import decode_description, decode_statistics
 from penstock.wire.sockets import RouterSocket
 
 log = structlog.get_logger()

@@ -8,7 +8,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.serving.sessions.answers import KeptAnswer, ManyAnswers, Outcome, answers_of
 from penstock.serving.sessions.parts import SessionRecord, carried
 from penstock.wire import frames
-from penstock.wire.forms import decode_failure
+from penstock.wire.failures import decode_failure
 
 
 def encode_state(record: SessionRecord) -> pb.SessionState:

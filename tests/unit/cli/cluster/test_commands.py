@@ -27,7 +27,7 @@ from penstock.core.errors import (
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.opening import open_metadata
-from penstock.wire.forms import encode_failure
+from penstock.wire.failures import encode_failure
 
 GIB = 2**30
 

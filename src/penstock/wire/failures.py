@@ -1,0 +1,13 @@
+"""Errors to and from their wire form."""
+
+from penstock.core.error_text import shorten
+from penstock.core.errors import PenstockError, from_code
+from penstock.pb.v1 import job_pb2 as pb
+
+
+def encode_failure(error: PenstockError) -> pb.Failure:
+    return pb.Failure(code=error.code, message=shorten(error.message), fields=error.fields)
+
+
+def decode_failure(failure: pb.Failure) -> PenstockError:
+    return from_code(failure.code, failure.message, dict(failure.fields))

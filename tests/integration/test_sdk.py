@@ -1,0 +1,161 @@
+"""The clients and every command against a server that speaks TLS and asks for keys."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.client import AsyncClient, Client
+from penstock.client.options import ClientOptions
+from penstock.client.websocket import stream_raw
+from penstock.core.errors import PenstockError, RateLimited, Unauthenticated, Unavailable, UnknownModel
+from penstock.core.tensors import Array
+from tests.servers import ROOT, write_factor, write_identity
+from tests.tls import TestAuthority, TlsServer
+
+
+@dataclass(frozen=True)
+class Served:
+    server: TlsServer
+    authority: TestAuthority
+    folder: Path
+    key: str
+
+    @property
+    def options(self) -> ClientOptions:
+        return {"api_key": self.key, "ca": self.authority.ca}
+
+    def run(self, *arguments: str, key: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
+        shown = {"PENSTOCK_API_KEY": key} if key else {}
+        return subprocess.run(
+            [sys.executable, "-m", "penstock", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **shown, **environment},
+            check=False,
+        )
+
+    def make_key(self, name: str, *options: str) -> str:
+        made = self.run("key", "create", name, *options, PENSTOCK_DATA_DIR=str(self.folder / "data"))
+        assert made.returncode == 0, made.stderr
+        return made.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("sdk")
+    models = folder / "models"
+    write_factor(models, "factor", 2.0)
+    write_identity(models, "bytes", "BYTES")
+    (models / "minilm").symlink_to(ROOT / "models" / "minilm")
+    authority = TestAuthority(folder / "certs")
+    with TlsServer(authority, models, folder, authority.settings()) as server:
+        first = Served(server, authority, folder, "")
+        yield Served(server, authority, folder, first.make_key("all", "--scope", "admin"))
+        assert not server.tracebacks()
+
+
+def numbers(*values: float) -> dict[str, Array]:
+    return {"x": np.array([values], np.float32)}
+
+
+def test_both_clients_show_their_key_over_tls(served: Served) -> None:
+    address = f"https://{served.server.grpc}"
+    with Client(address, **served.options) as client:
+        assert client.infer("factor", numbers(1, 2))["y"].tolist() == [[2, 4]]
+        assert [entry.name for entry in client.models()] == ["bytes", "factor", "minilm"]
+
+    async def ask() -> Array:
+        async with AsyncClient(served.server.grpc, **served.options) as client:
+            assert await client.is_ready()
+            return (await client.infer("factor", numbers(3)))["y"]
+
+    assert asyncio.run(ask()).tolist() == [[6]]
+
+
+@pytest.mark.parametrize("key", ["", "psk_" + "a" * 43])
+def test_who_shows_no_good_key_is_told(served: Served, key: str) -> None:
+    with Client(served.server.grpc, ca=served.authority.ca, api_key=key) as client:
+        assert client.is_ready()
+        with pytest.raises(Unauthenticated):
+            client.infer("factor", numbers(1))
+
+    async def ask() -> None:
+        async with AsyncClient(served.server.grpc, ca=served.authority.ca, api_key=key) as client:
+            await client.infer("factor", numbers(1))
+
+    with pytest.raises(Unauthenticated):
+        asyncio.run(ask())
+
+
+def test_keys_of_others_models_and_of_few_requests(served: Served) -> None:
+    options: ClientOptions = {
+        "ca": served.authority.ca,
+        "api_key": served.make_key("few", "--model", "factor", "--rate", "0.01"),
+    }
+    with Client(served.server.grpc, **options) as client:
+        with pytest.raises(UnknownModel):
+            client.infer("bytes", {"x": np.array([[b"a"]], object)})
+        client.infer("factor", numbers(1))
+        with pytest.raises(RateLimited) as unary:
+            client.infer("factor", numbers(1))
+
+    async def ask() -> None:
+        async with AsyncClient(served.server.grpc, **options) as client:
+            await client.infer("factor", numbers(1))
+
+    with pytest.raises(RateLimited) as streamed:
+        asyncio.run(ask())
+    for refused in (unary.value, streamed.value):
+        assert refused.fields["limit"] == "requests"
+        assert 10 < refused.retry_after_s <= 100
+
+
+def test_a_server_that_is_not_trusted_is_not_spoken_to(served: Served) -> None:
+    with Client(served.server.grpc, tls=True, api_key=served.key) as client, pytest.raises(Unavailable, match="TLS"):
+        client.infer("factor", numbers(1))
+
+
+def test_frames_travel_by_websocket(served: Served) -> None:
+    async def frames() -> AsyncIterator[bytes]:
+        for frame in (b"one", b"two"):
+            yield frame
+
+    async def ask() -> list[bytes | PenstockError]:
+        url = f"https://localhost:{served.server.http_port}"
+        return [each async for each in stream_raw(frames(), "bytes", url, ("x", "y"), **served.options)]
+
+    assert asyncio.run(ask()) == [b"one", b"two"]
+
+
+def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) -> None:
+    (served.folder / "key").write_text(served.key + "\n")
+    grpc, http = ("--grpc", served.server.grpc), ("--http", f"127.0.0.1:{served.server.http_port}")
+    steps = ("--window", "0.1", "--warm-up", "0", "--concurrency", "1", "--windows", "3")
+    bench = ("bench", "factor", "--shape", "x:1,4", *grpc, *http, *steps)
+    for arguments in (
+        ("embed", "a cat", *grpc),
+        ("rerank", "animals", "a cat", "a stone", *grpc),
+        ("infer", "factor", "--input", "x=[[1, 2]]", *grpc),
+        ("status", *http),
+        ("top", "--once", "--json", *http),
+        (*bench, "--protocol", "grpc"),
+        (*bench, "--protocol", "rest"),
+    ):
+        done = served.run(*arguments, key=served.key, PENSTOCK_TLS__CA=served.authority.ca)
+        assert done.returncode == 0, (arguments, done.stderr)
+    for arguments in (("embed", "a cat", *grpc), ("status", *http)):
+        refused = served.run(*arguments, "--ca", served.authority.ca)
+        assert refused.returncode == 2, arguments
+        assert "key" in refused.stderr, refused.stderr
+    by_file = served.run("status", *http, "--json", "--key-file", "key", "--ca", served.authority.ca, key="psk_other")
+    assert json.loads(by_file.stdout)["ready"], by_file.stderr
