@@ -19,6 +19,7 @@ ASK_S = 1.0  # what a manager has to answer
 POLL_S = 1.0  # between questions while somebody leads: one that is cut off cannot say that it leads no more
 SEEK_S = 0.2  # and while nobody does
 MAX_MANAGERS = 32
+REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Ask = Callable[[str], Awaitable[LeaderResponse]]
 
 
@@ -42,6 +43,7 @@ class AskedManagers:
         self._is_urgent = asyncio.Event()
         self._is_lost = True  # nobody is known to lead
         self._best = LeaderAt("", -1)
+        self._refusals: dict[str, str] = {}  # what managers said last that do not let this one ask
         self._newest = Newest()
 
     async def follow(self) -> AsyncIterator[LeaderAt]:
@@ -84,9 +86,13 @@ class AskedManagers:
         try:
             async with asyncio.timeout(ASK_S):
                 told = await self._ask(address)
-        except (TimeoutError, grpc.aio.AioRpcError) as error:
-            log.debug("manager_does_not_answer", address=address, error=str(error))
+        except TimeoutError:
+            log.debug("manager_does_not_answer", address=address)
             return None
+        except grpc.aio.AioRpcError as error:
+            self._tell(address, error)
+            return None
+        self._refusals.pop(address, None)
         is_over = self._newest.outlives(told.history, told.epoch)
         if told.managers and not is_over:  # one that was cut off knows nobody
             self._learn(told.managers)
@@ -94,6 +100,16 @@ class AskedManagers:
             self._is_lost = self._is_lost and is_over
             return LeaderAt(address, told.epoch, told.history)  # where it was reached, whatever it is told to be
         return LeaderAt(told.leader, told.epoch, told.history) if told.leader and told.epoch else None
+
+    def _tell(self, address: str, error: grpc.aio.AioRpcError) -> None:
+        """Once, where it is not only away."""
+        said = error.details() or ""
+        if error.code() not in REFUSALS or self._refusals.get(address) == said:
+            log.debug("manager_does_not_answer", address=address, error=said)
+            return
+        self._refusals[address] = said
+        advice = "give a key of the scope join: PENSTOCK_API_KEY, or --key-file"
+        log.warning("manager_refuses", address=address, error=said, advice=advice)
 
     def _is_better(self, answer: LeaderAt) -> bool:
         is_other = bool(answer.history and self._best.history) and answer.history != self._best.history
@@ -103,6 +119,7 @@ class AskedManagers:
         """Those that were given stay; of the others, those that are there."""
         known = dict.fromkeys([*self._given, *managers][:MAX_MANAGERS])
         for gone in self._channels.keys() - known.keys():
+            self._refusals.pop(gone, None)
             del self._channels[gone]  # its calls may be under way: it closes when they are over
         self._addresses = known
 
