@@ -6,11 +6,12 @@ lost opens no door. Looking a key up is one digest and one look into a map, what
 
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
+from dataclasses import astuple
 from hashlib import blake2b
-from math import inf
+from math import inf, isfinite
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock.core.blocks import StoredValue
 from penstock.core.cluster.access_view import AccessView
@@ -45,6 +46,30 @@ class KeyRecord(StoredValue):
     def principal(self, until: float = inf) -> Principal:
         expires_at = min(until, inf if self.expires_at is None else self.expires_at)
         return Principal(self.name, self.key_id, self.scopes, self.models, self.blocks, self.limits, expires_at)
+
+
+class KeyChanges(BaseModel):
+    """What of a key is to be another: what is given; null takes a list, an expiry or limits away."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)] = frozenset()
+    models: tuple[str, ...] | None = None
+    blocks: tuple[str, ...] | None = None
+    expires_at: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    limits: KeyLimits | None = None
+
+    @field_validator("limits")
+    @classmethod
+    def _are_limits(cls, limits: KeyLimits | None) -> KeyLimits | None:
+        if limits is not None and not all(isfinite(value) and value >= 0 for value in astuple(limits)):
+            raise ValueError("a limit is a number from 0 on")
+        return limits
+
+    def given(self) -> dict[str, object]:
+        found = {name: getattr(self, name) for name in self.model_fields_set}
+        lists: dict[str, object] = {name: found[name] or () for name in ("models", "blocks") if name in found}
+        return found | lists
 
 
 class KeyTable:

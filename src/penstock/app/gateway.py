@@ -206,6 +206,9 @@ class Gateway:
         self._forwarded.is_open = True
         return port
 
+    def session_counts(self) -> dict[str, int]:
+        return self._ordered.statistics()
+
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
         self._admission.is_draining = True
@@ -303,7 +306,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         leader = open_leader(config, places, stack)
         answered = gateway.answers.read if is_clustered(config) else lambda is_all: ()
         me = GatewayMember(run.name, endpoint, clients_address(config, grpc_port))
-        control = RemoteControl(leader, me, gateway.cluster_changed, gateway.counted, answered)
+        control = RemoteControl(leader, me, gateway.cluster_changed, gateway.counted, answered, gateway.session_counts)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         if control.refusal is not None:

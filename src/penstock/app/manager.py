@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -101,7 +101,7 @@ async def open_manager(
 
     from penstock.app.certificates import make_guard
     from penstock.app.registry import open_registry, registry_service
-    from penstock.manager.access.audit import Audit
+    from penstock.manager.access.audit import Audit, AuditedStore
     from penstock.manager.access.keys import Keys
     from penstock.manager.access.service import AccessService
     from penstock.manager.leading.election import SOLE_LEASE_S
@@ -109,10 +109,12 @@ async def open_manager(
     from penstock.manager.manager import Manager
     from penstock.manager.overview import Overview
     from penstock.manager.rollouts.runs import Rollouts
-    from penstock.manager.rollouts.service import add_rollouts
+    from penstock.manager.rollouts.service import RolloutService
     from penstock.manager.server import serve_manager
     from penstock.manager.triggers import Triggers
     from penstock.pb.v1.access_pb2_grpc import add_AccessServicer_to_server
+    from penstock.pb.v1.cluster_pb2_grpc import add_RolloutsServicer_to_server
+    from penstock.storage.metadata.base import MetadataStore
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
     is_shared = is_store(config.cluster.join)
@@ -130,7 +132,8 @@ async def open_manager(
     guard = make_guard(config, manager_address(config).host)
     secret = config.access.secret
     keys = Keys(manager, guard, secret.get_secret_value().encode() if secret is not None else b"")
-    registry = open_registry(config, store, manager.events.tell, stack)
+    audit = Audit(manager, store)
+    registry = open_registry(config, cast(MetadataStore, AuditedStore(store, audit)), manager.events.tell, stack)
     manager.find_version = registry.choose
     triggers = Triggers(config.triggers)
     manager.events.on_event.append(triggers.told)
@@ -142,8 +145,11 @@ async def open_manager(
     stack.push_async_callback(rollouts.close)
     health = health_aio.HealthServicer()
     add_health = partial(add_HealthServicer_to_server, health)
-    add_access = partial(add_AccessServicer_to_server, AccessService(keys, Audit(manager, store)))
-    services = (partial(add_rollouts, rollouts), registry_service(registry), add_access, add_health)
+    access, rolling = AccessService(keys, audit), RolloutService(rollouts)
+    manager.watched |= {"keys": access.statuses, "rollouts": rolling.statuses}
+    add_access = partial(add_AccessServicer_to_server, access)
+    add_rollouts = partial(add_RolloutsServicer_to_server, rolling)
+    services = (add_rollouts, registry_service(registry), add_access, add_health)
     server = await serve_manager(manager, *addresses, further=services, guard=guard, certificates=certificates)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once

@@ -11,7 +11,7 @@ from penstock.cli.bench import bench
 from penstock.cli.certs import init_certs, issue_cert
 from penstock.cli.classify import classify
 from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
-from penstock.cli.cluster.events import events
+from penstock.cli.cluster.events import audit, events
 from penstock.cli.cluster.key import create_key, list_keys, revoke_key, rotate_key, show_key
 from penstock.cli.cluster.rollout import (
     forget_rollout,
@@ -45,7 +45,23 @@ from penstock.core.error_text import printable
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-commands = (serve, manager, gateway, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune, events)
+commands = (
+    serve,
+    manager,
+    gateway,
+    embed,
+    rerank,
+    classify,
+    upscale,
+    stream,
+    infer,
+    status,
+    top,
+    bench,
+    tune,
+    events,
+    audit,
+)
 for command in commands:
     app.command()(command)
 app.command(hidden=True)(tasks)

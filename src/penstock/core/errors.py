@@ -3,6 +3,7 @@
 PenstockError
 ├── InvalidRequest          the caller sent something that cannot be served as it is
 │   ├── UnknownModel        no such model, version or block
+│   ├── NotFound            no such worker, key or rollout
 │   ├── InvalidTensor       a tensor's name, datatype, shape or size is wrong
 │   ├── InvalidImage        bytes that are not an image we read, or a bomb
 │   ├── HeadersTooLarge     too many headers, or too long ones
@@ -19,7 +20,8 @@ PenstockError
 │   └── RateLimited         the key has asked for as much as it may for now
 ├── Corrupted               a file's SHA-256 is not what it should be
 ├── Conflict                somebody else changed it in the meantime
-│   └── NameTaken           another role of the cluster has this name
+│   ├── NameTaken           another role of the cluster has this name
+│   └── PreconditionFailed  it is not any more what the caller has read
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
 │   ├── Draining            this process is leaving
@@ -70,6 +72,10 @@ class InvalidRequest(PenstockError):
 
 class UnknownModel(InvalidRequest):
     code = "unknown_model"
+
+
+class NotFound(InvalidRequest):
+    code = "not_found"
 
 
 class InvalidTensor(InvalidRequest):
@@ -155,6 +161,10 @@ class NameTaken(Conflict):
             f"'{role_id}' is the name of another that is there: give each host a name of its own with --node, and each "
             "of several on one host with --id"
         )
+
+
+class PreconditionFailed(Conflict):
+    code = "precondition_failed"
 
 
 class Unavailable(PenstockError):

@@ -12,6 +12,7 @@ from penstock.core.principals import LimitStanding
 _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "invalid_request": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "unknown_model": (grpc.StatusCode.NOT_FOUND, 404),
+    "not_found": (grpc.StatusCode.NOT_FOUND, 404),
     "invalid_tensor": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "invalid_image": (grpc.StatusCode.INVALID_ARGUMENT, 400),
     "headers_too_large": (grpc.StatusCode.RESOURCE_EXHAUSTED, 431),
@@ -39,6 +40,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "corrupted": (grpc.StatusCode.DATA_LOSS, 422),
     "conflict": (grpc.StatusCode.ABORTED, 409),
     "name_taken": (grpc.StatusCode.ALREADY_EXISTS, 409),
+    "precondition_failed": (grpc.StatusCode.FAILED_PRECONDITION, 412),
     "deadline_exceeded": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
     "cancelled": (grpc.StatusCode.CANCELLED, 499),
     "engine_failed": (grpc.StatusCode.INTERNAL, 500),

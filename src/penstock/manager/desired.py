@@ -91,6 +91,7 @@ class DesiredState:
         self.present: PresentWorkers | None = None  # None: nobody has written it down
         self.events: dict[int, bytes] = {}  # by number
         self.others: dict[str, bytes] = {}  # what other modules keep: by key
+        self.revisions: dict[str, int] = {}  # of the last write of each record: by key
         self._models: dict[str, dict[str, DesiredBlock]] = {}
 
     def of_model(self, model: str) -> list[DesiredBlock]:
@@ -117,6 +118,9 @@ class DesiredState:
         folded = Folded()
         for change in changes:
             self.revision = max(self.revision, change.revision)
+            self.revisions.pop(change.key, None)
+            if change.value is not None:
+                self.revisions[change.key] = change.revision
             try:
                 self._take(change, folded)
             except ValidationError as error:

@@ -72,12 +72,16 @@ class Events:
             self._publish(event)
         return revision
 
-    def read(self, after: int = 0, limit: int = 100, kind: str = "", subject: str = "") -> list[tuple[int, Event]]:
-        """The newest of those that match, oldest first."""
+    def read(
+        self, after: int = 0, limit: int = 100, kind: str = "", subject: str = "", before: int = 0
+    ) -> list[tuple[int, Event]]:
+        """The newest of those that match, oldest first; `before`: only older ones."""
         found: list[tuple[int, Event]] = []
         for number in sorted(self._state.events, reverse=True):
             if number <= after or len(found) == limit:
                 break
+            if before and number >= before:
+                continue
             try:
                 event = Event.model_validate_json(self._state.events[number])
             except ValidationError:

@@ -8,11 +8,12 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
+from google.protobuf.message import Message
 from pydantic import ValidationError
 
 from penstock.core.answer_counts import AnswerCounts
@@ -38,8 +39,9 @@ from penstock.manager.lives import LifeRules
 from penstock.manager.membership import Membership
 from penstock.manager.reign import Notice, Reign
 from penstock.manager.tasks import Tasks
+from penstock.manager.telling.etags import expecting
 from penstock.manager.waiters import Waiters
-from penstock.storage.metadata.base import MetadataStore, Write
+from penstock.storage.metadata.base import Compare, MetadataStore, Write
 
 log = structlog.get_logger()
 now = time.monotonic
@@ -53,7 +55,9 @@ FindVersion = Callable[[str], Awaitable[Choice]]
 OnFolded = Callable[[Folded], None]
 OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
 OnAnswers = Callable[[str, str, Sequence[ModelAnswers]], None]
+OnSessions = Callable[[str, Mapping[str, int]], None]
 OnReign = Callable[[Reign], None]
+Watched = Callable[[], Sequence[Message]]
 BeforeLoad = Callable[[str], Awaitable[None]]
 
 
@@ -91,8 +95,11 @@ class Manager:
         self.on_folded: list[OnFolded] = []  # told after what was written is folded
         self.on_counts: list[OnCounts] = []  # told what gateways count: the gateway's id and its counts
         self.on_answers: list[OnAnswers] = []  # and what they answered: its id, its incarnation, since that began
+        self.on_sessions: list[OnSessions] = []  # and what sessions they have: its id and its counts
         self.on_reign: list[OnReign] = []  # told of each that begins, before anybody hears anything of it
         self.before_load: list[BeforeLoad] = []  # asked before a model is loaded anew; may refuse
+        self.watched: dict[str, Watched] = {}  # by kind, what operators may watch
+        self.figures: Callable[[], str] = str  # of the cluster at this moment, as JSON
         self.managers_key: Callable[[], str] = str  # what it shows to other managers
         self.is_governed: Callable[[str], bool] = lambda model: False  # its folder says no more which versions serve
 
@@ -144,14 +151,14 @@ class Manager:
             raise ModelNotReady(f"model '{model}' {failure}")
         await self._waiters.becomes(lambda: registry.is_settled(model), GO_S)
 
-    async def unload(self, model: str, *further: Notice) -> None:
-        """It stays unloaded, over restarts too, until it is loaded."""
+    async def unload(self, model: str, *further: Notice, compares: Sequence[Compare] = ()) -> None:
+        """It stays unloaded, over restarts too, until it is loaded. `compares`: what must be so until it is written."""
         async with self._deploying:
             self.check_leads()
             if not self.desired.of_model(model):
                 raise UnknownModel(f"the repository has no model '{model}'")
             told = Notice("model_unloaded", model, "it stays unloaded until it is loaded")
-            await self.events.commit(self._deployment().unload(model), [told, *further])
+            await self.events.commit(self._deployment().unload(model), [told, *further], compares)
         registry = self.reign.registry
         if not await self._waiters.becomes(lambda: registry.is_settled(model), UNLOAD_S):
             self._check_reign(registry)
@@ -192,13 +199,14 @@ class Manager:
         found = [self.desired.block(choice.model, version) for version in choice.versions]
         return [block.block_id for block in found if block is not None]
 
-    async def change_block(self, block_id: str, *told: Notice, **fields: Any) -> None:
-        """Without loading it anew."""
+    async def change_block(self, block_id: str, *told: Notice, expected: str = "", **fields: Any) -> None:
+        """Without loading it anew. `expected`: a tag of what was read, of which the write must be the last."""
         async with self._deploying:
             block = self.desired.blocks.get(block_id)
             if block is None:
                 raise UnknownModel(f"there is no block '{block_id}'")
-            await self.events.commit([self._deployment().change(block, **fields)], told)
+            with expecting(expected, BLOCKS + block_id, self.desired.revisions) as compares:
+                await self.events.commit([self._deployment().change(block, **fields)], told, compares)
 
     def view(self) -> list[BlockView]:
         return self.reign.boards.blocks()

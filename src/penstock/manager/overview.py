@@ -1,6 +1,8 @@
 """One look at the whole cluster, for its metrics: what workers and gateways have told the manager that leads."""
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from prometheus_client.registry import Collector
 
@@ -25,10 +27,14 @@ class Overview:
         self._answers: dict[str, tuple[str, dict[Key, ModelAnswers]]] = {}  # by gateway: its incarnation, and since
         self._past: dict[Key, ModelAnswers] = {}  # of incarnations that are gone
         manager.on_answers.append(self._answered)
+        manager.figures = self.as_json
 
     def collector(self) -> Collector:
         """Of this moment; it may be read in another thread."""
         return ClusterCollector(self.look())
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self.look()), default=str)
 
     def look(self) -> ClusterFigures:
         manager = self._manager

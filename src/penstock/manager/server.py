@@ -6,7 +6,7 @@ import grpc
 
 from penstock.access.guard import Guard, open_guard
 from penstock.manager.access.door import GuardedDoor
-from penstock.manager.admin import ClusterService
+from penstock.manager.admin.service import ClusterService
 from penstock.manager.leading.leader_service import LeaderService
 from penstock.manager.manager import Manager
 from penstock.manager.service import ManagerService

@@ -13,7 +13,7 @@ from penstock.access.guard import needs_scope
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.cluster.model_answers import ModelAnswers
-from penstock.core.errors import NameTaken, NotLeader, PenstockError
+from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, NotLeader, PenstockError
 from penstock.core.principals import Scope
 from penstock.core.routes import NameRoute
 from penstock.manager.deployed_block import WorkerState
@@ -42,6 +42,11 @@ from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 T = TypeVar("T")
+CODES = {
+    NameTaken.code: grpc.StatusCode.ALREADY_EXISTS,
+    InvalidRequest.code: grpc.StatusCode.INVALID_ARGUMENT,
+    Forbidden.code: grpc.StatusCode.PERMISSION_DENIED,
+}
 STATES = {str(state): state for state in BlockState}
 
 
@@ -56,7 +61,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
     ) -> AsyncIterator[pb.Assignment]:
         manager, first, stream = self._manager, await anext(aiter(reports)), next(self._streams)
         if not (epoch := manager.epoch):
-            await _abort(context, manager.election.not_leading())
+            await abort(context, manager.election.not_leading())
         history = await self._history(first, context)
         reign, worker = manager.reign, first.worker_id
         arrived = WorkerArrived(worker, first.incarnation or str(first.pid), stream)
@@ -91,7 +96,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
     ) -> AsyncIterator[pb.ClusterView]:
         manager, first, stream = self._manager, await anext(aiter(requests)), next(self._streams)
         if not (epoch := manager.epoch):
-            await _abort(context, manager.election.not_leading())
+            await abort(context, manager.election.not_leading())
         history = await self._history(first, context)
         gateway = GatewayRecord(gateway_id=first.gateway_id, endpoint=first.endpoint, address=first.address)
         hearing = _Hearing.of(first, history, epoch)
@@ -100,7 +105,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             try:
                 await manager.membership.joined(stream, gateway, first.incarnation)
             except PenstockError as error:
-                await _abort(context, error)
+                await abort(context, error)
             self._take_counts(first)
             reign = manager.reign
             if first.epoch:
@@ -134,7 +139,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         try:
             await self._manager.prove_reign(first.history, first.epoch)
         except PenstockError as error:
-            await _abort(context, error)
+            await abort(context, error)
         return self._manager.desired.history
 
     def _leads(self, history: str, epoch: int) -> bool:
@@ -178,6 +183,10 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             await manager.notify(is_sure=True)
 
     def _take_counts(self, request: pb.WatchRequest) -> None:
+        if request.HasField("sessions"):
+            told = {field.name: getattr(request.sessions, field.name) for field in request.sessions.DESCRIPTOR.fields}
+            for of_sessions in self._manager.on_sessions:
+                of_sessions(request.gateway_id, told)
         if request.counts:
             counts = [_counts(each) for each in request.counts]
             for of_blocks in self._manager.on_counts:
@@ -216,10 +225,10 @@ async def failure_of(call: Awaitable[None]) -> Failure | None:
     return None
 
 
-async def _abort(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
+async def abort(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
     leader = error.fields.get("leader", "") if isinstance(error, NotLeader) else ""
     metadata = (("penstock-code", error.code), ("penstock-leader", leader))
-    code = grpc.StatusCode.ALREADY_EXISTS if isinstance(error, NameTaken) else grpc.StatusCode.UNAVAILABLE
+    code = CODES.get(error.code, grpc.StatusCode.UNAVAILABLE)
     await context.abort(code, error.message, metadata)
     raise AssertionError("abort raises")
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -43,9 +43,11 @@ class RemoteControl:
         listener: Listener,
         counted: Callable[[], Sequence[AnswerCounts]] = list,
         answered: Callable[[bool], Sequence[ModelAnswers]] = lambda is_all: (),
+        sessions: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         """`counted` gives what was counted of the blocks that routes name since it was last asked, `answered` what was
-        answered for models since the process began: of all, or of those that it is another for since it was asked."""
+        answered for models since the process began: of all, or of those that it is another for since it was asked;
+        `sessions` how many there are."""
         self._leader = leader
         self._me = me
         self._incarnation = secrets.token_hex(8)
@@ -55,6 +57,7 @@ class RemoteControl:
         self._is_lost = False  # something was missed: everything is wanted
         self._counted = counted
         self._answered = answered
+        self._sessions = sessions
         self._blocks: dict[str, BlockView] = {}
         self._routes: dict[str, NameRoute] = {}
         self._gateways: tuple[GatewayMember, ...] = ()
@@ -121,6 +124,7 @@ class RemoteControl:
                 is_leaving=self._is_leaving,
                 counts=[pb.AnswerCounts(**asdict(each)) for each in counts],
                 answers=[pb.ModelAnswers(**each._asdict()) for each in answers],
+                sessions=pb.SessionCounts(**self._sessions()),
             )
             self._is_lost = False
             yield request

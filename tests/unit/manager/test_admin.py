@@ -173,8 +173,8 @@ async def test_a_removed_worker_is_gone_and_its_process_refused(cluster: Cluster
 @pytest.mark.parametrize(
     ("method", "request_", "code"),
     [
-        ("RemoveWorker", pb.RemoveWorkerRequest(worker_id="nobody"), "invalid_request"),
-        ("DrainWorker", pb.DrainWorkerRequest(worker_id="nobody", is_draining=True), "invalid_request"),
+        ("RemoveWorker", pb.RemoveWorkerRequest(worker_id="nobody"), "not_found"),
+        ("DrainWorker", pb.DrainWorkerRequest(worker_id="nobody", is_draining=True), "not_found"),
         ("RemoveBlock", pb.RemoveBlockRequest(block_id="blk-none"), "unknown_model"),
         ("ScaleBlock", pb.ScaleBlockRequest(block_id="blk-none", replicas=1), "unknown_model"),
         ("ExplainBlock", pb.ExplainBlockRequest(block_id="blk-none"), "unknown_model"),
@@ -239,3 +239,74 @@ async def test_a_block_that_no_worker_can_take_says_so(cluster: Cluster) -> None
         if "w1" in each
     ]
     assert "disk" in sentence
+
+
+async def test_changes_are_safe_against_others(cluster: Cluster) -> None:
+    await cluster.join("w1", labels={"disk": "ssd"})
+    (block,) = [each for each in (await cluster.blocks()).values() if each.role == "chosen"]
+
+    def change(changes: str, tag: str) -> Any:
+        return cluster.stub.ChangeBlock(
+            pb.ChangeBlockRequest(block_id=block.block_id, changes=changes, expected=tag), timeout=5
+        )
+
+    changed = (await change('{"replicas": 1, "metadata": {"team": "a"}, "cpu": 0.5}', block.etag)).block
+    assert (changed.spec.replicas, json.loads(changed.spec.metadata), changed.spec.cpu) == (1, {"team": "a"}, 0.5)
+    assert changed.revision == block.revision, "nothing is loaded anew"
+    assert (await change('{"replicas": 2}', block.etag)).failure.code == "precondition_failed"
+    removal = pb.RemoveBlockRequest(block_id=block.block_id, expected=block.etag)
+    assert (await cluster.stub.RemoveBlock(removal, timeout=5)).failure.code == "precondition_failed"
+    back = (await change('{"metadata": null, "cpu": null}', f'"0-old", "{changed.etag}"')).block
+    assert (back.spec.replicas, back.spec.metadata, back.spec.cpu) == (1, "", 0.0)
+    assert (await change('{"model": "other"}', "")).failure.code == "invalid_request"
+
+    worker = (await cluster.stub.ListWorkers(pb.ListWorkersRequest(worker_id="w1"))).workers[0]
+    labelled = pb.ChangeWorkerRequest(
+        worker_id="w1", changes='{"labels": {"a": "b", "disk": "hdd"}}', expected=worker.etag
+    )
+    told = (await cluster.stub.ChangeWorker(labelled, timeout=5)).worker
+    assert dict(told.facts.labels) == {"a": "b", "disk": "hdd"}
+    assert (await cluster.stub.ChangeWorker(labelled, timeout=5)).failure.code == "precondition_failed"
+    await cluster.work("w1", Load(cpu=3.0))
+    again = (await cluster.stub.ListWorkers(pb.ListWorkersRequest(worker_id="w1"))).workers[0]
+    assert again.etag == told.etag, "figures do not count"
+    unlabelled = pb.ChangeWorkerRequest(worker_id="w1", changes='{"labels": {"disk": null}, "is_draining": true}')
+    told = (await cluster.stub.ChangeWorker(unlabelled, timeout=5)).worker
+    assert (dict(told.facts.labels), told.is_draining) == ({"a": "b", "disk": "ssd"}, True)
+    unknown = (await cluster.stub.ListWorkers(pb.ListWorkersRequest(worker_id="w9"))).failure.code
+    assert unknown == "not_found"
+
+
+async def test_a_watch_tells_everything_once_and_then_what_is_another(cluster: Cluster) -> None:
+    stream = cluster.stub.WatchCluster(pb.WatchClusterRequest(kinds=["blocks", "workers", "events"]), timeout=10)
+    first = await stream.read()
+    assert (first.is_snapshot, {block.spec.model for block in first.blocks}) == (True, {"m"})
+    await cluster.join("w1")
+    kinds: set[str] = set()
+    while not {"w1", "worker_alive"} <= kinds:
+        change = await stream.read()
+        assert not change.is_snapshot
+        assert change.revision > first.revision
+        kinds |= {worker.worker_id for worker in change.workers} | {event.kind for event in change.events}
+    await cluster.stub.RemoveWorker(pb.RemoveWorkerRequest(worker_id="w1"), timeout=5)
+    stream.cancel()
+    refused = [
+        cluster.follower_stub.WatchCluster(pb.WatchClusterRequest(), timeout=5),
+        cluster.stub.WatchCluster(pb.WatchClusterRequest(kinds=["secrets"]), timeout=5),
+    ]
+    codes = [await call.code() for call in refused]
+    assert codes == [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INVALID_ARGUMENT]
+    metrics = cluster.stub.WatchCluster(pb.WatchClusterRequest(kinds=["metrics"]), timeout=5)
+    assert (await metrics.read()).is_snapshot
+    metrics.cancel()
+
+
+async def test_events_are_read_back_from_the_newest(cluster: Cluster) -> None:
+    for subject in "abc":
+        cluster.manager.events.tell("test", subject, "")
+    await until(lambda: len(cluster.manager.events.read(kind="test")) == 3)
+    pages, before = [], 0
+    while page := (await cluster.stub.Events(pb.EventsRequest(kind="test", limit=1, before=before))).events:
+        before = page[0].number
+        pages.append(page[0].subject)
+    assert pages == ["c", "b", "a"]

@@ -11,7 +11,7 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription, BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.core.tensors import Buffer
-from penstock.manager.admin import ClusterService
+from penstock.manager.admin.service import ClusterService
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.cluster.asking import (
-    as_values,
     asks_managers,
     print_done,
 )
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import plain, print_json, print_rows
 from penstock.core.errors import InvalidRequest
+from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient

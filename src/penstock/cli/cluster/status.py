@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.cluster.asking import (
-    as_values,
     asks_managers,
 )
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import plain, print_json, print_rows
+from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient

@@ -38,6 +38,7 @@ from penstock.gateway.http.bounded import BoundedProtocol, BoundedServer, Phase
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.handshake import secured
 from penstock.gateway.turnstile import Turnstile
+from penstock.manager.access.door import Acting, acting
 from penstock.serving.admission import Admission
 from penstock.wire.credentials.certificates import Certificates
 
@@ -194,7 +195,8 @@ class RegistryApp:
 
     def _guarded(self, handler: Handler, rest: RegistryRest, needed: Needs) -> Callable[[Request], Awaitable[Response]]:
         async def call(request: Request) -> Response:
-            self._doorman.admit(request.scope["headers"], needed)
+            principal = self._doorman.admit(request.scope["headers"], needed)
+            acting.set(Acting(principal, f"Registry.{handler.__name__}"))
             return await handler(rest, request)
 
         return call

@@ -9,16 +9,19 @@ import structlog
 
 from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
+from penstock.core.errors import Conflict
 from penstock.manager.access.door import acting
 from penstock.manager.access.keys import SECRET
 from penstock.manager.desired import EVENTS, Folded, encode
 from penstock.manager.manager import Manager
-from penstock.storage.metadata.base import MetadataStore, Write
+from penstock.storage.metadata.base import Compare, MetadataStore, Write
 
 log = structlog.get_logger()
 AUDIT = "audit/"
 MAX_ENTRIES = 5000  # that are kept
 MAX_CHANGES = 16  # of one entry that are told in full
+AHEAD = 64
+ATTEMPTS = 5
 MAX_CHARS = 4096  # of a value
 HIDDEN = ("digest", "rotated_digest")  # of a key
 
@@ -47,8 +50,9 @@ class Audit:
         manager.on_folded.append(self._folded)
         self._take(manager.desired.others)
 
-    async def plan(self, writes: Sequence[Write]) -> list[Write]:
-        """What is written beside them; nothing where nobody asked for it, as in what the manager does by itself."""
+    async def plan(self, writes: Sequence[Write], ahead: int = 0) -> list[Write]:
+        """What is written beside them; nothing where nobody asked for it, as in what the manager does by itself.
+        `ahead`: numbers that are left to another who writes at the same time."""
         asked = acting.get()
         if asked is None:
             return []
@@ -57,16 +61,18 @@ class Audit:
         changes = [await self._change(write) for write in asked_for]
         log.info("audit", who=who, what=what, keys=[write.key for write in asked_for])
         entry = AuditedCall(at=self._clock(), who=who, what=what, changes=tuple(changes))
-        number = self._newest = max(self._newest, next(reversed(self._entries), 0)) + 1
+        number = self._newest = max(self._newest, next(reversed(self._entries), 0)) + 1 + ahead
         gone = list(self._entries)[: max(0, len(self._entries) + 1 - MAX_ENTRIES)][:MAX_CHANGES]
         return [Write(_key(number), encode(entry)), *(Write(_key(each), None) for each in gone)]
 
-    def read(self, after: int = 0, limit: int = 100, who: str = "") -> list[tuple[int, AuditedCall]]:
-        """The newest of those that match, oldest first."""
+    def read(self, after: int = 0, limit: int = 100, who: str = "", before: int = 0) -> list[tuple[int, AuditedCall]]:
+        """The newest of those that match, oldest first; `before`: only older ones."""
         found: list[tuple[int, AuditedCall]] = []
         for number in reversed(self._entries):
             if number <= after or len(found) == limit:
                 break
+            if before and number >= before:
+                continue
             entry = AuditedCall.model_validate_json(self._entries[number])
             if who in ("", entry.who):
                 found.append((number, entry))
@@ -87,6 +93,34 @@ class Audit:
             self._entries.pop(number, None)
             if value is not None:
                 self._entries[number] = value
+
+
+class AuditedStore:
+    """A store for what every manager writes, whoever leads: with each commit and each deletion goes who asked for it.
+    What is only put is on its way to one of these."""
+
+    def __init__(self, store: MetadataStore, audit: Audit) -> None:
+        self._store = store
+        self._audit = audit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def delete(self, key: str, expected: int | None = None) -> int:
+        return await self.commit([Write(key, None)], [] if expected is None else [Compare(key, expected)])
+
+    async def commit(self, writes: Sequence[Write], compares: Sequence[Compare] = ()) -> int:
+        for _ in range(ATTEMPTS):
+            planned = await self._audit.plan(writes, AHEAD)
+            if not planned:
+                break
+            entry = planned[0].key
+            try:  # whoever leads does not look whether a number is used, and takes those before it
+                return await self._store.commit([*writes, *planned], [*compares, Compare(entry, 0)])
+            except Conflict:
+                if await self._store.get(entry) is None:
+                    raise
+        return await self._store.commit(writes, compares)
 
 
 def _key(number: int) -> str:

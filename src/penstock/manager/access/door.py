@@ -93,7 +93,7 @@ def _asked_by(context: grpc.aio.ServicerContext, principal: Principal) -> Princi
     """Whom a gateway has admitted, where one asks: nobody but a part of the cluster may say for whom it acts."""
     for name, value in context.invocation_metadata() or ():
         if name == ASKED_BY and isinstance(value, bytes) and Scope.JOIN in principal.scopes:
-            return Principal(value.decode(errors="replace")[:NAME_CHARS])
+            return Principal(value.decode(errors="replace")[:NAME_CHARS], scopes=principal.scopes)
     return principal
 
 

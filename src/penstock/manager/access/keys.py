@@ -11,14 +11,15 @@ import structlog
 from pydantic import ValidationError
 
 from penstock.access.guard import Guard
-from penstock.access.keys import KEY_BYTES, SECRET_BYTES, KeyRecord, KeyTable, digest_of, key_text
+from penstock.access.keys import KEY_BYTES, SECRET_BYTES, KeyChanges, KeyRecord, KeyTable, digest_of, key_text
 from penstock.core.blocks import StoredValue
 from penstock.core.cluster.access_view import AccessView
-from penstock.core.errors import Conflict, InvalidRequest, NameTaken
+from penstock.core.errors import Conflict, InvalidRequest, NameTaken, NotFound
 from penstock.core.principals import ANY_SCOPE, Principal
 from penstock.manager.desired import Folded, encode
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Reign
+from penstock.manager.telling.etags import expecting
 from penstock.storage.metadata.base import Compare, Write
 
 log = structlog.get_logger()
@@ -72,28 +73,47 @@ class Keys:
         self._manager.events.tell("key_created", made.record.name, f"for {', '.join(sorted(made.record.scopes))}")
         return made
 
-    async def revoke(self, name: str) -> KeyRecord:
+    async def revoke(self, name: str, expected: str = "") -> KeyRecord:
+        """`expected`, as in the others: a tag of what was read, of which the write must be the last."""
         record = self.find(name)
         self._manager.check_leads()
         if record.revoked_at is None:
             record = record.model_copy(update={"revoked_at": self._clock(), "rotated_digest": "", "rotated_until": 0.0})
-            await self._manager.commit([_write(record)])
+            with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
+                await self._manager.commit([_write(record)], compares)
             self._manager.events.tell("key_revoked", record.name, "it opens no door any more")
         return record
 
-    async def rotate(self, name: str, grace_s: float) -> MadeKey:
+    async def change(self, name: str, changes: KeyChanges, expected: str = "") -> KeyRecord:
+        """It keeps its text, its name and what of it is not said."""
+        record = self.find(name)
+        self._manager.check_leads()
+        if record.revoked_at is not None:
+            raise Conflict(f"the key '{record.name}' was revoked: make another")
+        record = record.model_copy(update=changes.given())
+        with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
+            await self._manager.commit([_write(record)], compares)
+        self._manager.events.tell("key_changed", record.name, f"now for {', '.join(sorted(record.scopes))}")
+        return record
+
+    async def rotate(self, name: str, grace_s: float, expected: str = "") -> MadeKey:
         """A new text; the one before goes on for a while."""
         record = self.find(name)
         self._manager.check_leads()
         if record.revoked_at is not None:
             raise Conflict(f"the key '{record.name}' was revoked: make another")
-        writes, compares, secret = self._secret_writes()
+        writes, unmade, secret = self._secret_writes()
         until = self._clock() + grace_s
         old = {"rotated_digest": record.digest, "rotated_until": until} if grace_s else {"rotated_digest": ""}
         made = self._made(record.model_copy(update={**old, "rotated_at": self._clock()}), secret)
-        await self._manager.commit([*writes, _write(made.record)], compares)
+        with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
+            await self._manager.commit([*writes, _write(made.record)], [*unmade, *compares])
         self._manager.events.tell("key_rotated", record.name, f"its old text goes on for {grace_s:g} s")
         return made
+
+    def revision(self, record: KeyRecord) -> int:
+        """Of its last write."""
+        return self._manager.desired.revisions.get(KEYS + record.key_id, 0)
 
     def all(self) -> list[KeyRecord]:
         return sorted(self._records.values(), key=lambda record: record.name)
@@ -103,7 +123,7 @@ class Keys:
         for record in self._records.values():
             if name in (record.key_id, record.name):
                 return record
-        raise InvalidRequest(f"there is no key '{name[:128]}'; 'penstock key list' shows them")
+        raise NotFound(f"there is no key '{name[:128]}'; 'penstock key list' shows them")
 
     @property
     def managers_key(self) -> str:

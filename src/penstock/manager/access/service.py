@@ -12,12 +12,14 @@ import structlog
 from pydantic import ValidationError
 
 from penstock.access.guard import needs_scope
-from penstock.access.keys import KeyRecord
+from penstock.access.keys import KeyChanges, KeyRecord
+from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.principals import KeyLimits, Scope
 from penstock.manager.access.audit import Audit, AuditedCall
 from penstock.manager.access.door import acting
 from penstock.manager.access.keys import Keys, MadeKey
+from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc
 from penstock.wire.failures import encode_failure
@@ -40,7 +42,7 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @needs_scope(Scope.ADMIN)
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
-        return pb.ListKeysResponse(keys=[_status(record) for record in self._keys.all()])
+        return pb.ListKeysResponse(keys=self.statuses())
 
     @needs_scope(Scope.ADMIN)
     async def GetKey(self, request: pb.GetKeyRequest, context: Context) -> pb.GetKeyResponse:
@@ -48,30 +50,51 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @needs_scope(Scope.ADMIN)
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
-        return await _answered(pb.RevokeKeyResponse, self._revoke(request.key))
+        return await _answered(pb.RevokeKeyResponse, self._revoke(request.key, request.expected))
 
     @needs_scope(Scope.ADMIN)
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
-        return await _answered(pb.RotateKeyResponse, self._rotate(request.key, request.grace_s))
+        return await _answered(pb.RotateKeyResponse, self._rotate(request))
+
+    @needs_scope(Scope.ADMIN)
+    async def ChangeKey(self, request: pb.ChangeKeyRequest, context: Context) -> pb.ChangeKeyResponse:
+        return await _answered(pb.ChangeKeyResponse, self._change(request))
 
     @needs_scope(Scope.ADMIN)
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
-        found = self._audit.read(request.after, min(request.limit or 100, MAX_LISTED), request.who)
+        limit = min(request.limit or 100, MAX_LISTED)
+        found = self._audit.read(request.after, limit, request.who, request.before)
         return pb.ListAuditResponse(entries=[_entry(number, entry) for number, entry in found])
 
     async def _create(self, spec: pb.KeySpec) -> dict[str, Any]:
-        return _made(await self._keys.create(_wanted(spec)))
+        return self._made(await self._keys.create(_wanted(spec)))
 
     async def _find(self, key: str) -> dict[str, Any]:
-        return {"key": _status(self._keys.find(key))}
+        return {"key": self.status(self._keys.find(key))}
 
-    async def _revoke(self, key: str) -> dict[str, Any]:
-        return {"key": _status(await self._keys.revoke(key))}
+    async def _change(self, request: pb.ChangeKeyRequest) -> dict[str, Any]:
+        try:
+            changes = KeyChanges.model_validate_json(request.changes)
+        except ValidationError as error:
+            raise InvalidRequest(first_problem(error, "the key")) from error
+        return {"key": self.status(await self._keys.change(request.key, changes, request.expected))}
 
-    async def _rotate(self, key: str, grace_s: float) -> dict[str, Any]:
-        if not 0 <= grace_s <= MAX_GRACE_S:
+    async def _revoke(self, key: str, expected: str) -> dict[str, Any]:
+        return {"key": self.status(await self._keys.revoke(key, expected))}
+
+    async def _rotate(self, request: pb.RotateKeyRequest) -> dict[str, Any]:
+        if not 0 <= request.grace_s <= MAX_GRACE_S:
             raise InvalidRequest(f"the old text may go on for 0 to {MAX_GRACE_S:g} seconds")
-        return _made(await self._keys.rotate(key, grace_s))
+        return self._made(await self._keys.rotate(request.key, request.grace_s, request.expected))
+
+    def _made(self, made: MadeKey) -> dict[str, Any]:
+        return {"key": self.status(made.record), "text": made.text}
+
+    def status(self, record: KeyRecord) -> pb.KeyStatus:
+        return tagged(_status(record), self._keys.revision(record))
+
+    def statuses(self) -> list[pb.KeyStatus]:
+        return [self.status(record) for record in self._keys.all()]
 
 
 async def _answered(kind: Callable[..., R], work: Awaitable[dict[str, Any]]) -> R:
@@ -81,10 +104,6 @@ async def _answered(kind: Callable[..., R], work: Awaitable[dict[str, Any]]) -> 
     except PenstockError as error:
         log.warning("not_done", code=error.code, error=error.message)
         return kind(failure=encode_failure(error))
-
-
-def _made(made: MadeKey) -> dict[str, Any]:
-    return {"key": _status(made.record), "text": made.text}
 
 
 def _entry(number: int, entry: AuditedCall) -> pb.AuditEntry:

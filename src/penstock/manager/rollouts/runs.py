@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockRole, BlockState
 from penstock.core.error_text import first_problem
-from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
+from penstock.core.errors import InvalidRequest, NotFound, PenstockError, UnknownModel
 from penstock.manager.desired import DesiredBlock, Folded, encode
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Notice, Reign
@@ -29,6 +29,7 @@ from penstock.manager.rollouts.rollout import (
     RolloutTick,
     UndoAsked,
 )
+from penstock.manager.telling.etags import expecting
 from penstock.models.folder import NAME
 from penstock.storage.metadata.base import Write
 from penstock.telemetry.metrics import RolloutMetrics
@@ -83,25 +84,28 @@ class Rollouts:
             await self._start(plan)
         return plan.name
 
-    async def pause(self, name: str) -> None:
-        await self._ask(name, PauseAsked())
+    async def pause(self, name: str, expected: str = "") -> None:
+        """`expected`, as in the others: a tag of what was read, of which the write must be the last."""
+        await self._ask(name, PauseAsked(), expected)
 
-    async def resume(self, name: str) -> None:
-        await self._ask(name, ResumeAsked())
+    async def resume(self, name: str, expected: str = "") -> None:
+        await self._ask(name, ResumeAsked(), expected)
 
-    async def undo(self, name: str) -> None:
+    async def undo(self, name: str, expected: str = "") -> None:
         """One whose old block is gone already is undone by another, back to it."""
         record = self._find(name).record
         if record.phase is not RolloutPhase.DONE or not record.is_old_gone:
-            await self._ask(name, UndoAsked())
+            await self._ask(name, UndoAsked(), expected)
             return
         plan = RolloutPlan(name=name, new=str(record.old), steps=(100.0,), hold_s=0, min_answers=0)
         async with self._changing:
+            self._check(name, expected)
             await self._start(plan)
 
-    async def forget(self, name: str) -> None:
+    async def forget(self, name: str, expected: str = "") -> None:
         async with self._changing:
             rollout = self._find(name)
+            self._check(name, expected)
             if not rollout.record.is_over:
                 raise InvalidRequest(f"the rollout of '{name}' is {rollout.record.phase}: undo it first")
             await self._remove(name)
@@ -238,10 +242,20 @@ class Rollouts:
 
     # --- deciding and acting
 
-    async def _ask(self, name: str, event: RolloutEvent) -> None:
+    def revision(self, name: str) -> int:
+        """Of its last write."""
+        return self._manager.desired.revisions.get(ROLLOUTS + name, 0)
+
+    def _check(self, name: str, expected: str) -> None:
+        """Nobody else writes what this manager leads, so it is so until it is written."""
+        with expecting(expected, ROLLOUTS + name, self._manager.desired.revisions):
+            pass
+
+    async def _ask(self, name: str, event: RolloutEvent, expected: str = "") -> None:
         async with self._changing:
             self._manager.check_leads()
             self._find(name)
+            self._check(name, expected)
             self._handle(name, event)
             await self._write()
             await self._manager.notify()
@@ -357,7 +371,7 @@ class Rollouts:
         rollout = self._rollouts.get(name)
         if rollout is None:
             names = ", ".join(sorted(self._rollouts)) or "none"
-            raise InvalidRequest(f"there is no rollout of '{name}'; there are: {names}")
+            raise NotFound(f"there is no rollout of '{name}'; there are: {names}")
         return rollout
 
     def _state(self, block_id: str) -> tuple[BlockState, str]:

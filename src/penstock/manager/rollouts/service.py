@@ -14,6 +14,7 @@ from penstock.manager.rollouts.evidence import Sample
 from penstock.manager.rollouts.plan import RolledBlock
 from penstock.manager.rollouts.rollout import Rollout
 from penstock.manager.rollouts.runs import Rollouts, now
+from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
 from penstock.wire.failures import encode_failure
@@ -37,40 +38,46 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
     @needs_scope(Scope.METRICS)
     async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:  # noqa: N802
         try:
-            found = self._rollouts.all(request.name)
+            return pb.ListRolloutsResponse(rollouts=self.statuses(request.name))
         except PenstockError as error:
             return pb.ListRolloutsResponse(failure=encode_failure(error))
-        return pb.ListRolloutsResponse(rollouts=[_status(rollout) for rollout in found])
 
     @needs_scope(Scope.ADMIN)
     async def PauseRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.pause, request.name)
+        return await self._change(self._rollouts.pause, request)
 
     @needs_scope(Scope.ADMIN)
     async def ResumeRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.resume, request.name)
+        return await self._change(self._rollouts.resume, request)
 
     @needs_scope(Scope.ADMIN)
     async def UndoRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.undo, request.name)
+        return await self._change(self._rollouts.undo, request)
 
     @needs_scope(Scope.ADMIN)
     async def ForgetRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
         try:
-            await self._rollouts.forget(request.name)
+            await self._rollouts.forget(request.name, request.expected)
         except PenstockError as error:
             return _refused(error)
         return pb.RolloutResponse()
 
-    async def _change(self, change: Callable[[str], Awaitable[None]], name: str) -> pb.RolloutResponse:
+    async def _change(
+        self, change: Callable[[str, str], Awaitable[None]], request: pb.ChangeRolloutRequest
+    ) -> pb.RolloutResponse:
         try:
-            await change(name)
+            await change(request.name, request.expected)
         except PenstockError as error:
             return _refused(error)
-        return self._told(name)
+        return self._told(request.name)
 
     def _told(self, name: str) -> pb.RolloutResponse:
-        return pb.RolloutResponse(rollout=_status(self._rollouts.all(name)[0]))
+        return pb.RolloutResponse(rollout=self.statuses(name)[0])
+
+    def statuses(self, name: str = "") -> list[pb.RolloutStatus]:
+        """Of all, or of this one."""
+        found = self._rollouts.all(name)
+        return [tagged(_status(rollout), self._rollouts.revision(rollout.record.plan.name)) for rollout in found]
 
 
 def _refused(error: PenstockError) -> pb.RolloutResponse:
@@ -107,7 +114,3 @@ def _block(block: RolledBlock, seen: Sample) -> pb.RolledBlockStatus:
         p50_s=quantile_s(seen.latencies, 0.5),
         p95_s=quantile_s(seen.latencies, 0.95),
     )
-
-
-def add_rollouts(rollouts: Rollouts, server: grpc.aio.Server) -> None:
-    cluster_pb2_grpc.add_RolloutsServicer_to_server(RolloutService(rollouts), server)

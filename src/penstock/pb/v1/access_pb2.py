@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from penstock.pb.v1 import job_pb2 as v1_dot_job__pb2
 
 
-DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x0fv1/access.proto\x12\x0bpenstock.v1\x1a\x0cv1/job.proto\"\xc1\x01\n\x0f\x44iscoverRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x12\n\nis_ordered\x18\x05 \x01(\x08\x12\x0c\n\x04zone\x18\x06 \x01(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\r\n\x05\x61void\x18\x08 \x03(\t\x12)\n\x06\x63\x61ller\x18\t \x01(\x0b\x32\x19.penstock.v1.DirectCaller\"\x9a\x01\n\x0c\x44irectCaller\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x0e\n\x06\x62locks\x18\x05 \x03(\t\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.penstock.v1.LimitsOfKey\x12\x12\n\nexpires_at\x18\x07 \x01(\x01\"\xb6\x01\n\x10\x44iscoverResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\nexpires_at\x18\x04 \x01(\x01\x12\x10\n\x08\x62lock_id\x18\x05 \x01(\t\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x12\n\ngateway_id\x18\x07 \x01(\t\x12\x0e\n\x06is_tls\x18\x08 \x01(\x08\"\x85\x01\n\x07KeySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x0e\n\x06\x62locks\x18\x04 \x03(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.penstock.v1.LimitsOfKey\"u\n\x0bLimitsOfKey\x12\x16\n\x0erequests_per_s\x18\x01 \x01(\x01\x12\x12\n\nrows_per_s\x18\x02 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x62urst_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63oncurrency\x18\x05 \x01(\r\"\xb1\x01\n\tKeyStatus\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.penstock.v1.KeySpec\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\ncreated_at\x18\x04 \x01(\x01\x12\x12\n\ncreated_by\x18\x05 \x01(\t\x12\x12\n\nrevoked_at\x18\x06 \x01(\x01\x12\x12\n\nrotated_at\x18\x07 \x01(\x01\x12\x11\n\told_until\x18\x08 \x01(\x01\"6\n\x10\x43reateKeyRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.penstock.v1.KeySpec\"m\n\x11\x43reateKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x11\n\x0fListKeysRequest\"_\n\x10ListKeysResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12$\n\x04keys\x18\x02 \x03(\x0b\x32\x16.penstock.v1.KeyStatus\"\x1c\n\rGetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\\\n\x0eGetKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\"\x1f\n\x10RevokeKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"_\n\x11RevokeKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\"0\n\x10RotateKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\"m\n\x11RotateKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\x12\x0c\n\x04text\x18\x03 \x01(\t\"=\n\x10ListAuditRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0b\n\x03who\x18\x03 \x01(\t\"d\n\x11ListAuditResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12(\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x17.penstock.v1.AuditEntry\"n\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12)\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x18.penstock.v1.AuditChange\"9\n\x0b\x41uditChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t2\xc4\x03\n\x06\x41\x63\x63\x65ss\x12J\n\tCreateKey\x12\x1d.penstock.v1.CreateKeyRequest\x1a\x1e.penstock.v1.CreateKeyResponse\x12G\n\x08ListKeys\x12\x1c.penstock.v1.ListKeysRequest\x1a\x1d.penstock.v1.ListKeysResponse\x12\x41\n\x06GetKey\x12\x1a.penstock.v1.GetKeyRequest\x1a\x1b.penstock.v1.GetKeyResponse\x12J\n\tRevokeKey\x12\x1d.penstock.v1.RevokeKeyRequest\x1a\x1e.penstock.v1.RevokeKeyResponse\x12J\n\tRotateKey\x12\x1d.penstock.v1.RotateKeyRequest\x1a\x1e.penstock.v1.RotateKeyResponse\x12J\n\tListAudit\x12\x1d.penstock.v1.ListAuditRequest\x1a\x1e.penstock.v1.ListAuditResponse2Q\n\x06\x44irect\x12G\n\x08\x44iscover\x12\x1c.penstock.v1.DiscoverRequest\x1a\x1d.penstock.v1.DiscoverResponseb\x06proto3')
+DESCRIPTOR = _pool.POOL.AddSerializedFile(b'\n\x0fv1/access.proto\x12\x0bpenstock.v1\x1a\x0cv1/job.proto\"\xc1\x01\n\x0f\x44iscoverRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x10\n\x08\x62lock_id\x18\x03 \x01(\t\x12\x12\n\nsession_id\x18\x04 \x01(\t\x12\x12\n\nis_ordered\x18\x05 \x01(\x08\x12\x0c\n\x04zone\x18\x06 \x01(\t\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\r\n\x05\x61void\x18\x08 \x03(\t\x12)\n\x06\x63\x61ller\x18\t \x01(\x0b\x32\x19.penstock.v1.DirectCaller\"\x9a\x01\n\x0c\x44irectCaller\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x0e\n\x06scopes\x18\x03 \x03(\t\x12\x0e\n\x06models\x18\x04 \x03(\t\x12\x0e\n\x06\x62locks\x18\x05 \x03(\t\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.penstock.v1.LimitsOfKey\x12\x12\n\nexpires_at\x18\x07 \x01(\x01\"\xb6\x01\n\x10\x44iscoverResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\t\x12\x12\n\nexpires_at\x18\x04 \x01(\x01\x12\x10\n\x08\x62lock_id\x18\x05 \x01(\t\x12\x11\n\tworker_id\x18\x06 \x01(\t\x12\x12\n\ngateway_id\x18\x07 \x01(\t\x12\x0e\n\x06is_tls\x18\x08 \x01(\x08\"\x85\x01\n\x07KeySpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06scopes\x18\x02 \x03(\t\x12\x0e\n\x06models\x18\x03 \x03(\t\x12\x0e\n\x06\x62locks\x18\x04 \x03(\t\x12\x12\n\nexpires_at\x18\x05 \x01(\x01\x12(\n\x06limits\x18\x06 \x01(\x0b\x32\x18.penstock.v1.LimitsOfKey\"u\n\x0bLimitsOfKey\x12\x16\n\x0erequests_per_s\x18\x01 \x01(\x01\x12\x12\n\nrows_per_s\x18\x02 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x03 \x01(\x01\x12\x0f\n\x07\x62urst_s\x18\x04 \x01(\x01\x12\x13\n\x0b\x63oncurrency\x18\x05 \x01(\r\"\xbf\x01\n\tKeyStatus\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\"\n\x04spec\x18\x02 \x01(\x0b\x32\x14.penstock.v1.KeySpec\x12\r\n\x05state\x18\x03 \x01(\t\x12\x12\n\ncreated_at\x18\x04 \x01(\x01\x12\x12\n\ncreated_by\x18\x05 \x01(\t\x12\x12\n\nrevoked_at\x18\x06 \x01(\x01\x12\x12\n\nrotated_at\x18\x07 \x01(\x01\x12\x11\n\told_until\x18\x08 \x01(\x01\x12\x0c\n\x04\x65tag\x18\t \x01(\t\"6\n\x10\x43reateKeyRequest\x12\"\n\x04spec\x18\x01 \x01(\x0b\x32\x14.penstock.v1.KeySpec\"m\n\x11\x43reateKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\x12\x0c\n\x04text\x18\x03 \x01(\t\"\x11\n\x0fListKeysRequest\"_\n\x10ListKeysResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12$\n\x04keys\x18\x02 \x03(\x0b\x32\x16.penstock.v1.KeyStatus\"\x1c\n\rGetKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\"\\\n\x0eGetKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\"1\n\x10RevokeKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08\x65xpected\x18\x02 \x01(\t\"_\n\x11RevokeKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\"B\n\x10RotateKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t\"m\n\x11RotateKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\x12\x0c\n\x04text\x18\x03 \x01(\t\"B\n\x10\x43hangeKeyRequest\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t\"_\n\x11\x43hangeKeyResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12#\n\x03key\x18\x02 \x01(\x0b\x32\x16.penstock.v1.KeyStatus\"M\n\x10ListAuditRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x04 \x01(\x04\"d\n\x11ListAuditResponse\x12%\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.penstock.v1.Failure\x12(\n\x07\x65ntries\x18\x02 \x03(\x0b\x32\x17.penstock.v1.AuditEntry\"n\n\nAuditEntry\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\n\n\x02\x61t\x18\x02 \x01(\x01\x12\x0b\n\x03who\x18\x03 \x01(\t\x12\x0c\n\x04what\x18\x04 \x01(\t\x12)\n\x07\x63hanges\x18\x05 \x03(\x0b\x32\x18.penstock.v1.AuditChange\"9\n\x0b\x41uditChange\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0e\n\x06\x62\x65\x66ore\x18\x02 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x03 \x01(\t2\x90\x04\n\x06\x41\x63\x63\x65ss\x12J\n\tCreateKey\x12\x1d.penstock.v1.CreateKeyRequest\x1a\x1e.penstock.v1.CreateKeyResponse\x12G\n\x08ListKeys\x12\x1c.penstock.v1.ListKeysRequest\x1a\x1d.penstock.v1.ListKeysResponse\x12\x41\n\x06GetKey\x12\x1a.penstock.v1.GetKeyRequest\x1a\x1b.penstock.v1.GetKeyResponse\x12J\n\tRevokeKey\x12\x1d.penstock.v1.RevokeKeyRequest\x1a\x1e.penstock.v1.RevokeKeyResponse\x12J\n\tRotateKey\x12\x1d.penstock.v1.RotateKeyRequest\x1a\x1e.penstock.v1.RotateKeyResponse\x12J\n\tChangeKey\x12\x1d.penstock.v1.ChangeKeyRequest\x1a\x1e.penstock.v1.ChangeKeyResponse\x12J\n\tListAudit\x12\x1d.penstock.v1.ListAuditRequest\x1a\x1e.penstock.v1.ListAuditResponse2Q\n\x06\x44irect\x12G\n\x08\x44iscover\x12\x1c.penstock.v1.DiscoverRequest\x1a\x1d.penstock.v1.DiscoverResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,37 +43,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITSOFKEY']._serialized_start=720
   _globals['_LIMITSOFKEY']._serialized_end=837
   _globals['_KEYSTATUS']._serialized_start=840
-  _globals['_KEYSTATUS']._serialized_end=1017
-  _globals['_CREATEKEYREQUEST']._serialized_start=1019
-  _globals['_CREATEKEYREQUEST']._serialized_end=1073
-  _globals['_CREATEKEYRESPONSE']._serialized_start=1075
-  _globals['_CREATEKEYRESPONSE']._serialized_end=1184
-  _globals['_LISTKEYSREQUEST']._serialized_start=1186
-  _globals['_LISTKEYSREQUEST']._serialized_end=1203
-  _globals['_LISTKEYSRESPONSE']._serialized_start=1205
-  _globals['_LISTKEYSRESPONSE']._serialized_end=1300
-  _globals['_GETKEYREQUEST']._serialized_start=1302
-  _globals['_GETKEYREQUEST']._serialized_end=1330
-  _globals['_GETKEYRESPONSE']._serialized_start=1332
-  _globals['_GETKEYRESPONSE']._serialized_end=1424
-  _globals['_REVOKEKEYREQUEST']._serialized_start=1426
-  _globals['_REVOKEKEYREQUEST']._serialized_end=1457
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=1459
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1554
-  _globals['_ROTATEKEYREQUEST']._serialized_start=1556
-  _globals['_ROTATEKEYREQUEST']._serialized_end=1604
-  _globals['_ROTATEKEYRESPONSE']._serialized_start=1606
-  _globals['_ROTATEKEYRESPONSE']._serialized_end=1715
-  _globals['_LISTAUDITREQUEST']._serialized_start=1717
-  _globals['_LISTAUDITREQUEST']._serialized_end=1778
-  _globals['_LISTAUDITRESPONSE']._serialized_start=1780
-  _globals['_LISTAUDITRESPONSE']._serialized_end=1880
-  _globals['_AUDITENTRY']._serialized_start=1882
-  _globals['_AUDITENTRY']._serialized_end=1992
-  _globals['_AUDITCHANGE']._serialized_start=1994
-  _globals['_AUDITCHANGE']._serialized_end=2051
-  _globals['_ACCESS']._serialized_start=2054
-  _globals['_ACCESS']._serialized_end=2506
-  _globals['_DIRECT']._serialized_start=2508
-  _globals['_DIRECT']._serialized_end=2589
+  _globals['_KEYSTATUS']._serialized_end=1031
+  _globals['_CREATEKEYREQUEST']._serialized_start=1033
+  _globals['_CREATEKEYREQUEST']._serialized_end=1087
+  _globals['_CREATEKEYRESPONSE']._serialized_start=1089
+  _globals['_CREATEKEYRESPONSE']._serialized_end=1198
+  _globals['_LISTKEYSREQUEST']._serialized_start=1200
+  _globals['_LISTKEYSREQUEST']._serialized_end=1217
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1219
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1314
+  _globals['_GETKEYREQUEST']._serialized_start=1316
+  _globals['_GETKEYREQUEST']._serialized_end=1344
+  _globals['_GETKEYRESPONSE']._serialized_start=1346
+  _globals['_GETKEYRESPONSE']._serialized_end=1438
+  _globals['_REVOKEKEYREQUEST']._serialized_start=1440
+  _globals['_REVOKEKEYREQUEST']._serialized_end=1489
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=1491
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=1586
+  _globals['_ROTATEKEYREQUEST']._serialized_start=1588
+  _globals['_ROTATEKEYREQUEST']._serialized_end=1654
+  _globals['_ROTATEKEYRESPONSE']._serialized_start=1656
+  _globals['_ROTATEKEYRESPONSE']._serialized_end=1765
+  _globals['_CHANGEKEYREQUEST']._serialized_start=1767
+  _globals['_CHANGEKEYREQUEST']._serialized_end=1833
+  _globals['_CHANGEKEYRESPONSE']._serialized_start=1835
+  _globals['_CHANGEKEYRESPONSE']._serialized_end=1930
+  _globals['_LISTAUDITREQUEST']._serialized_start=1932
+  _globals['_LISTAUDITREQUEST']._serialized_end=2009
+  _globals['_LISTAUDITRESPONSE']._serialized_start=2011
+  _globals['_LISTAUDITRESPONSE']._serialized_end=2111
+  _globals['_AUDITENTRY']._serialized_start=2113
+  _globals['_AUDITENTRY']._serialized_end=2223
+  _globals['_AUDITCHANGE']._serialized_start=2225
+  _globals['_AUDITCHANGE']._serialized_end=2282
+  _globals['_ACCESS']._serialized_start=2285
+  _globals['_ACCESS']._serialized_end=2813
+  _globals['_DIRECT']._serialized_start=2815
+  _globals['_DIRECT']._serialized_end=2896
 # @@protoc_insertion_point(module_scope)

@@ -98,7 +98,7 @@ class LimitsOfKey(_message.Message):
     def __init__(self, requests_per_s: _Optional[float] = ..., rows_per_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., burst_s: _Optional[float] = ..., concurrency: _Optional[int] = ...) -> None: ...
 
 class KeyStatus(_message.Message):
-    __slots__ = ("key_id", "spec", "state", "created_at", "created_by", "revoked_at", "rotated_at", "old_until")
+    __slots__ = ("key_id", "spec", "state", "created_at", "created_by", "revoked_at", "rotated_at", "old_until", "etag")
     KEY_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +107,7 @@ class KeyStatus(_message.Message):
     REVOKED_AT_FIELD_NUMBER: _ClassVar[int]
     ROTATED_AT_FIELD_NUMBER: _ClassVar[int]
     OLD_UNTIL_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     key_id: str
     spec: KeySpec
     state: str
@@ -115,7 +116,8 @@ class KeyStatus(_message.Message):
     revoked_at: float
     rotated_at: float
     old_until: float
-    def __init__(self, key_id: _Optional[str] = ..., spec: _Optional[_Union[KeySpec, _Mapping]] = ..., state: _Optional[str] = ..., created_at: _Optional[float] = ..., created_by: _Optional[str] = ..., revoked_at: _Optional[float] = ..., rotated_at: _Optional[float] = ..., old_until: _Optional[float] = ...) -> None: ...
+    etag: str
+    def __init__(self, key_id: _Optional[str] = ..., spec: _Optional[_Union[KeySpec, _Mapping]] = ..., state: _Optional[str] = ..., created_at: _Optional[float] = ..., created_by: _Optional[str] = ..., revoked_at: _Optional[float] = ..., rotated_at: _Optional[float] = ..., old_until: _Optional[float] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class CreateKeyRequest(_message.Message):
     __slots__ = ("spec",)
@@ -160,10 +162,12 @@ class GetKeyResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
 
 class RevokeKeyRequest(_message.Message):
-    __slots__ = ("key",)
+    __slots__ = ("key", "expected")
     KEY_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     key: str
-    def __init__(self, key: _Optional[str] = ...) -> None: ...
+    expected: str
+    def __init__(self, key: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class RevokeKeyResponse(_message.Message):
     __slots__ = ("failure", "key")
@@ -174,12 +178,14 @@ class RevokeKeyResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
 
 class RotateKeyRequest(_message.Message):
-    __slots__ = ("key", "grace_s")
+    __slots__ = ("key", "grace_s", "expected")
     KEY_FIELD_NUMBER: _ClassVar[int]
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     key: str
     grace_s: float
-    def __init__(self, key: _Optional[str] = ..., grace_s: _Optional[float] = ...) -> None: ...
+    expected: str
+    def __init__(self, key: _Optional[str] = ..., grace_s: _Optional[float] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class RotateKeyResponse(_message.Message):
     __slots__ = ("failure", "key", "text")
@@ -191,15 +197,35 @@ class RotateKeyResponse(_message.Message):
     text: str
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ..., text: _Optional[str] = ...) -> None: ...
 
+class ChangeKeyRequest(_message.Message):
+    __slots__ = ("key", "changes", "expected")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    changes: str
+    expected: str
+    def __init__(self, key: _Optional[str] = ..., changes: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
+
+class ChangeKeyResponse(_message.Message):
+    __slots__ = ("failure", "key")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    key: KeyStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
+
 class ListAuditRequest(_message.Message):
-    __slots__ = ("after", "limit", "who")
+    __slots__ = ("after", "limit", "who", "before")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     WHO_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     after: int
     limit: int
     who: str
-    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., who: _Optional[str] = ...) -> None: ...
+    before: int
+    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., who: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
 
 class ListAuditResponse(_message.Message):
     __slots__ = ("failure", "entries")

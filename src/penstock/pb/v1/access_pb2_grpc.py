@@ -59,6 +59,11 @@ class AccessStub:
                 request_serializer=v1_dot_access__pb2.RotateKeyRequest.SerializeToString,
                 response_deserializer=v1_dot_access__pb2.RotateKeyResponse.FromString,
                 _registered_method=True)
+        self.ChangeKey = channel.unary_unary(
+                '/penstock.v1.Access/ChangeKey',
+                request_serializer=v1_dot_access__pb2.ChangeKeyRequest.SerializeToString,
+                response_deserializer=v1_dot_access__pb2.ChangeKeyResponse.FromString,
+                _registered_method=True)
         self.ListAudit = channel.unary_unary(
                 '/penstock.v1.Access/ListAudit',
                 request_serializer=v1_dot_access__pb2.ListAuditRequest.SerializeToString,
@@ -102,6 +107,13 @@ class AccessServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeKey(self, request, context):
+        """Everything but its name and its text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAudit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -135,6 +147,11 @@ def add_AccessServicer_to_server(servicer, server):
                     servicer.RotateKey,
                     request_deserializer=v1_dot_access__pb2.RotateKeyRequest.FromString,
                     response_serializer=v1_dot_access__pb2.RotateKeyResponse.SerializeToString,
+            ),
+            'ChangeKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeKey,
+                    request_deserializer=v1_dot_access__pb2.ChangeKeyRequest.FromString,
+                    response_serializer=v1_dot_access__pb2.ChangeKeyResponse.SerializeToString,
             ),
             'ListAudit': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAudit,
@@ -277,6 +294,33 @@ class Access:
             '/penstock.v1.Access/RotateKey',
             v1_dot_access__pb2.RotateKeyRequest.SerializeToString,
             v1_dot_access__pb2.RotateKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Access/ChangeKey',
+            v1_dot_access__pb2.ChangeKeyRequest.SerializeToString,
+            v1_dot_access__pb2.ChangeKeyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,4 @@
+from penstock.pb.v1 import access_pb2 as _access_pb2
 from penstock.pb.v1 import job_pb2 as _job_pb2
 from penstock.pb.v1 import manager_pb2 as _manager_pb2
 from google.protobuf.internal import containers as _containers
@@ -63,8 +64,10 @@ class ManagerStatus(_message.Message):
     def __init__(self, manager_id: _Optional[str] = ..., address: _Optional[str] = ..., is_leader: _Optional[bool] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
     __slots__ = ("failure", "workers")
@@ -75,7 +78,7 @@ class ListWorkersResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker_id", "state", "incarnation", "pid", "facts", "load", "silent_s", "is_draining", "is_removed", "blocks")
+    __slots__ = ("worker_id", "state", "incarnation", "pid", "facts", "load", "silent_s", "is_draining", "is_removed", "blocks", "etag")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +89,7 @@ class WorkerStatus(_message.Message):
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     IS_REMOVED_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     state: str
     incarnation: str
@@ -96,15 +100,18 @@ class WorkerStatus(_message.Message):
     is_draining: bool
     is_removed: bool
     blocks: _containers.RepeatedCompositeFieldContainer[_manager_pb2.BlockState]
-    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., facts: _Optional[_Union[_manager_pb2.WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[_manager_pb2.WorkerLoad, _Mapping]] = ..., silent_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., is_removed: _Optional[bool] = ..., blocks: _Optional[_Iterable[_Union[_manager_pb2.BlockState, _Mapping]]] = ...) -> None: ...
+    etag: str
+    def __init__(self, worker_id: _Optional[str] = ..., state: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., facts: _Optional[_Union[_manager_pb2.WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[_manager_pb2.WorkerLoad, _Mapping]] = ..., silent_s: _Optional[float] = ..., is_draining: _Optional[bool] = ..., is_removed: _Optional[bool] = ..., blocks: _Optional[_Iterable[_Union[_manager_pb2.BlockState, _Mapping]]] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "is_draining")
+    __slots__ = ("worker_id", "is_draining", "expected")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     is_draining: bool
-    def __init__(self, worker_id: _Optional[str] = ..., is_draining: _Optional[bool] = ...) -> None: ...
+    expected: str
+    def __init__(self, worker_id: _Optional[str] = ..., is_draining: _Optional[bool] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
     __slots__ = ("failure",)
@@ -113,10 +120,12 @@ class DrainWorkerResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class RemoveWorkerRequest(_message.Message):
-    __slots__ = ("worker_id",)
+    __slots__ = ("worker_id", "expected")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
-    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+    expected: str
+    def __init__(self, worker_id: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class RemoveWorkerResponse(_message.Message):
     __slots__ = ("failure",)
@@ -124,11 +133,31 @@ class RemoveWorkerResponse(_message.Message):
     failure: _job_pb2.Failure
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
+class ChangeWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "changes", "expected")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    changes: str
+    expected: str
+    def __init__(self, worker_id: _Optional[str] = ..., changes: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
+
+class WorkerResponse(_message.Message):
+    __slots__ = ("failure", "worker")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    worker: WorkerStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., worker: _Optional[_Union[WorkerStatus, _Mapping]] = ...) -> None: ...
+
 class ListBlocksRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "block_id")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    block_id: str
+    def __init__(self, model: _Optional[str] = ..., block_id: _Optional[str] = ...) -> None: ...
 
 class ListBlocksResponse(_message.Message):
     __slots__ = ("failure", "blocks")
@@ -139,7 +168,7 @@ class ListBlocksResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ...) -> None: ...
 
 class BlockStatus(_message.Message):
-    __slots__ = ("block_id", "spec", "role", "state", "reason", "revision", "holders", "placed", "requests", "errors", "latency_s")
+    __slots__ = ("block_id", "spec", "role", "state", "reason", "revision", "holders", "placed", "requests", "errors", "latency_s", "etag")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +180,7 @@ class BlockStatus(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     spec: BlockSpec
     role: str
@@ -162,7 +192,8 @@ class BlockStatus(_message.Message):
     requests: int
     errors: int
     latency_s: float
-    def __init__(self, block_id: _Optional[str] = ..., spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ..., placed: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ...) -> None: ...
+    etag: str
+    def __init__(self, block_id: _Optional[str] = ..., spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ..., placed: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class BlockHolder(_message.Message):
     __slots__ = ("worker_id", "state", "reason", "is_serving")
@@ -242,16 +273,36 @@ class ScaleBlockResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class RemoveBlockRequest(_message.Message):
-    __slots__ = ("block_id",)
+    __slots__ = ("block_id", "expected")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     block_id: str
-    def __init__(self, block_id: _Optional[str] = ...) -> None: ...
+    expected: str
+    def __init__(self, block_id: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class RemoveBlockResponse(_message.Message):
     __slots__ = ("failure",)
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     failure: _job_pb2.Failure
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ...) -> None: ...
+
+class ChangeBlockRequest(_message.Message):
+    __slots__ = ("block_id", "changes", "expected")
+    BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    block_id: str
+    changes: str
+    expected: str
+    def __init__(self, block_id: _Optional[str] = ..., changes: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
+
+class BlockResponse(_message.Message):
+    __slots__ = ("failure", "block")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    block: BlockStatus
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., block: _Optional[_Union[BlockStatus, _Mapping]] = ...) -> None: ...
 
 class ExplainBlockRequest(_message.Message):
     __slots__ = ("block_id",)
@@ -268,16 +319,18 @@ class ExplainBlockResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., sentences: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
-    __slots__ = ("after", "limit", "kind", "subject")
+    __slots__ = ("after", "limit", "kind", "subject", "before")
     AFTER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
     after: int
     limit: int
     kind: str
     subject: str
-    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ...) -> None: ...
+    before: int
+    def __init__(self, after: _Optional[int] = ..., limit: _Optional[int] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., before: _Optional[int] = ...) -> None: ...
 
 class EventsResponse(_message.Message):
     __slots__ = ("failure", "events")
@@ -301,6 +354,56 @@ class ClusterEvent(_message.Message):
     text: str
     def __init__(self, number: _Optional[int] = ..., at: _Optional[float] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
 
+class ListSessionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSessionsResponse(_message.Message):
+    __slots__ = ("failure", "gateways")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    GATEWAYS_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    gateways: _containers.RepeatedCompositeFieldContainer[GatewaySessions]
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., gateways: _Optional[_Iterable[_Union[GatewaySessions, _Mapping]]] = ...) -> None: ...
+
+class GatewaySessions(_message.Message):
+    __slots__ = ("gateway_id", "counts")
+    GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    gateway_id: str
+    counts: _manager_pb2.SessionCounts
+    def __init__(self, gateway_id: _Optional[str] = ..., counts: _Optional[_Union[_manager_pb2.SessionCounts, _Mapping]] = ...) -> None: ...
+
+class WatchClusterRequest(_message.Message):
+    __slots__ = ("kinds",)
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kinds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ClusterChange(_message.Message):
+    __slots__ = ("revision", "epoch", "is_snapshot", "blocks", "workers", "keys", "rollouts", "events", "removed", "metrics")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    ROLLOUTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    epoch: int
+    is_snapshot: bool
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockStatus]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    keys: _containers.RepeatedCompositeFieldContainer[_access_pb2.KeyStatus]
+    rollouts: _containers.RepeatedCompositeFieldContainer[RolloutStatus]
+    events: _containers.RepeatedCompositeFieldContainer[ClusterEvent]
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    metrics: str
+    def __init__(self, revision: _Optional[int] = ..., epoch: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., keys: _Optional[_Iterable[_Union[_access_pb2.KeyStatus, _Mapping]]] = ..., rollouts: _Optional[_Iterable[_Union[RolloutStatus, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[ClusterEvent, _Mapping]]] = ..., removed: _Optional[_Iterable[str]] = ..., metrics: _Optional[str] = ...) -> None: ...
+
 class StartRolloutRequest(_message.Message):
     __slots__ = ("plan",)
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -308,10 +411,12 @@ class StartRolloutRequest(_message.Message):
     def __init__(self, plan: _Optional[str] = ...) -> None: ...
 
 class ChangeRolloutRequest(_message.Message):
-    __slots__ = ("name",)
+    __slots__ = ("name", "expected")
     NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     name: str
-    def __init__(self, name: _Optional[str] = ...) -> None: ...
+    expected: str
+    def __init__(self, name: _Optional[str] = ..., expected: _Optional[str] = ...) -> None: ...
 
 class RolloutResponse(_message.Message):
     __slots__ = ("failure", "rollout")
@@ -336,7 +441,7 @@ class ListRolloutsResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., rollouts: _Optional[_Iterable[_Union[RolloutStatus, _Mapping]]] = ...) -> None: ...
 
 class RolloutStatus(_message.Message):
-    __slots__ = ("name", "phase", "is_paused", "weight", "step", "steps", "reason", "answers", "missing_answers", "left_s", "old", "new", "began", "plan")
+    __slots__ = ("name", "phase", "is_paused", "weight", "step", "steps", "reason", "answers", "missing_answers", "left_s", "old", "new", "began", "plan", "etag")
     NAME_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     IS_PAUSED_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +456,7 @@ class RolloutStatus(_message.Message):
     NEW_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
     name: str
     phase: str
     is_paused: bool
@@ -365,7 +471,8 @@ class RolloutStatus(_message.Message):
     new: RolledBlockStatus
     began: float
     plan: str
-    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., is_paused: _Optional[bool] = ..., weight: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., reason: _Optional[str] = ..., answers: _Optional[int] = ..., missing_answers: _Optional[int] = ..., left_s: _Optional[float] = ..., old: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., new: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., began: _Optional[float] = ..., plan: _Optional[str] = ...) -> None: ...
+    etag: str
+    def __init__(self, name: _Optional[str] = ..., phase: _Optional[str] = ..., is_paused: _Optional[bool] = ..., weight: _Optional[float] = ..., step: _Optional[int] = ..., steps: _Optional[int] = ..., reason: _Optional[str] = ..., answers: _Optional[int] = ..., missing_answers: _Optional[int] = ..., left_s: _Optional[float] = ..., old: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., new: _Optional[_Union[RolledBlockStatus, _Mapping]] = ..., began: _Optional[float] = ..., plan: _Optional[str] = ..., etag: _Optional[str] = ...) -> None: ...
 
 class RolledBlockStatus(_message.Message):
     __slots__ = ("block_id", "model", "version", "outcomes", "errors", "p50_s", "p95_s")

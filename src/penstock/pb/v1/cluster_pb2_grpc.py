@@ -84,6 +84,26 @@ class ClusterStub:
                 request_serializer=v1_dot_cluster__pb2.EventsRequest.SerializeToString,
                 response_deserializer=v1_dot_cluster__pb2.EventsResponse.FromString,
                 _registered_method=True)
+        self.ChangeWorker = channel.unary_unary(
+                '/penstock.v1.Cluster/ChangeWorker',
+                request_serializer=v1_dot_cluster__pb2.ChangeWorkerRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.WorkerResponse.FromString,
+                _registered_method=True)
+        self.ChangeBlock = channel.unary_unary(
+                '/penstock.v1.Cluster/ChangeBlock',
+                request_serializer=v1_dot_cluster__pb2.ChangeBlockRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.BlockResponse.FromString,
+                _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/penstock.v1.Cluster/ListSessions',
+                request_serializer=v1_dot_cluster__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.WatchCluster = channel.unary_stream(
+                '/penstock.v1.Cluster/WatchCluster',
+                request_serializer=v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
+                response_deserializer=v1_dot_cluster__pb2.ClusterChange.FromString,
+                _registered_method=True)
 
 
 class ClusterServicer:
@@ -151,6 +171,32 @@ class ClusterServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeWorker(self, request, context):
+        """What is asked for of a worker or a block, changed without anything being loaded anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeBlock(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSessions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchCluster(self, request, context):
+        """Everything first, then what is another; whoever is slow gets several changes as one. Ends when another leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ClusterServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -203,6 +249,26 @@ def add_ClusterServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=v1_dot_cluster__pb2.EventsRequest.FromString,
                     response_serializer=v1_dot_cluster__pb2.EventsResponse.SerializeToString,
+            ),
+            'ChangeWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeWorker,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeWorkerRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.WorkerResponse.SerializeToString,
+            ),
+            'ChangeBlock': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeBlock,
+                    request_deserializer=v1_dot_cluster__pb2.ChangeBlockRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.BlockResponse.SerializeToString,
+            ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=v1_dot_cluster__pb2.ListSessionsRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'WatchCluster': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchCluster,
+                    request_deserializer=v1_dot_cluster__pb2.WatchClusterRequest.FromString,
+                    response_serializer=v1_dot_cluster__pb2.ClusterChange.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -475,6 +541,114 @@ class Cluster:
             '/penstock.v1.Cluster/Events',
             v1_dot_cluster__pb2.EventsRequest.SerializeToString,
             v1_dot_cluster__pb2.EventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cluster/ChangeWorker',
+            v1_dot_cluster__pb2.ChangeWorkerRequest.SerializeToString,
+            v1_dot_cluster__pb2.WorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeBlock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cluster/ChangeBlock',
+            v1_dot_cluster__pb2.ChangeBlockRequest.SerializeToString,
+            v1_dot_cluster__pb2.BlockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Cluster/ListSessions',
+            v1_dot_cluster__pb2.ListSessionsRequest.SerializeToString,
+            v1_dot_cluster__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/penstock.v1.Cluster/WatchCluster',
+            v1_dot_cluster__pb2.WatchClusterRequest.SerializeToString,
+            v1_dot_cluster__pb2.ClusterChange.FromString,
             options,
             channel_credentials,
             insecure,

@@ -208,7 +208,7 @@ class BlockAssignment(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., folder: _Optional[str] = ..., revision: _Optional[int] = ..., replaces: _Optional[_Iterable[str]] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
-    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost", "answers", "history")
+    __slots__ = ("gateway_id", "endpoint", "incarnation", "address", "epoch", "revision", "counts", "is_leaving", "is_lost", "answers", "history", "sessions")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,7 @@ class WatchRequest(_message.Message):
     IS_LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     endpoint: str
     incarnation: str
@@ -231,7 +232,20 @@ class WatchRequest(_message.Message):
     is_lost: bool
     answers: _containers.RepeatedCompositeFieldContainer[ModelAnswers]
     history: str
-    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., answers: _Optional[_Iterable[_Union[ModelAnswers, _Mapping]]] = ..., history: _Optional[str] = ...) -> None: ...
+    sessions: SessionCounts
+    def __init__(self, gateway_id: _Optional[str] = ..., endpoint: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[AnswerCounts, _Mapping]]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., answers: _Optional[_Iterable[_Union[ModelAnswers, _Mapping]]] = ..., history: _Optional[str] = ..., sessions: _Optional[_Union[SessionCounts, _Mapping]] = ...) -> None: ...
+
+class SessionCounts(_message.Message):
+    __slots__ = ("open", "waiting", "repeats", "forwarded")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    REPEATS_FIELD_NUMBER: _ClassVar[int]
+    FORWARDED_FIELD_NUMBER: _ClassVar[int]
+    open: int
+    waiting: int
+    repeats: int
+    forwarded: int
+    def __init__(self, open: _Optional[int] = ..., waiting: _Optional[int] = ..., repeats: _Optional[int] = ..., forwarded: _Optional[int] = ...) -> None: ...
 
 class ModelAnswers(_message.Message):
     __slots__ = ("model", "version", "codes", "buckets", "seconds")

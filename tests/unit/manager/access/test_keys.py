@@ -3,25 +3,28 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from benchmarks.waiting import until
 from penstock.access.guard import Guard
 from penstock.access.keys import KeyRecord, KeyTable
 from penstock.core.blocks import ClusterPicture, GatewayMember
-from penstock.core.errors import NameTaken
-from penstock.core.principals import Scope
-from penstock.manager.access.audit import Audit
-from penstock.manager.access.door import GuardedDoor
+from penstock.core.errors import Conflict, NameTaken
+from penstock.core.principals import Principal, Scope
+from penstock.manager.access.audit import Audit, AuditedStore
+from penstock.manager.access.door import Acting, GuardedDoor, acting
 from penstock.manager.access.keys import KEYS, SECRET, Keys
 from penstock.manager.access.service import AccessService
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2, cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
+from penstock.storage.metadata.base import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
 from penstock.wire.control import ASKED_BY, RemoteControl
@@ -29,8 +32,10 @@ from penstock.wire.leader import Leader, SoleManager
 
 
 class Door:
-    def __init__(self, manager: Manager, keys: Keys, port: int, socket: str) -> None:
-        self.manager, self.keys, self.address, self.socket = manager, keys, f"127.0.0.1:{port}", socket
+    def __init__(self, manager: Manager, keys: Keys, audit: Audit, port: int, socket: str) -> None:
+        self.manager, self.keys, self.audit = manager, keys, audit
+        self.store = audit._store
+        self.address, self.socket = f"127.0.0.1:{port}", socket
 
     async def call(self, stub: Any, method: str, request: Any, key: str = "") -> Any:
         async with Channels(key).open(self.address) as channel:
@@ -49,17 +54,17 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     store = await SqliteMetadataStore.open(tmp_path / "metadata.db")
     manager = Manager(store, is_fresh=True)
     guard = Guard()
-    keys = Keys(manager, guard)
+    keys, audit = Keys(manager, guard), Audit(manager, store)
     await manager.start()
     socket = f"unix:{tmp_path / 'manager.sock'}"
     ports: list[int] = []
 
     def add(door: GuardedDoor) -> None:
-        access_pb2_grpc.add_AccessServicer_to_server(AccessService(keys, Audit(manager, store)), door)
+        access_pb2_grpc.add_AccessServicer_to_server(AccessService(keys, audit), door)
         ports.append(door._server.add_insecure_port("127.0.0.1:0"))
 
     server = await serve_manager(manager, socket, further=(add,), guard=guard)
-    yield Door(manager, keys, ports[0], socket)
+    yield Door(manager, keys, audit, ports[0], socket)
     await server.stop(None)
     await manager.close()
     await store.close()
@@ -135,7 +140,7 @@ async def test_keys_are_shown_once_and_kept_as_a_keyed_hash(door: Door) -> None:
     assert (again.failure.code, unknown.failure.code, missing.failure.code) == (
         NameTaken.code,
         "invalid_request",
-        "invalid_request",
+        "not_found",
     )
     assert (shown.key.spec.models, shown.key.spec.limits.requests_per_s, shown.key.created_by) == (
         ["mini*"],
@@ -213,3 +218,57 @@ async def test_what_is_changed_is_kept_with_who_did_it(door: Door) -> None:
     assert "revoked_at" not in json.loads(revoked.before)
     assert "revoked_at" in json.loads(revoked.after)
     assert "digest" not in created.after
+
+
+async def test_a_key_is_changed_by_whoever_has_read_it_last(door: Door) -> None:
+    made = await door.keys.create(wanted("app", Scope.INFERENCE, models=("mini*",), expires_at=9e9))
+    async with grpc.aio.insecure_channel(door.socket) as channel:
+        stub = access_pb2_grpc.AccessStub(channel)
+        tag = (await stub.GetKey(pb.GetKeyRequest(key="app"), timeout=5)).key.etag
+        changes = '{"scopes": ["inference", "metrics"], "expires_at": null, "limits": {"requests_per_s": 7}}'
+        changed = await stub.ChangeKey(pb.ChangeKeyRequest(key="app", changes=changes, expected=tag), timeout=5)
+        late = await stub.ChangeKey(pb.ChangeKeyRequest(key="app", changes="{}", expected=tag), timeout=5)
+        stale = await stub.RevokeKey(pb.RevokeKeyRequest(key="app", expected=tag), timeout=5)
+        wrong = [
+            (await stub.ChangeKey(pb.ChangeKeyRequest(key="app", changes=given), timeout=5)).failure.code
+            for given in (
+                "",
+                "[]",
+                '{"scopes": []}',
+                '{"scopes": ["root"]}',
+                '{"limits": {"burst_s": -1}}',
+                '{"digest": ""}',
+            )
+        ]
+        current = await stub.RevokeKey(pb.RevokeKeyRequest(key="app", expected=changed.key.etag), timeout=5)
+    assert (changed.key.spec.scopes, changed.key.spec.expires_at) == (["inference", "metrics"], 0.0)
+    assert (changed.key.spec.models, changed.key.spec.limits.requests_per_s) == (["mini*"], 7.0)
+    assert {late.failure.code, stale.failure.code} == {"precondition_failed"}
+    assert set(wrong) == {"invalid_request"}
+    assert (current.failure.code, current.key.state) == ("", "revoked")
+    assert made.record.key_id == changed.key.key_id
+
+
+async def test_what_any_manager_writes_is_kept_with_who_asked(door: Door) -> None:
+    store = AuditedStore(door.store, door.audit)
+    await store.commit([Write("models/m/aliases/a", b'{"version": "1"}')])
+    assert door.audit.read() == [], "nobody asked for it"
+    context = copy_context()
+    context.run(acting.set, Acting(Principal("ci"), "PUT /v1/registry"))
+    loop = asyncio.get_running_loop()
+    await loop.create_task(store.commit([Write("models/m/aliases/b", b'{"version": "2"}')]), context=context)
+    await loop.create_task(store.delete("models/m/aliases/a"), context=context)
+    with pytest.raises(Conflict):
+        await loop.create_task(store.delete("models/m/aliases/b", expected=1), context=context)
+    await until(lambda: len(door.audit.read()) == 2)
+    told = [
+        (entry.who, change.key, change.before, change.after)
+        for _, entry in door.audit.read()
+        for change in entry.changes
+    ]
+    assert told == [
+        ("ci", "models/m/aliases/b", "", '{"version":"2"}'),
+        ("ci", "models/m/aliases/a", '{"version":"1"}', ""),
+    ]
+    newest, oldest = door.audit.read()[1][0], door.audit.read()[0][0]
+    assert [number for number, _ in door.audit.read(before=newest)] == [oldest]

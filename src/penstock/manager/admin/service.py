@@ -1,26 +1,27 @@
 """What operators ask of a cluster, over gRPC: any manager answers what only reads, the leader what writes."""
 # ruff: noqa: N802 - the names are those of the protocol
 
-import json
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
 import structlog
-from pydantic import ValidationError
 
 from penstock.access.guard import needs_scope
-from penstock.core.blocks import BlockRecord, BlockRole, Resources, WorkerRecord
-from penstock.core.error_text import first_problem
-from penstock.core.errors import InvalidRequest, PenstockError, UnknownModel
-from penstock.core.principals import Scope
-from penstock.manager.deployed_block import DeployedBlock, WorkerState
+from penstock.core.blocks import BlockRole, WorkerRecord
+from penstock.core.errors import Forbidden, InvalidRequest, NotFound, PenstockError, UnknownModel
+from penstock.core.principals import CHANGING, Scope
+from penstock.manager.access.door import acting
+from penstock.manager.admin.board import KINDS, ClusterBoard
+from penstock.manager.admin.changes import BlockChanges, WorkerChanges, wishes
+from penstock.manager.admin.statuses import Statuses, event_status
+from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.desired import BLOCKS, WORKERS, encode
-from penstock.manager.lives import Life
 from penstock.manager.manager import Manager, now
-from penstock.manager.reign import Load, Notice
-from penstock.manager.service import failure_of
+from penstock.manager.reign import Notice
+from penstock.manager.service import abort, failure_of
+from penstock.manager.telling.etags import expecting
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
 from penstock.storage.metadata.base import Write
@@ -30,7 +31,6 @@ from penstock.wire.failures import encode_failure
 
 log = structlog.get_logger()
 R = TypeVar("R")
-UNKNOWN = "unknown"  # how a worker is, to a manager that does not lead
 MAX_LISTED = 1000  # events in one answer
 ASK_S = 2.0  # what the leader gets to answer another manager
 ASKED = ("penstock-asked", "manager")  # by another manager: who does not lead after all answers what it knows
@@ -41,6 +41,10 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         """`tls`: what it goes by towards the manager that leads."""
         self._manager = manager
         self._tls = tls
+        self._statuses = Statuses(manager)
+        self._board = ClusterBoard(manager)
+        self._sessions: dict[str, Mapping[str, int]] = {}  # by gateway, as it was last told
+        manager.on_sessions.append(self._sessions.__setitem__)
 
     # --- what only reads
 
@@ -67,7 +71,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             status.blocks.update(told.blocks)
         else:
             status.workers.update(Counter(str(life.state) for life in manager.reign.lives.items().values()))
-            status.blocks.update(Counter(self._state(block) for block in manager.reign.registry.shown()))
+            status.blocks.update(Counter(self._statuses.state(block) for block in manager.reign.registry.shown()))
         return status
 
     @needs_scope(Scope.METRICS)
@@ -76,9 +80,13 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     ) -> pb.ListWorkersResponse:
         if told := await self._ask_leader(pb.ListWorkersResponse, request, context):
             return told
-        lives = self._manager.reign.lives.items()
-        names = sorted({*lives, *self._manager.desired.workers})
-        return pb.ListWorkersResponse(workers=[self._worker(name, lives.get(name)) for name in names])
+        if not request.worker_id:
+            return pb.ListWorkersResponse(workers=self._statuses.workers())
+        try:
+            self._known_worker(request.worker_id)
+        except PenstockError as error:
+            return pb.ListWorkersResponse(failure=encode_failure(error))
+        return pb.ListWorkersResponse(workers=[self._statuses.worker(request.worker_id)])
 
     @needs_scope(Scope.METRICS)
     async def ListBlocks(
@@ -86,13 +94,12 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     ) -> pb.ListBlocksResponse:
         if told := await self._ask_leader(pb.ListBlocksResponse, request, context):
             return told
-        blocks = [
-            block
-            for block in self._manager.reign.registry.blocks()
-            if request.model in ("", block.model) and (block.is_shown or block.record.role is not BlockRole.SPARE)
-        ]
-        blocks.sort(key=lambda block: (block.model, int(block.version)))
-        return pb.ListBlocksResponse(blocks=[self._block(block) for block in blocks])
+        if not request.block_id:
+            return pb.ListBlocksResponse(blocks=self._statuses.blocks(request.model))
+        try:
+            return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find(request.block_id))])
+        except PenstockError as error:
+            return pb.ListBlocksResponse(failure=encode_failure(error))
 
     @needs_scope(Scope.METRICS)
     async def ExplainBlock(
@@ -111,8 +118,34 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     @needs_scope(Scope.METRICS)
     async def Events(self, request: pb.EventsRequest, context: grpc.aio.ServicerContext) -> pb.EventsResponse:
         limit = min(request.limit or 100, MAX_LISTED)
-        found = self._manager.events.read(request.after, limit, request.kind, request.subject)
-        return pb.EventsResponse(events=[pb.ClusterEvent(number=number, **dict(event)) for number, event in found])
+        found = self._manager.events.read(request.after, limit, request.kind, request.subject, request.before)
+        return pb.EventsResponse(events=[event_status(number, event) for number, event in found])
+
+    @needs_scope(Scope.METRICS)
+    async def ListSessions(
+        self, request: pb.ListSessionsRequest, context: grpc.aio.ServicerContext
+    ) -> pb.ListSessionsResponse:
+        if told := await self._ask_leader(pb.ListSessionsResponse, request, context):
+            return told
+        gateways = []
+        for each in self._manager.desired.gateways.gateways:
+            counts = self._sessions.get(each.gateway_id)
+            counted = manager_pb2.SessionCounts(**counts) if counts is not None else None
+            gateways.append(pb.GatewaySessions(gateway_id=each.gateway_id, counts=counted))
+        return pb.ListSessionsResponse(gateways=gateways)
+
+    @needs_scope(Scope.METRICS)
+    async def WatchCluster(
+        self, request: pb.WatchClusterRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[pb.ClusterChange]:
+        try:
+            self._manager.check_leads()
+            kinds = _kinds(request.kinds)
+        except PenstockError as error:
+            await abort(context, error)
+        async for change in self._board.changes(kinds):
+            yield change
+        await abort(context, self._manager.election.not_leading())
 
     # --- what writes
 
@@ -120,13 +153,26 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.DrainWorkerResponse:
-        return pb.DrainWorkerResponse(failure=await failure_of(self._drain(request.worker_id, request.is_draining)))
+        changes = WorkerChanges(is_draining=request.is_draining)
+        change = self._change_worker(request.worker_id, changes, request.expected)
+        return pb.DrainWorkerResponse(failure=await failure_of(change))
 
     @needs_scope(Scope.ADMIN)
     async def RemoveWorker(
         self, request: pb.RemoveWorkerRequest, context: grpc.aio.ServicerContext
     ) -> pb.RemoveWorkerResponse:
-        return pb.RemoveWorkerResponse(failure=await failure_of(self._remove_worker(request.worker_id)))
+        return pb.RemoveWorkerResponse(failure=await failure_of(self._remove_worker(request)))
+
+    @needs_scope(Scope.ADMIN)
+    async def ChangeWorker(
+        self, request: pb.ChangeWorkerRequest, context: grpc.aio.ServicerContext
+    ) -> pb.WorkerResponse:
+        try:
+            changes = WorkerChanges.read(request.changes)
+            await self._change_worker(request.worker_id, changes, request.expected)
+        except PenstockError as error:
+            return pb.WorkerResponse(failure=encode_failure(error))
+        return pb.WorkerResponse(worker=self._statuses.worker(request.worker_id))
 
     @needs_scope(Scope.ADMIN)
     async def DeployBlock(
@@ -148,45 +194,71 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def RemoveBlock(
         self, request: pb.RemoveBlockRequest, context: grpc.aio.ServicerContext
     ) -> pb.RemoveBlockResponse:
-        return pb.RemoveBlockResponse(failure=await failure_of(self._remove_block(request.block_id)))
+        return pb.RemoveBlockResponse(failure=await failure_of(self._remove_block(request)))
 
-    async def _drain(self, worker_id: str, is_draining: bool) -> None:
+    @needs_scope(Scope.ADMIN)
+    async def ChangeBlock(self, request: pb.ChangeBlockRequest, context: grpc.aio.ServicerContext) -> pb.BlockResponse:
+        try:
+            return pb.BlockResponse(block=await self._change_block(request))
+        except PenstockError as error:
+            return pb.BlockResponse(failure=encode_failure(error))
+
+    async def _change_worker(self, worker_id: str, changes: WorkerChanges, expected: str) -> None:
         self._manager.check_leads()
-        record = self._known_worker(worker_id).model_copy(update={"is_draining": is_draining})
-        said = "it gets no more blocks" if is_draining else "it may get blocks again"
-        told = Notice("worker_drained" if is_draining else "worker_open", worker_id, said)
+        record = changes.of(self._known_worker(worker_id))
+        said = "it gets no more blocks" if record.is_draining else "it may get blocks again"
+        told = [Notice("worker_drained" if record.is_draining else "worker_open", worker_id, said)]
+        if changes.is_draining is None:
+            labels = ", ".join(f"{key}={value}" for key, value in sorted(record.labels.items()))
+            told = [Notice("worker_labelled", worker_id, f"what was given to it: {labels or 'no labels'}")]
         write = Write(WORKERS + worker_id, None if record == WorkerRecord() else encode(record))
-        await self._manager.events.commit([write], [told])
+        with expecting(expected, WORKERS + worker_id, self._manager.desired.revisions) as compares:
+            await self._manager.events.commit([write], told, compares)
 
-    async def _remove_worker(self, worker_id: str) -> None:
+    async def _remove_worker(self, request: pb.RemoveWorkerRequest) -> None:
         self._manager.check_leads()
+        worker_id = request.worker_id
         self._known_worker(worker_id)
         life = self._manager.reign.lives.get(worker_id)
         record = WorkerRecord(removed=life.incarnation) if life is not None else None
         write = Write(WORKERS + worker_id, encode(record) if record is not None else None)
-        await self._manager.events.commit([write], [Notice("worker_removed", worker_id, "an operator removed it")])
+        told = Notice("worker_removed", worker_id, "an operator removed it")
+        with expecting(request.expected, WORKERS + worker_id, self._manager.desired.revisions) as compares:
+            await self._manager.events.commit([write], [told], compares)
         self._manager.reign.remove(worker_id, now())
         await self._manager.notify(is_sure=True)
+
+    async def _change_block(self, request: pb.ChangeBlockRequest) -> pb.BlockStatus:
+        self._manager.check_leads()
+        block = self._find(request.block_id)
+        fields = BlockChanges.read(request.changes).of(block.record)
+        told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
+        if "replicas" in fields:
+            told = Notice("block_scaled", block.block_id, f"it has {fields['replicas']} replicas")
+        await self._manager.change_block(block.block_id, told, expected=request.expected, **fields)
+        return self._statuses.block(self._find(block.block_id))
 
     async def _deploy(self, request: pb.DeployBlockRequest, block_ids: list[str]) -> None:
         self._manager.check_leads()
         choice = await self._manager.choose(request.spec.model, request.spec.version, request.spec.source)
-        choice = choice._replace(spec=_wishes(request.spec), is_beside=request.is_beside)
+        choice = choice._replace(spec=wishes(request.spec), is_beside=request.is_beside)
         block_ids += await self._manager.deploy(choice)
         if request.wait_s:
             await self._manager.wait_loaded(choice.model, request.wait_s)
 
-    async def _remove_block(self, block_id: str) -> None:
+    async def _remove_block(self, request: pb.RemoveBlockRequest) -> None:
         self._manager.check_leads()
+        block_id = request.block_id
         block = self._find(block_id)
         others = [each for each in self._manager.desired.of_model(block.model) if each.block_id != block_id]
         is_last = not any(each.record.role is BlockRole.CHOSEN for each in others)
         told = Notice("block_removed", block_id, f"model '{block.model}' version {block.version}")
-        # The last of a model is unloaded rather than forgotten: its folder would bring it back.
-        if is_last and block.record.role is BlockRole.CHOSEN:
-            await self._manager.unload(block.model, told)
-        else:
-            await self._manager.events.commit([Write(BLOCKS + block_id, None)], [told])
+        with expecting(request.expected, BLOCKS + block_id, self._manager.desired.revisions) as compares:
+            # The last of a model is unloaded rather than forgotten: its folder would bring it back.
+            if is_last and block.record.role is BlockRole.CHOSEN:
+                await self._manager.unload(block.model, told, compares=compares)
+            else:
+                await self._manager.events.commit([Write(BLOCKS + block_id, None)], [told], compares)
 
     # --- what they are made of
 
@@ -214,99 +286,16 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     def _known_worker(self, worker_id: str) -> WorkerRecord:
         reign = self._manager.reign
         if reign.lives.get(worker_id) is None and worker_id not in self._manager.desired.workers:
-            raise InvalidRequest(f"there is no worker '{worker_id}'; 'penstock worker list' shows them")
+            raise NotFound(f"there is no worker '{worker_id}'; 'penstock worker list' shows them")
         return reign.record(worker_id)
 
-    def _state(self, block: DeployedBlock) -> str:
-        return str(block.state()[0]) if self._manager.epoch else UNKNOWN
 
-    def _worker(self, worker_id: str, life: Life | None) -> pb.WorkerStatus:
-        reign = self._manager.reign
-        record, facts, load = reign.record(worker_id), reign.facts.get(worker_id), reign.loads.get(worker_id)
-        status = pb.WorkerStatus(
-            worker_id=worker_id,
-            state=str(life.state) if life is not None else UNKNOWN if not self._manager.epoch else "offline",
-            incarnation=life.incarnation if life is not None else "",
-            silent_s=reign.lives.silent_s(worker_id) if life is not None else 0.0,
-            is_draining=record.is_draining,
-            is_removed=bool(record.removed) and (life is None or record.removed == life.incarnation),
-            blocks=[
-                _reported(block.block_id, block.workers[worker_id])
-                for block in reign.registry.blocks()
-                if worker_id in block.workers
-            ],
-        )
-        if facts is not None:
-            told = asdict(facts)
-            status.pid = told.pop("pid")
-            status.facts.CopyFrom(manager_pb2.WorkerFacts(**told | {"labels": {**facts.labels, **record.labels}}))
-        if load is not None:
-            status.load.CopyFrom(_load(load))
-        return status
-
-    def _block(self, block: DeployedBlock) -> pb.BlockStatus:
-        reign = self._manager.reign
-        counts = [load.counts[block.block_id] for load in reign.loads.values() if block.block_id in load.counts]
-        return pb.BlockStatus(
-            block_id=block.block_id,
-            spec=_spec(block.record),
-            role=block.record.role,
-            state=self._state(block),
-            reason=block.state()[1] if self._manager.epoch else "",
-            revision=block.revision,
-            holders=[
-                pb.BlockHolder(worker_id=worker, state=found.state, reason=found.reason, is_serving=found.is_serving)
-                for worker, found in sorted(block.workers.items())
-            ],
-            placed=reign.placed(block) if block.is_wanted else [],
-            requests=sum(each.requests for each in counts),
-            errors=sum(each.errors for each in counts),
-            latency_s=sum(each.latency_s for each in counts),
-        )
-
-
-def _wishes(spec: pb.BlockSpec) -> dict[str, Any]:
-    """What is asked for of BlockRecord, checked."""
-    try:
-        metadata = json.loads(spec.metadata or "{}")
-    except ValueError as error:
-        raise InvalidRequest(f"the block cannot be deployed so: metadata is no JSON: {error}") from error
-    try:
-        resources = Resources(cpu=spec.cpu, memory_bytes=spec.memory_bytes, gpu_memory_bytes=spec.gpu_memory_bytes)
-        record = BlockRecord(
-            model=spec.model,
-            version="0",  # which it is, is found later
-            replicas=spec.replicas,
-            resources=resources,
-            labels=dict(spec.labels),
-            anti_affinity=tuple(spec.anti_affinity),
-            metadata=metadata,
-            weight=spec.weight if spec.HasField("weight") else 1.0,
-        )
-    except ValidationError as error:
-        raise InvalidRequest(f"the block cannot be deployed so: {first_problem(error)}") from error
-    return {name: getattr(record, name) for name in record.model_fields_set - {"model", "version"}}
-
-
-def _spec(record: BlockRecord) -> pb.BlockSpec:
-    return pb.BlockSpec(
-        model=record.model,
-        version=record.version,
-        source=record.source,
-        replicas=record.replicas,
-        **record.resources.model_dump(),
-        labels=record.labels,
-        anti_affinity=record.anti_affinity,
-        metadata=json.dumps(record.metadata) if record.metadata else "",
-        weight=record.weight,
-    )
-
-
-def _reported(block_id: str, found: WorkerState) -> manager_pb2.BlockState:
-    return manager_pb2.BlockState(block_id=block_id, **found._asdict())
-
-
-def _load(load: Load) -> manager_pb2.WorkerLoad:
-    counts = [manager_pb2.BlockCounts(block_id=name, **asdict(each)) for name, each in sorted(load.counts.items())]
-    told = {name: value for name, value in asdict(load).items() if name != "counts" and value is not None}
-    return manager_pb2.WorkerLoad(**told, counts=counts)
+def _kinds(asked: Sequence[str]) -> frozenset[str]:
+    """What the caller is told of; raises where it asks for what it may not see."""
+    if unknown := sorted(set(asked).difference(KINDS)):
+        raise InvalidRequest(f"there is nothing to be watched called '{unknown[0][:80]}': there are {', '.join(KINDS)}")
+    caller = acting.get()
+    may_see_keys = caller is None or caller.principal.may(CHANGING)
+    if "keys" in asked and not may_see_keys:
+        raise Forbidden("the keys of a cluster are shown to whoever has the scope 'admin'")
+    return frozenset(asked) or frozenset(KINDS).difference(() if may_see_keys else ("keys",))
