@@ -20,7 +20,11 @@ from penstock.experiments.processes import Running
 from penstock.pb.inference import grpc_service_pb2 as oip
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import cluster_pb2
+from penstock.pb.v1 import job_pb2 as pb
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
+from penstock.wire import frames
+from penstock.wire.endpoints import split_key
+from penstock.wire.sockets import DealerSocket
 from tests.servers import answered, floats, floats_json, log_lines, write_factor, write_identity
 from tests.tls import TestAuthority
 
@@ -52,7 +56,7 @@ class SecuredCluster:
         self._start("worker", "", "--join", self.manager)
         ports = ("--http-port", "0", "--grpc-port", "0", "--bind", "127.0.0.1:0")
         door = self._start("gateway", "serving", "--join", self.manager, *ports)
-        self.http, self.grpc = door["http"], door["grpc"]
+        self.http, self.grpc, self.workers_door = door["http"], door["grpc"], door["workers_door"]
         eventually(lambda: self.is_ready(), "the gateway is ready", WAIT_S)
 
     def _start(self, role: str, event: str, *flags: str) -> dict[str, Any]:
@@ -168,6 +172,26 @@ def test_health_needs_no_certificate(cluster: SecuredCluster) -> None:
         assert client.get(cluster.health["http"] + "/readyz").status_code == 200
     with cluster.channel(cluster.health["grpc"], "") as channel:
         grpc.channel_ready_future(channel).result(WAIT_S)
+
+
+async def test_a_stranger_s_hello_at_the_workers_door_is_not_answered(cluster: SecuredCluster) -> None:
+    """With the gateway's public key, which is no secret, or without any."""
+    heard: list[object] = []
+    where, key = split_key(cluster.workers_door)
+    assert len(key) == 64
+    hello = pb.Frame(hello=pb.Hello(protocol=frames.PROTOCOL, worker_id="mallory"))
+    strangers = []
+    for endpoint in (where, cluster.workers_door):
+        stranger = DealerSocket(heard.append, b"mallory")
+        stranger.connect(endpoint)
+        stranger.send(frames.encode(hello))
+        strangers.append(stranger)
+    await asyncio.sleep(1.0)
+    for stranger in strangers:
+        stranger.close()
+    assert heard == []
+    with cluster.client("ops@example.com") as client:
+        assert {each["id"] for each in client.get("/v1/status").json()["workers"]} == {"here.worker-0"}
 
 
 def test_commands_show_their_certificate(cluster: SecuredCluster, tmp_path: Path) -> None:

@@ -67,9 +67,11 @@ from penstock.telemetry.metrics import (
 )
 from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
+from penstock.wire.allowed_keys import AllowedKeys
 from penstock.wire.control import RemoteControl
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.endpoints import Endpoint
+from penstock.wire.credentials.curve import CurveKeys
+from penstock.wire.endpoints import Endpoint, split_key
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -108,7 +110,9 @@ class Gateway:
         store = open_session_store(config.sessions)
         self._stored = None if store is None else StoredSessions(store, gateway_id)
         self._sessions = SessionRuns(config.limits, self._stored)
-        self._peers = PeerLinks(gateway_id, config.data_plane)
+        self._keys = CurveKeys() if is_clustered(config) and config.cluster.curve else None
+        self._allowed: AllowedKeys | None = None
+        self._peers = PeerLinks(gateway_id, config.data_plane, self._keys)
         self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored)
         self._session_metrics = SessionMetrics(registry)
         access = config.access
@@ -136,8 +140,16 @@ class Gateway:
         """Opens the workers' door; the endpoint goes to the manager, who tells the workers."""
         config = self._config
         peers = PeerDoor(self.gateway_id, config.data_plane, config.limits.max_inflight_requests, self._forwarded)
+        if self._keys is not None:
+            self._allowed = AllowedKeys()  # first: until somebody is let in, nobody is
         lane = ZmqLane(
-            self.gateway_id, config.data_plane, self._router_metrics, self._dispatcher, config.worker.zone, peers
+            self.gateway_id,
+            config.data_plane,
+            self._router_metrics,
+            self._dispatcher,
+            config.worker.zone,
+            peers,
+            self._keys,
         )
         self._dispatcher.add(lane)
         self._dispatcher.start()
@@ -148,6 +160,9 @@ class Gateway:
         if picture.access is not self._access:
             self._access = picture.access
             self.guard.keys_changed(KeyTable.of(picture.access))
+        if self._allowed is not None:
+            gateways = (split_key(each.endpoint)[1] for each in picture.gateways)
+            self._allowed.allow([*picture.workers_keys, *(key for key in gateways if key)])
         self._ordered.gateways_changed(picture.gateways, picture.membership)
         self._meter.gateways_changed(len(picture.gateways))
         self._dispatcher.set_routings(
@@ -241,6 +256,8 @@ class Gateway:
         await self._cache.close()
         await self._meter.close()
         await self._dispatcher.stop()
+        if self._allowed is not None:
+            self._allowed.close()
         self._large.close()
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:

@@ -114,6 +114,7 @@ class ClusterPicture:
     membership: int = 0  # the revision of the list of gateways: who owns a session is found by it
     routes: Sequence[NameRoute] = ()
     access: AccessView = NO_KEYS  # the same object for as long as nothing of it is another
+    workers_keys: Sequence[str] = ()  # the public keys by which gateways let workers in
 
 
 Listener = Callable[[ClusterPicture], None]

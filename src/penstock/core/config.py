@@ -155,6 +155,7 @@ class ClusterSettings(Section):
     node: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9.-]{0,62})?$")] = ""  # this host; empty: its own name
     join: Annotated[str, BeforeValidator(_with_commas)] = ""  # managers, HOST[:PORT],… or etcd://…
     bind: AddressText = ""  # where its roles are reached by those of other hosts; empty: `host`
+    curve: bool = True  # what gateways, workers and each other say over TCP is encrypted, and strangers are not heard
     advertise: AddressText = ""  # what they are told to reach it by; empty: where it listens
     lease_s: Annotated[float, Field(ge=2, le=60)] = 2.0  # of several managers the one that leads is silent for less
     # A worker that a manager does not hear for so long is suspect, and then offline; one whose connection ended is

@@ -52,6 +52,7 @@ class Facts:
     shared: tuple[SharedCapacity, ...] = ()
     weight: float = 1.0  # what it can do beside the others
     pid: int = 0
+    curve_key: str = ""  # of its process, public
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Reign:
             self.registry.apply(model, state.of_model(model))
         self._close_workers()
         self.boards.gateways_changed(state)
+        self.boards.workers_keys_changed(())
         self._settle()
 
     # --- what happens
@@ -144,6 +146,7 @@ class Reign:
             self.registry.worker_left(worker_id)  # of its earlier process nothing is left
             self.loads.pop(worker_id, None)
         self.facts[worker_id] = facts
+        self.boards.workers_keys_changed(each.curve_key for each in self.facts.values())
         self._close_workers()
         self.registry.worker_reported(worker_id, report.states, report.removed, is_snapshot=True)
         self._must_place = True
@@ -244,6 +247,7 @@ class Reign:
                     if state is LifeState.FORGOTTEN:
                         self.registry.worker_forgotten(worker_id)
                         self.facts.pop(worker_id, None)
+                        self.boards.workers_keys_changed(each.curve_key for each in self.facts.values())
                         self.loads.pop(worker_id, None)
 
     def _settle(self, now: float | None = None) -> None:

@@ -33,6 +33,7 @@ from penstock.manager.telling.boards import (
     ToldAccess,
     ToldGateways,
     ToldKey,
+    WorkersKeys,
 )
 from penstock.manager.telling.ledger import Delta, Ledger
 from penstock.pb.v1 import manager_pb2 as pb
@@ -250,6 +251,7 @@ def _facts(report: pb.WorkerReport) -> Facts:
         tuple(SharedCapacity(each.name, each.cpus, each.memory_bytes, each.gpu_memory_bytes) for each in told.shared),
         told.weight,
         report.pid,
+        told.curve_key,
     )
 
 
@@ -331,6 +333,9 @@ def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterVi
             case ToldGateways(revision, gateways):
                 message.has_gateways, message.membership = True, revision
                 message.gateways.extend(pb.GatewayMember(**each._asdict()) for each in gateways)
+            case WorkersKeys(keys):
+                message.has_curve_keys = True
+                message.curve_keys.extend(keys)
             case ToldAccess():
                 message.access.CopyFrom(pb.AccessFacts(**asdict(shown)))
             case ToldKey():

@@ -16,8 +16,9 @@ import structlog
 import zmq
 
 from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint
-from penstock.wire.sockets import bind, prepare_tcp
+from penstock.wire.sockets import bind, connect
 
 log = structlog.get_logger()
 LATE_BEATS = 2  # a turn of the thread that takes longer was held up itself
@@ -111,11 +112,11 @@ class _Heart:
 class GatewayHeart(_Heart):
     """Answers workers' beats; they are known by the identity that they have on the gateway's other socket."""
 
-    def __init__(self, endpoint: Endpoint, beat_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, beat_s: float, keys: CurveKeys | None = None) -> None:
         super().__init__("gateway-beats", beat_s)
         self._socket = _open(zmq.ROUTER)
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker that connects again is the same
-        self.endpoint = bind(self._socket, endpoint)
+        self.endpoint = bind(self._socket, endpoint, keys)
         self._poller.register(self._socket, zmq.POLLIN)
         self._thread.start()
 
@@ -134,8 +135,9 @@ class GatewayHeart(_Heart):
 class WorkerHeart(_Heart):
     """Beats to the gateways that it is told of; they are known by their hearts' endpoints."""
 
-    def __init__(self, identity: bytes, beat_s: float) -> None:
+    def __init__(self, identity: bytes, beat_s: float, keys: CurveKeys | None = None) -> None:
         super().__init__("worker-beats", beat_s)
+        self._keys = keys
         self._identity = identity
         self._wanted: frozenset[str] = frozenset()
         self._open: dict[str, zmq.Socket[bytes]] = {}
@@ -170,8 +172,7 @@ class WorkerHeart(_Heart):
         for endpoint in wanted - self._open.keys():
             socket = self._open[endpoint] = _open(zmq.DEALER)
             socket.set(zmq.IDENTITY, self._identity)
-            prepare_tcp(socket, endpoint)
-            socket.connect(endpoint)
+            connect(socket, endpoint, self._keys)
             self._poller.register(socket, zmq.POLLIN)
 
     def _sockets(self) -> Iterable["zmq.Socket[bytes]"]:

@@ -63,6 +63,7 @@ class RemoteControl:
         self._gateways: tuple[GatewayMember, ...] = ()
         self._membership = 0
         self._access = NO_KEYS
+        self._workers_keys: tuple[str, ...] = ()
         self._is_asked = asyncio.Event()  # the manager is to be told something at once
         self.refusal: NameTaken | None = None  # by the manager, at the last call
         self._watching = asyncio.create_task(leader.attend(self._watch), name="watch-manager")
@@ -155,9 +156,13 @@ class RemoteControl:
                 GatewayMember(each.gateway_id, each.endpoint, each.address) for each in view.gateways
             )
             self._membership = view.membership
+        if view.has_curve_keys:
+            self._workers_keys = tuple(view.curve_keys)
         blocks = sorted(self._blocks.values(), key=lambda block: (block.model, int(block.version)))
         routes = tuple(self._routes.values())
-        self._listener(ClusterPicture(blocks, self._gateways, self._membership, routes, self._access))
+        self._listener(
+            ClusterPicture(blocks, self._gateways, self._membership, routes, self._access, self._workers_keys)
+        )
         return True
 
     def _take_access(self, view: pb.ClusterView) -> None:

@@ -5,6 +5,18 @@ from typing import NamedTuple
 from penstock.core.cluster.addresses import Address
 
 TCP = "tcp://"
+_KEY = "#"
+
+
+def keyed(endpoint: str, key: str) -> str:
+    """What others are told, where whoever listens has a key."""
+    return f"{endpoint}{_KEY}{key}"
+
+
+def split_key(endpoint: str) -> tuple[str, str]:
+    """Where to connect, and the public key of whoever listens there; empty: it is plain."""
+    where, _, key = endpoint.partition(_KEY)
+    return where, key
 
 
 class Endpoint(NamedTuple):

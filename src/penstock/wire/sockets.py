@@ -12,7 +12,8 @@ from zmq.backend import Socket as RawSocket
 
 from penstock.core.errors import ConfigError
 from penstock.core.tensors import Buffer
-from penstock.wire.endpoints import TCP, Endpoint
+from penstock.wire.credentials.curve import CurveKeys
+from penstock.wire.endpoints import TCP, Endpoint, keyed, split_key
 
 # The hot path calls the compiled socket: the wrapper around it costs three times as much as the call.
 _send: Any = RawSocket.send
@@ -107,11 +108,15 @@ class RouterSocket(_Socket):
         self._socket.set(zmq.ROUTER_MANDATORY, 1)
         self._socket.set(zmq.ROUTER_HANDOVER, 1)  # a worker whose connection broke may be back before we see that
 
-    def bind(self, endpoint: Endpoint) -> str:
+    def bind(self, endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
         """Returns what others connect to."""
-        reached = bind(self._socket, endpoint)
+        reached = bind(self._socket, endpoint, keys)
         self._start_reading()
         return reached
+
+    def unbind(self, endpoint: str) -> None:
+        """At once; closing does it in its own time."""
+        self._socket.unbind(endpoint)
 
     def send(self, identity: bytes, frames: Sequence[Buffer]) -> bool:
         """False: nobody of that identity is connected, or it takes no more."""
@@ -132,12 +137,13 @@ class DealerSocket(_Socket):
         self._socket.set(zmq.RECONNECT_IVL_MAX, 1000)
         self._monitor: zmq.Socket[bytes] | None = None
 
-    def connect(self, endpoint: str, on_break: Callable[[], None] = lambda: None) -> None:
+    def connect(
+        self, endpoint: str, on_break: Callable[[], None] = lambda: None, keys: CurveKeys | None = None
+    ) -> None:
         """`on_break`: what was on its way, here or there, may be lost; it connects again by itself."""
-        prepare_tcp(self._socket, endpoint)
         if endpoint.startswith(TCP):  # within a machine only the end of a process breaks a connection
             self._watch_breaks(on_break)
-        self._socket.connect(endpoint)
+        connect(self._socket, endpoint, keys)
         self._start_reading()
 
     def send(self, frames: Sequence[Buffer]) -> bool:
@@ -166,8 +172,11 @@ class DealerSocket(_Socket):
         self._handler([frame.buffer for frame in frames])
 
 
-def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> str:
-    """Returns what others connect to."""
+def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint, keys: CurveKeys | None = None) -> str:
+    """Returns what others connect to. Within a machine nothing is encrypted."""
+    is_encrypted = keys is not None and endpoint.bind.startswith(TCP)
+    if keys is not None and is_encrypted:
+        keys.serve(socket)
     if endpoint.bind.startswith("ipc://"):
         Path(endpoint.bind.removeprefix("ipc://")).unlink(missing_ok=True)
     prepare_tcp(socket, endpoint.bind)
@@ -175,7 +184,17 @@ def bind(socket: "zmq.Socket[bytes]", endpoint: Endpoint) -> str:
         socket.bind(endpoint.to_bind)
     except zmq.ZMQError as error:
         raise ConfigError(f"cannot listen on {endpoint.bind}: {error.strerror}; choose another --bind") from error
-    return endpoint.reached(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    reached = endpoint.reached(bytes(socket.get(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode())
+    return keyed(reached, keys.text) if keys is not None and is_encrypted else reached
+
+
+def connect(socket: "zmq.Socket[bytes]", endpoint: str, keys: CurveKeys | None = None) -> None:
+    """To what others were told, which may have a key; then `keys` are its own, or new ones."""
+    where, key = split_key(endpoint)
+    if key:
+        (keys or CurveKeys()).call(socket, key)
+    prepare_tcp(socket, where)
+    socket.connect(where)
 
 
 def prepare_tcp(socket: "zmq.Socket[bytes]", endpoint: str) -> None:

@@ -13,6 +13,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.tasks.base import TaskRequest
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
+from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import DealerSocket
 from penstock.worker.job import Holder, WorkerJob
@@ -38,7 +39,7 @@ class LinkOwner:
 
 
 class GatewayLink:
-    def __init__(self, endpoint: str, identity: bytes, owner: LinkOwner) -> None:
+    def __init__(self, endpoint: str, identity: bytes, owner: LinkOwner, keys: CurveKeys | None = None) -> None:
         self.endpoint = endpoint
         self._owner = owner
         self._last_heard = now()
@@ -49,7 +50,7 @@ class GatewayLink:
         self._beats = ""  # where its heart is
         self._socket = DealerSocket(self._on_message, identity)
         self._connection = 0
-        self._socket.connect(endpoint, self._broke)
+        self._socket.connect(endpoint, self._broke, keys)
         self.say_hello()
 
     def __len__(self) -> int:

@@ -18,6 +18,7 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
+from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.forms import encode_description
 from penstock.wire.leader import Leader
 from penstock.wire.sockets import host_identity
@@ -51,10 +52,11 @@ class Worker:
         self._metrics = metrics
         # A new life is a new identity: what the gateways had with the old one must not reach this one.
         self._identity = f"{worker_id}/{os.getpid()}/{secrets.token_hex(4)}".encode()
+        self._keys = CurveKeys()
         self._host = host_identity()
         self._zone = config.worker.zone_of(worker_id)
         self._weight = config.worker.weight_of(worker_id)
-        self._heart = WorkerHeart(self._identity, config.data_plane.beat_s)
+        self._heart = WorkerHeart(self._identity, config.data_plane.beat_s, self._keys)
         self._steps = RecentSteps()
         self._links: dict[str, GatewayLink] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -74,7 +76,7 @@ class Worker:
             self._refused,
             self._removed,
         )
-        machine = Machine(worker_id, config.cluster.node_name, config.worker)
+        machine = Machine(worker_id, config.cluster.node_name, config.worker, self._keys.text)
         self._attachment = Attachment(worker_id, leader, machine, config, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -141,7 +143,7 @@ class Worker:
                 self._heart,
                 self._steps,
             )
-            self._links[endpoint] = GatewayLink(endpoint, self._identity, owner)
+            self._links[endpoint] = GatewayLink(endpoint, self._identity, owner, self._keys)
         self._announce()  # each gateway's share of the credits is another now
 
     def _hand_back(self, jobs: list[WorkerJob]) -> None:

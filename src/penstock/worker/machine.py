@@ -19,7 +19,9 @@ log = structlog.get_logger()
 
 
 class Machine:
-    def __init__(self, worker_id: str, node: str, settings: WorkerSettings) -> None:
+    def __init__(self, worker_id: str, node: str, settings: WorkerSettings, curve_key: str = "") -> None:
+        """`curve_key`: the public one, by which gateways know the worker's process."""
+        self._curve_key = curve_key
         self._node = node
         self._zone = settings.zone_of(worker_id)
         self._labels = dict(settings.labels)
@@ -44,6 +46,7 @@ class Machine:
             version=_version(),
             shared=shared,
             weight=self._weight,
+            curve_key=self._curve_key,
         )
 
     def _shared(self) -> list[pb.SharedCapacity]:

@@ -12,7 +12,7 @@ from penstock.manager.desired import DesiredState
 from penstock.manager.registry import Registry
 from penstock.manager.telling.ledger import Ledger
 
-GATEWAYS, ACCESS = "gateways", "access"
+GATEWAYS, ACCESS, WORKERS_KEYS = "gateways", "access", "workers-keys"
 BLOCK, ROUTE, KEY = "block/", "route/", "key/"
 
 
@@ -42,6 +42,13 @@ class Endpoints:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersKeys:
+    """The public keys by which gateways let workers in."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ToldAccess:
     secret: bytes
     is_asking: bool
@@ -53,7 +60,7 @@ class ToldKey:
     record: bytes
 
 
-Shown = BlockView | NameRoute | ToldGateways | ToldAccess | ToldKey
+Shown = BlockView | NameRoute | ToldGateways | WorkersKeys | ToldAccess | ToldKey
 Given = AssignedBlock | Endpoints
 
 
@@ -90,6 +97,10 @@ class Boards:
         self.view.put(GATEWAYS, ToldGateways(state.membership, state.gateways.members()))
         for ledger in self._assignments.values():
             ledger.put(GATEWAYS, _endpoints(state))
+
+    def workers_keys_changed(self, keys: Iterable[str]) -> None:
+        """Those of all workers; of a process that is superseded nothing is left."""
+        self.view.put(WORKERS_KEYS, WorkersKeys(tuple(sorted(key for key in keys if key))))
 
     def routes_changed(self, routes: Iterable[NameRoute]) -> None:
         self._replace(ROUTE, {ROUTE + route.name: route for route in routes})

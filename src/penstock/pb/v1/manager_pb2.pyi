@@ -38,7 +38,7 @@ class WorkerReport(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
 
 class WorkerFacts(_message.Message):
-    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight")
+    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight", "curve_key")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class WorkerFacts(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    CURVE_KEY_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     zone: str
@@ -66,7 +67,8 @@ class WorkerFacts(_message.Message):
     version: str
     shared: _containers.RepeatedCompositeFieldContainer[SharedCapacity]
     weight: float
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedCapacity, _Mapping]]] = ..., weight: _Optional[float] = ...) -> None: ...
+    curve_key: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedCapacity, _Mapping]]] = ..., weight: _Optional[float] = ..., curve_key: _Optional[str] = ...) -> None: ...
 
 class SharedCapacity(_message.Message):
     __slots__ = ("name", "cpus", "memory_bytes", "gpu_memory_bytes")
@@ -269,7 +271,7 @@ class ModelAnswers(_message.Message):
     def __init__(self, model: _Optional[str] = ..., version: _Optional[str] = ..., codes: _Optional[_Mapping[str, int]] = ..., buckets: _Optional[_Iterable[int]] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class ClusterView(_message.Message):
-    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history", "access", "keys", "removed_keys")
+    __slots__ = ("blocks", "epoch", "revision", "is_snapshot", "since", "removed", "routes", "removed_routes", "gateways", "membership", "has_gateways", "history", "access", "keys", "removed_keys", "curve_keys", "has_curve_keys")
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +287,8 @@ class ClusterView(_message.Message):
     ACCESS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     REMOVED_KEYS_FIELD_NUMBER: _ClassVar[int]
+    CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
+    HAS_CURVE_KEYS_FIELD_NUMBER: _ClassVar[int]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockView]
     epoch: int
     revision: int
@@ -300,7 +304,9 @@ class ClusterView(_message.Message):
     access: AccessFacts
     keys: _containers.RepeatedCompositeFieldContainer[KnownKey]
     removed_keys: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ...) -> None: ...
+    curve_keys: _containers.RepeatedScalarFieldContainer[str]
+    has_curve_keys: bool
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., curve_keys: _Optional[_Iterable[str]] = ..., has_curve_keys: _Optional[bool] = ...) -> None: ...
 
 class AccessFacts(_message.Message):
     __slots__ = ("secret", "is_asking")

@@ -19,6 +19,7 @@ from penstock.core.tensors import Buffer
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.answers import AnswerStream
 from penstock.wire import frames
+from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.failures import decode_failure
 from penstock.wire.sockets import DealerSocket
 
@@ -42,7 +43,8 @@ class Forwarding:
 class PeerLinks:
     """The others, as the manager lists them. Used from one event loop."""
 
-    def __init__(self, gateway_id: str, settings: DataPlane) -> None:
+    def __init__(self, gateway_id: str, settings: DataPlane, keys: CurveKeys | None = None) -> None:
+        self._keys = keys
         self._gateway_id = gateway_id
         self._settings = settings
         self._links: dict[str, PeerLink] = {}
@@ -54,7 +56,7 @@ class PeerLinks:
         for gateway_id in [known for known, link in self._links.items() if wanted.get(known) != link.endpoint]:
             self._links.pop(gateway_id).close("is no longer a gateway of this cluster")
         for gateway_id in wanted.keys() - self._links.keys():
-            self._links[gateway_id] = PeerLink(gateway_id, wanted[gateway_id], self._gateway_id)
+            self._links[gateway_id] = PeerLink(gateway_id, wanted[gateway_id], self._gateway_id, self._keys)
 
     async def forward(self, request: InferRequest, where: Forwarding) -> InferResponse:
         """Raises what the other says, Overloaded, or GatewayLost where it is gone."""
@@ -94,7 +96,7 @@ class PeerLinks:
 class PeerLink:
     """One gateway, at whose socket for workers this one is known by an identity of its own."""
 
-    def __init__(self, gateway_id: str, endpoint: str, own_id: str) -> None:
+    def __init__(self, gateway_id: str, endpoint: str, own_id: str, keys: CurveKeys | None = None) -> None:
         self.gateway_id = gateway_id
         self.endpoint = endpoint
         self._own_id = own_id
@@ -107,7 +109,7 @@ class PeerLink:
         self._is_welcome = asyncio.Event()
         self._is_closed = False
         self._socket = DealerSocket(self._on_message, f"gateway/{own_id}/{secrets.token_hex(8)}".encode())
-        self._socket.connect(endpoint, self._broke)
+        self._socket.connect(endpoint, self._broke, keys)
         self._say_hello()
 
     async def ask(self, request: InferRequest, where: Forwarding) -> InferResponse:

@@ -17,6 +17,7 @@ from penstock.router.slots import Job, Offer
 from penstock.telemetry.metrics import RouterMetrics
 from penstock.wire import frames
 from penstock.wire.beats import GatewayHeart
+from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint
 from penstock.wire.failures import decode_failure
 from penstock.wire.forms import decode_description, decode_statistics
@@ -38,8 +39,11 @@ class ZmqLane:
         owner: LaneOwner,
         zone: str = "",
         peers: PeerDoor | None = None,
+        keys: CurveKeys | None = None,
     ) -> None:
-        """Other gateways come to the same socket, where somebody hears them."""
+        """Other gateways come to the same socket, where somebody hears them. With keys, what comes from other hosts is
+        encrypted."""
+        self._keys = keys
         self._gateway_id = gateway_id
         self._settings = settings
         self._metrics = metrics
@@ -55,10 +59,10 @@ class ZmqLane:
     def listen(self, endpoint: Endpoint) -> str:
         """Returns what workers connect to."""
         self._socket = RouterSocket(self._on_message)
-        reached = self._socket.bind(endpoint)
+        reached = self._socket.bind(endpoint, self._keys)
         if self._peers is not None:
             self._peers.open(self._send)
-        self._heart = GatewayHeart(endpoint.beside(), self._settings.beat_s)
+        self._heart = GatewayHeart(endpoint.beside(), self._settings.beat_s, self._keys)
         return reached
 
     # --- what the owner asks for
