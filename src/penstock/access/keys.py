@@ -7,11 +7,12 @@ lost opens no door. Looking a key up is one digest and one look into a map, what
 from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
+from functools import lru_cache
 from hashlib import blake2b
 from math import inf, isfinite
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from penstock.core.blocks import StoredValue
 from penstock.core.cluster.access_view import AccessView
@@ -46,6 +47,25 @@ class KeyRecord(StoredValue):
     def principal(self, until: float = inf) -> Principal:
         expires_at = min(until, inf if self.expires_at is None else self.expires_at)
         return Principal(self.name, self.key_id, self.scopes, self.models, self.blocks, self.limits, expires_at)
+
+    def holders(self) -> list[tuple[bytes, Principal]]:
+        """Who has it, by the digests of its texts."""
+        if self.revoked_at is not None:
+            return []
+        found = [(bytes.fromhex(self.digest), self.principal())]
+        if self.rotated_digest:
+            found.append((bytes.fromhex(self.rotated_digest), self.principal(self.rotated_until)))
+        return found
+
+
+@lru_cache(16_384)
+def _holders(record: bytes) -> list[tuple[bytes, Principal]]:
+    """Few of all keys change at a time, and nobody waits while the others are read again. What a later version of
+    Penstock wrote and this one cannot read is nobody's."""
+    try:
+        return KeyRecord.model_validate_json(record).holders()
+    except ValidationError:
+        return []
 
 
 class KeyChanges(BaseModel):
@@ -87,17 +107,15 @@ class KeyTable:
         self._hash = blake2b(key=secret_of(secret), digest_size=DIGEST_BYTES)
         self._by_digest: dict[bytes, Principal] = {self._digest(text): known for text, known in further.items()}
         for record in records:
-            if record.revoked_at is not None:
-                continue
-            self._by_digest[bytes.fromhex(record.digest)] = record.principal()
-            if record.rotated_digest:
-                self._by_digest[bytes.fromhex(record.rotated_digest)] = record.principal(record.rotated_until)
+            self._by_digest.update(record.holders())
 
     @classmethod
     def of(cls, view: AccessView) -> "KeyTable":
         """What a manager told."""
-        records = [KeyRecord.model_validate_json(record) for record in view.keys.values()]
-        return cls(view.secret, records, view.is_asking)
+        table = cls(view.secret, is_asking=view.is_asking)
+        for record in view.keys.values():
+            table._by_digest.update(_holders(record))
+        return table
 
     def find(self, text: str) -> Principal | None:
         """Who has this key, expired or not."""

@@ -3,6 +3,7 @@
 import re
 
 from penstock.access.keys import KEY_BYTES, KeyRecord, KeyTable, digest_of, key_text
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.principals import KeyLimits, Scope
 
 SECRET = b"s" * 32
@@ -56,3 +57,13 @@ def test_what_was_rotated_is_good_by_its_old_text_for_a_while() -> None:
     assert old is not None
     assert new is not None
     assert (old.key_id, old.expires_at, new.expires_at) == ("k1", 50.0, 100.0)
+
+
+def test_a_table_of_what_a_manager_told_has_all_that_can_be_read() -> None:
+    told = {"k1": record().model_dump_json().encode(), "k2": b'{"key_id": "k2", "scopes": ["of the future"]}'}
+    table = KeyTable.of(AccessView(SECRET, True, told))
+    found = table.find(TEXT)
+    assert found is not None
+    assert (found.key_id, table.is_asking) == ("k1", True)
+    gone = KeyTable.of(AccessView(SECRET, True, {"k1": record(revoked_at=1.0).model_dump_json().encode()}))
+    assert (gone.find(TEXT), table.find(TEXT)) == (None, found)
