@@ -1,16 +1,16 @@
 """The client for an event loop: requests share a few streams, and answers come as they are done."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from functools import partial
 from itertools import cycle
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 import grpc
 
-from penstock.client import faults, messages
-from penstock.client.calls import Calls
-from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
+from penstock.client import faults
+from penstock.client.calls import Ask, Calls
+from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
 from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
@@ -21,7 +21,8 @@ from penstock.pb.inference import grpc_service_pb2_grpc
 STREAMS = 4
 # A larger request goes alone: it would hold up its stream, and one over the server's limit would end it for all.
 MAX_STREAMED_BYTES = 512 * 1024
-STREAM_OPTIONS = (*messages.CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class AsyncClient(Calls):
@@ -36,9 +37,9 @@ class AsyncClient(Calls):
     ) -> None:
         """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
         no other."""
-        super().__init__(address, timeout_s)
+        super().__init__(address, timeout_s, options)
         server = read_server(address, options)
-        self._channels = [server.channels.open(server.target, STREAM_OPTIONS) for _ in range(max(1, streams))]
+        self._channels = [server.channels.open(server.target, OWN_CHANNEL_OPTIONS) for _ in range(max(1, streams))]
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._streams: list[InferStream | None] = [None] * len(self._stubs)
         self._turns = cycle(self._stubs)
@@ -62,17 +63,57 @@ class AsyncClient(Calls):
         for channel in self._channels:
             await channel.close()
 
-    async def _infer(self, message: pb.ModelInferRequest, timeout_s: float) -> pb.ModelInferResponse:
+    async def _pause(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _each(
+        self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
+    ) -> AsyncGenerator[R, None]:
+        return in_order(items, work, window)
+
+    def _asking(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
         if sum(map(len, message.raw_input_contents)) > MAX_STREAMED_BYTES:
-            return await super()._infer(message, timeout_s)
-        # A stream has no deadline of its own: each request carries what it has left, in microseconds.
-        if "timeout" not in message.parameters:
-            message.parameters["timeout"].int64_param = max(1, int(timeout_s * 1e6))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._least_busy().ask(message)
-        except TimeoutError:
-            raise faults.late() from None
+            return super()._asking(message)
+        has_timeout = "timeout" in message.parameters
+        is_sent = False
+
+        async def ask(timeout_s: float) -> pb.ModelInferResponse:
+            nonlocal is_sent
+            sent = message
+            if is_sent:  # what was given up may still be in line
+                sent = pb.ModelInferRequest()
+                sent.CopyFrom(message)
+            is_sent = True
+            # A stream has no deadline of its own: each request carries what it has left, in microseconds.
+            if not has_timeout:
+                sent.parameters["timeout"].int64_param = max(1, int(timeout_s * 1e6))
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self._least_busy().ask(sent)
+            except TimeoutError:
+                raise faults.late() from None
+
+        return ask
+
+    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        attempt = self._asking(message)
+
+        async def ask(timeout_s: float) -> pb.ModelInferResponse:
+            asked = {asyncio.ensure_future(attempt(timeout_s))}
+            try:
+                done, waiting = await asyncio.wait(asked, timeout=after_s)
+                if not done and after_s < timeout_s and self._budget.take():
+                    waiting.add(asyncio.ensure_future(attempt(timeout_s - after_s)))
+                    asked |= waiting
+                while waiting and not any(each.exception() is None for each in done):
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                return min(done, key=lambda each: each.exception() is not None).result()
+            finally:
+                for each in asked:
+                    each.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+
+        return ask
 
     def _least_busy(self) -> InferStream:
         """Streams open when they are needed, and anew when they have ended."""

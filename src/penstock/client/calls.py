@@ -1,34 +1,110 @@
 """What can be asked of a server, once for both clients: each of them sends and hears in its own way."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Unpack
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, contextmanager
+from functools import partial
+from random import Random
+from typing import Any, TypeVar, Unpack
 
 import grpc
 import numpy as np
 
 from penstock.client import faults, messages, tasks
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
+from penstock.client.options import ClientOptions
+from penstock.client.retries import Attempts, Retries, RetryBudget
 from penstock.client.tasks import Items, Labels, is_tensor
-from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, Unavailable
+from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, PenstockError, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
 
+T = TypeVar("T")
+R = TypeVar("R")
+Ask = Callable[[float], Awaitable[R]]  # within so many seconds
+BATCH, WINDOW = 128, 8  # texts in a request, and requests on their way: far below a server's limits
+MOST_TEXTS = 1024  # in one request
+SESSION = ("session_id", "sequence_id")  # a request that has one of these is never sent twice at once
+
 
 class Calls:
-    def __init__(self, address: str, timeout_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, options: ClientOptions) -> None:
         self.address = address
         self._timeout_s = timeout_s
+        self._retries = options.get("retries") or Retries()
+        self._budget = RetryBudget(self._retries.budget)
+        self._hedge_after_s = options.get("hedge_after_s")
+        self._rng = Random()
         self._tasks: dict[str, str] = {}  # of models that were asked
         self._signatures: dict[str, ModelSignature] = {}
 
     async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
-        """One row of numbers for each text."""
+        """One row of numbers for each text; many texts go as several requests."""
         if isinstance(texts, str):
             raise InvalidRequest("embed takes a list of texts: embed([text])")
-        outputs = await self.infer(model, {"text": messages.objects(list(texts))}, timeout_s=timeout_s)
+        given = list(texts)
+        if len(given) > MOST_TEXTS:
+            end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+            return np.concatenate([each async for each in self._embed_blocks(given, model, BATCH, WINDOW, end)])
+        outputs = await self.infer(model, {"text": messages.objects(given)}, timeout_s=timeout_s)
         return np.array(messages.pick_output(outputs, "embedding", model))
+
+    async def embed_many(
+        self,
+        texts: Iterable[str] | AsyncIterable[str],
+        model: str = "minilm",
+        batch: int = BATCH,
+        window: int = WINDOW,
+        on_progress: Callable[[int], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Array, None]:
+        """Blocks of rows, one row for each text and in their order; how many texts there are does not matter.
+
+        `batch` texts go in a request. No text is taken while `window` requests are on their way, or answered and not
+        taken. A request that fails is tried again within its `timeout_s`, and `on_progress` hears how many rows there
+        are so far.
+        """
+        if isinstance(texts, str):
+            raise InvalidRequest("embed_many takes texts: embed_many([text])")
+        rows = 0
+        async with aclosing(self._embed_blocks(texts, model, batch, window, None, timeout_s)) as blocks:
+            async for block in blocks:
+                rows += len(block)
+                if on_progress is not None:
+                    on_progress(rows)
+                yield block
+
+    def _embed_blocks(
+        self,
+        texts: Iterable[str] | AsyncIterable[str],
+        model: str,
+        batch: int,
+        window: int,
+        end: float | None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[Array, None]:
+        """With `end`, all of them have until then."""
+
+        async def embed_chunk(chunk: list[str]) -> Array:
+            message = messages.encode_call(model, {"text": messages.objects(chunk)}, (), "", None, {})
+            left_s = timeout_s if end is None else max(0.001, end - time.monotonic())
+            ask = self._asking(message)
+            answer = await self._trying(ask, left_s, is_repeatable=True, is_patient=True)
+            return np.array(messages.pick_output(messages.decode_outputs(answer), "embedding", model))
+
+        return self._each(tasks.in_chunks(texts, batch), embed_chunk, window)
 
     async def upscale(self, image: bytes, model: str = "srcnn", timeout_s: float | None = None) -> bytes:
         """A JPEG or PNG file in, a PNG file out."""
@@ -98,7 +174,12 @@ class Calls:
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
-        return messages.decode_outputs(await self._infer(message, self._timeout_s if timeout_s is None else timeout_s))
+        ask = self._asking(message)
+        if self._hedge_after_s is not None and not any(name in message.parameters for name in SESSION):
+            ask = self._hedging(message, self._hedge_after_s)
+        # A step of a session runs once, however often it is sent.
+        is_repeatable = controls.get("seq_no") is not None
+        return messages.decode_outputs(await self._trying(ask, timeout_s, is_repeatable=is_repeatable))
 
     async def infer_stream(
         self,
@@ -112,26 +193,41 @@ class Calls:
     ) -> AsyncGenerator[dict[str, Array], None]:
         """The answers of a model that may give many, or none; it goes on as they are taken.
 
-        `timeout_s` is for all of them. Leaving early cancels the rest, at once where the generator is closed.
+        `timeout_s` is for all of them. What fails before the first answer is tried again. Leaving early cancels the
+        rest, at once where the generator is closed.
         """
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
-        call, answers = self._stream(message, self._timeout_s if timeout_s is None else timeout_s)
-        try:
-            async for answer in answers:
-                if answer.error_message:
-                    raise faults.from_stream(answer)
-                yield messages.decode_outputs(answer.infer_response)
-        except grpc.RpcError as error:
-            raise faults.from_call(error, self.address) from error
-        finally:
-            call.cancel()
+        end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        attempts = Attempts(self._retries, self._rng, self._budget, is_repeatable=False)
+        has_begun = False
+        while True:
+            call, answers = self._stream(message, max(0.001, end - time.monotonic()))
+            try:
+                async for answer in answers:
+                    if answer.error_message:
+                        raise faults.from_stream(answer)
+                    has_begun = True
+                    yield messages.decode_outputs(answer.infer_response)
+                self._budget.earn()
+                return
+            except (grpc.RpcError, PenstockError) as error:
+                fault, cause = self._fault(error)
+            finally:
+                call.cancel()
+            pause_s = None if has_begun else attempts.pause_s(fault, end - time.monotonic())
+            if pause_s is None:
+                raise fault from cause
+            await self._pause(pause_s)
 
     async def is_ready(self) -> bool:
         """Whether the server has loaded its models; False too where none answers."""
         try:
-            return bool((await self._call("ServerReady", pb.ServerReadyRequest())).ready)
-        except (Unavailable, DeadlineExceeded):
-            return False
+            return bool((await self._send("ServerReady", pb.ServerReadyRequest(), self._timeout_s)).ready)
+        except grpc.RpcError as error:
+            fault = faults.from_call(error, self.address)
+            if isinstance(fault, Unavailable | DeadlineExceeded):
+                return False
+            raise fault from error
 
     async def models(self) -> list[ModelEntry]:
         answer = await self._call("RepositoryIndex", pb.RepositoryIndexRequest())
@@ -152,14 +248,54 @@ class Calls:
             raise
 
     async def _call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
-        try:
-            return await self._send(method, message, self._timeout_s if timeout_s is None else timeout_s)
-        except grpc.RpcError as error:
-            raise faults.from_call(error, self.address) from error
+        """What changes nothing: it may be asked twice."""
+        return await self._trying(partial(self._send, method, message), timeout_s, is_repeatable=True)
 
-    async def _infer(self, message: pb.ModelInferRequest, timeout_s: float) -> pb.ModelInferResponse:
-        answer: pb.ModelInferResponse = await self._call("ModelInfer", message, timeout_s)
-        return answer
+    async def _trying(
+        self, ask: Ask[R], timeout_s: float | None, *, is_repeatable: bool, is_patient: bool = False
+    ) -> R:
+        """One deadline for all attempts; whoever is patient tries as often as there is time for."""
+        left_s = self._timeout_s if timeout_s is None else timeout_s
+        end = time.monotonic() + left_s
+        attempts: Attempts | None = None
+        while True:
+            try:
+                answer = await ask(left_s)
+            except (grpc.RpcError, PenstockError) as error:
+                fault, cause = self._fault(error)
+            else:
+                self._budget.earn()
+                return answer
+            budget = None if is_patient else self._budget
+            attempts = attempts or Attempts(self._retries, self._rng, budget, is_repeatable=is_repeatable)
+            pause_s = attempts.pause_s(fault, end - time.monotonic())
+            if pause_s is None:
+                raise fault from cause
+            await self._pause(pause_s)
+            left_s = max(0.001, end - time.monotonic())
+
+    def _fault(self, error: grpc.RpcError | PenstockError) -> tuple[PenstockError, BaseException | None]:
+        """As one of ours, and what it came from."""
+        if isinstance(error, PenstockError):
+            return error, error.__cause__
+        return faults.from_call(error, self.address), error
+
+    def _asking(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+        """An attempt; it may be made several times."""
+        return partial(self._send, "ModelInfer", message)
+
+    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        """An attempt that is made twice where the first has no answer after so long; the first answer counts."""
+        raise NotImplementedError
+
+    def _each(
+        self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
+    ) -> AsyncGenerator[R, None]:
+        """The results in the items' order, with at most `window` under way or not taken."""
+        raise NotImplementedError
+
+    async def _pause(self, seconds: float) -> None:
+        raise NotImplementedError
 
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
         raise NotImplementedError

@@ -20,7 +20,11 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
+    # Pings are rarer than any server minds; a peer that acknowledges nothing of what is sent is left by the time out.
+    ("grpc.keepalive_time_ms", 3_600_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
 )
+OWN_CHANNEL_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.use_local_subchannel_pool", 1))  # with a connection of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import TypedDict
 
+from penstock.client.retries import Retries
 from penstock.core.errors import ConfigError, InvalidRequest
 from penstock.wire.channels import UNIX, Channels
 from penstock.wire.credentials.files import TlsFiles
@@ -22,6 +23,8 @@ class ClientOptions(TypedDict, total=False):
     ca: str | PathLike[str] | None  # PEM of the authorities to trust; None: the system's
     cert: str | PathLike[str] | None  # PEM of the client's own certificate, for servers that ask for one
     cert_key: str | PathLike[str] | None
+    retries: Retries | None  # None: as they are by default; Retries(attempts=1): none
+    hedge_after_s: float | None  # without an answer for so long, inference is asked for once more elsewhere
 
 
 @dataclass(frozen=True, slots=True)

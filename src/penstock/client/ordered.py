@@ -11,12 +11,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+def check_window(window: int) -> None:
+    if window < 1:
+        raise InvalidRequest(f"window is {window}: at least one item must be on its way")
+
+
 async def in_order(
     items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
 ) -> AsyncGenerator[R, None]:
     """No item is asked for while `window` of them are worked on, or done and not taken. The first failure ends it."""
-    if window < 1:
-        raise InvalidRequest(f"window is {window}: at least one item must be on its way")
+    check_window(window)
     started: deque[asyncio.Task[R]] = deque()
     room = asyncio.Semaphore(window)
     changed = asyncio.Event()  # a task was started, or no more will be

@@ -1,19 +1,25 @@
 """The blocking client: unary calls, safe to use from several threads."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
+from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import grpc
 
 from penstock.client import messages
-from penstock.client.calls import Calls
+from penstock.client.calls import Ask, Calls
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
-from penstock.client.options import ClientOptions, read_server
+from penstock.client.options import ClientOptions, ServerAddress, read_server
+from penstock.client.ordered import check_window
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
 
 P = ParamSpec("P")
+T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -62,9 +68,7 @@ class Client:
         """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
         no other."""
         self.address = address
-        server = read_server(address, options)
-        self._channel = server.channels.open_blocking(server.target, messages.CHANNEL_OPTIONS)
-        self._calls = _BlockingCalls(self._channel, address, timeout_s)
+        self._calls = _BlockingCalls(read_server(address, options), address, timeout_s, options)
 
     def __enter__(self) -> "Client":
         return self
@@ -73,9 +77,10 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        self._channel.close()
+        self._calls.close()
 
     embed = _blocking(Calls.embed)
+    embed_many = _blocking_stream(Calls.embed_many)
     upscale = _blocking(Calls.upscale)
     score = _blocking(Calls.score)
     rerank = _blocking(Calls.rerank)
@@ -88,9 +93,65 @@ class Client:
 
 
 class _BlockingCalls(Calls):
-    def __init__(self, channel: grpc.Channel, address: str, timeout_s: float) -> None:
-        super().__init__(address, timeout_s)
-        self._stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+    def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
+        super().__init__(address, timeout_s, options)
+        # What is asked for again goes by a connection of its own.
+        count = 1 if self._hedge_after_s is None else 2
+        self._channels = [
+            server.channels.open_blocking(server.target, messages.OWN_CHANNEL_OPTIONS) for _ in range(count)
+        ]
+        self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
+        self._stub = self._stubs[0]
+
+    def close(self) -> None:
+        for channel in self._channels:
+            channel.close()
+
+    async def _pause(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
+
+    def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
+        async def ask(timeout_s: float) -> pb.ModelInferResponse:
+            began = time.monotonic()
+            answered: SimpleQueue[Any] = SimpleQueue()
+            asked: list[Any] = []
+
+            def send(stub: Any, left_s: float) -> None:
+                asked.append(stub.ModelInfer.future(message, timeout=left_s))
+                asked[-1].add_done_callback(answered.put)
+
+            try:
+                send(self._stubs[0], timeout_s)
+                try:
+                    done = answered.get(timeout=after_s)
+                except Empty:
+                    if self._budget.take():
+                        send(self._stubs[1], max(0.001, timeout_s - (time.monotonic() - began)))
+                    done = answered.get()
+                if done.exception() is not None and len(asked) > 1:
+                    done = answered.get()
+                return done.result()  # type: ignore[no-any-return]
+            finally:
+                for call in asked:
+                    call.cancel()
+
+        return ask
+
+    async def _each(
+        self, items: AsyncIterable[T], work: Callable[[T], Coroutine[Any, Any, R]], window: int
+    ) -> AsyncGenerator[R, None]:
+        check_window(window)
+        waiting: deque[Future[R]] = deque()
+        pool = ThreadPoolExecutor(window, "penstock-client")
+        try:
+            async for item in items:
+                waiting.append(pool.submit(lambda item: _finish(work(item)), item))
+                while waiting and (len(waiting) >= window or waiting[0].done()):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
         return getattr(self._stub, method)(message, timeout=timeout_s)

@@ -1,6 +1,6 @@
 """What is asked of the tasks to a request, and its answer to scores, ranks and labels: what both clients share."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -21,6 +21,31 @@ SCORE, EMBED = "score", "embed"
 class Pairs:
     queries: list[str]  # one for all passages, or one for each
     passages: list[str]
+
+
+async def in_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:
+    """Waits only where the texts are awaited themselves."""
+    if size < 1:
+        raise InvalidRequest(f"batch is {size}: at least one text goes in a request")
+    chunk: list[str] = []
+    async for text in _awaited(texts):
+        if not isinstance(text, str):
+            raise InvalidRequest(f"there is a {type(text).__name__} among the texts: give str")
+        chunk.append(text)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def _awaited(texts: Iterable[str] | AsyncIterable[str]) -> AsyncIterator[str]:
+    if isinstance(texts, AsyncIterable):
+        async for text in texts:
+            yield text
+    else:
+        for text in texts:
+            yield text
 
 
 def read_pairs(query: str | Iterable[str], passages: Iterable[str]) -> Pairs:

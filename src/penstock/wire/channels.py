@@ -1,6 +1,6 @@
 """gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -101,20 +101,27 @@ class KeyedChannel:
     async def __aexit__(self, *error: object) -> None:
         await self._channel.__aexit__(*error)
 
-    def unary_unary(self, *method: Any, **forms: Any) -> Callable[..., Any]:
-        return self._keyed(self._channel.unary_unary(*method, **forms))
+    def unary_unary(self, *method: Any, **forms: Any) -> "KeyedCall":
+        return KeyedCall(self._channel.unary_unary(*method, **forms), self._shown)
 
-    def unary_stream(self, *method: Any, **forms: Any) -> Callable[..., Any]:
-        return self._keyed(self._channel.unary_stream(*method, **forms))
+    def unary_stream(self, *method: Any, **forms: Any) -> "KeyedCall":
+        return KeyedCall(self._channel.unary_stream(*method, **forms), self._shown)
 
-    def stream_unary(self, *method: Any, **forms: Any) -> Callable[..., Any]:
-        return self._keyed(self._channel.stream_unary(*method, **forms))
+    def stream_unary(self, *method: Any, **forms: Any) -> "KeyedCall":
+        return KeyedCall(self._channel.stream_unary(*method, **forms), self._shown)
 
-    def stream_stream(self, *method: Any, **forms: Any) -> Callable[..., Any]:
-        return self._keyed(self._channel.stream_stream(*method, **forms))
+    def stream_stream(self, *method: Any, **forms: Any) -> "KeyedCall":
+        return KeyedCall(self._channel.stream_stream(*method, **forms), self._shown)
 
-    def _keyed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def keyed(*given: Any, metadata: Any = None, **options: Any) -> Any:
-            return call(*given, metadata=(*self._shown, *(metadata or ())), **options)
 
-        return keyed
+class KeyedCall:
+    def __init__(self, call: Any, shown: Metadata) -> None:
+        self._call = call
+        self._shown = shown
+
+    def __call__(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
+        return self._call(*given, metadata=(*self._shown, *(metadata or ())), **options)
+
+    def future(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
+        """Of blocking channels alone."""
+        return self._call.future(*given, metadata=(*self._shown, *(metadata or ())), **options)

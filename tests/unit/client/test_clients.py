@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.waiting import until
-from penstock.client import AsyncClient, Client, asynchronous
+from penstock.client import AsyncClient, Client, Retries, asynchronous
 from penstock.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -20,6 +20,7 @@ from penstock.core.errors import (
     QueueFull,
     RequestTooLarge,
     Unavailable,
+    WorkerLost,
 )
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -31,7 +32,8 @@ Stream = AsyncIterator[pb.ModelInferRequest]
 
 @dataclass
 class Server(rpc.GRPCInferenceServiceServicer):
-    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign, hangup, many or many_and_silence."""
+    """Echoes; `model_name` chooses how: slow, silent, refuse, foreign, hangup, many, many_and_silence, first_silent
+    (the first request has no answer) or flaky (so many as `failures` says are refused)."""
 
     address: str = ""
     streams: int = 0
@@ -39,6 +41,8 @@ class Server(rpc.GRPCInferenceServiceServicer):
     ended: int = 0  # streams
     metadata: dict[str, str] = field(default_factory=dict)
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
+    failures: int = 0
+    code: str = "queue_full"  # of those
 
     async def ServerReady(self, message: pb.ServerReadyRequest, context: object) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=True)
@@ -56,8 +60,11 @@ class Server(rpc.GRPCInferenceServiceServicer):
     ) -> pb.ModelInferResponse:
         self.unary += 1
         self.requests.append(message)
-        if message.model_name == "silent":
+        if message.model_name == "silent" or self._is_first_silent(message):
             await asyncio.sleep(60)
+        if message.model_name == "flaky" and self._fails():
+            trailing = (("penstock-code", self.code), ("retry-after", "0"))
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "full", trailing)
         if message.model_name == "refuse":
             trailing = (("penstock-code", "queue_full"), ("retry-after", "7"))
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", trailing)
@@ -89,10 +96,22 @@ class Server(rpc.GRPCInferenceServiceServicer):
                 failed = pb.ModelInferResponse(id=message.id)
                 failed.parameters["penstock-code"].string_param = "invalid_tensor"
                 yield pb.ModelStreamInferResponse(error_message="bad", infer_response=failed)
-            elif message.model_name != "silent":
+            elif message.model_name == "flaky" and self._fails():
+                failed = pb.ModelInferResponse(id=message.id)
+                failed.parameters["penstock-code"].string_param = self.code
+                failed.parameters["retry_after_s"].double_param = 0.0
+                yield pb.ModelStreamInferResponse(error_message="full", infer_response=failed)
+            elif message.model_name != "silent" and not self._is_first_silent(message):
                 for answered in (message, *kept):
                     yield pb.ModelStreamInferResponse(infer_response=echo(answered))
                 kept.clear()
+
+    def _fails(self) -> bool:
+        self.failures -= 1
+        return self.failures >= 0
+
+    def _is_first_silent(self, message: pb.ModelInferRequest) -> bool:
+        return message.model_name == "first_silent" and len(self.requests) == 1
 
     def _ended(self, context: grpc.aio.ServicerContext) -> None:
         self.ended += 1
@@ -318,3 +337,56 @@ async def test_upscaled_images_keep_their_order(server: Server) -> None:
     async with AsyncClient(server.address) as client:
         found = [image async for image in client.upscale_stream(images(), "m", window=3)]
     assert found == [str(number).encode() for number in range(20)]
+
+
+async def test_what_is_refused_for_now_is_asked_again(server: Server) -> None:
+    server.failures = 3
+    with Client(server.address, retries=Retries(first_s=0.001)) as client:
+        assert (await ask_sync(client, "flaky"))["x"].tolist() == [1, 2]
+        assert server.unary == 4
+    server.failures = 3
+    async with AsyncClient(server.address, retries=Retries(first_s=0.001)) as client:
+        assert (await client.infer("flaky", numbers(3)))["x"].tolist() == [3]
+        assert [message.model_name for message in server.requests].count("flaky") == 8
+        assert len({message.id for message in server.requests[4:]}) == 4
+        server.failures = 2
+        assert [each["x"].tolist() async for each in client.infer_stream("flaky", numbers(4))] == [[4]]
+
+
+async def test_attempts_are_bounded_and_can_be_switched_off(server: Server) -> None:
+    server.failures = 100
+    with Client(server.address, retries=Retries(attempts=3, first_s=0.001)) as client:
+        with pytest.raises(QueueFull):
+            await ask_sync(client, "flaky")
+        assert server.unary == 3
+    async with AsyncClient(server.address, retries=Retries(attempts=1)) as client:
+        with pytest.raises(QueueFull):
+            await client.infer("flaky", numbers(1))
+        assert len(server.requests) == 4
+
+
+async def test_what_may_have_run_is_asked_again_only_as_a_step_of_a_session(server: Server) -> None:
+    server.failures, server.code = 1, "worker_lost"
+    async with AsyncClient(server.address, retries=Retries(first_s=0.001)) as client:
+        with pytest.raises(WorkerLost):
+            await client.infer("flaky", numbers(1))
+        assert len(server.requests) == 1
+        server.failures = 1
+        await client.infer("flaky", numbers(1), session_id="s", seq_no=1)
+        assert len(server.requests) == 3
+
+
+async def test_a_slow_request_is_hedged_where_that_is_asked_for(server: Server) -> None:
+    with Client(server.address, hedge_after_s=0.05) as client:
+        assert (await ask_sync(client, "first_silent"))["x"].tolist() == [1, 2]
+        assert server.unary == 2
+    server.requests.clear()
+    async with AsyncClient(server.address, hedge_after_s=0.05) as client:
+        assert (await client.infer("first_silent", numbers(5)))["x"].tolist() == [5]
+        assert len({message.id for message in server.requests}) == 2
+        server.requests.clear()
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("first_silent", numbers(5), session_id="s", timeout_s=0.2)
+        assert len(server.requests) == 1
+        with pytest.raises(DeadlineExceeded):  # both
+            await client.infer("silent", numbers(5), timeout_s=0.2)
