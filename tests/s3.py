@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 from penstock.core.config import S3Settings
+from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
 START_S = 20.0
 KEY_ID, SECRET = "PENSTOCKTESTKEY", "penstock-test-secret"
@@ -17,11 +18,13 @@ BUCKET = "models"
 class S3Server:
     """Use it as a context."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: TlsFiles = NO_FILES) -> None:
         (self.port,) = free_ports(1)
         self.folder = folder
+        self._tls = tls
         self.settings = S3Settings(
-            endpoint=f"http://127.0.0.1:{self.port}",
+            endpoint=f"{'https' if tls.cert else 'http'}://127.0.0.1:{self.port}",
+            ca=tls.ca,
             region="us-east-1",
             access_key_id=KEY_ID,
             secret_access_key=SECRET,  # type: ignore[arg-type]
@@ -36,6 +39,8 @@ class S3Server:
         rclone = Path(sys.executable).with_name("rclone")
         command = [str(rclone), "serve", "s3", str(self.folder), "--addr", f"127.0.0.1:{self.port}"]
         command += ["--auth-key", f"{KEY_ID},{SECRET}", "--config", "", "--vfs-cache-mode", "off"]
+        if self._tls.cert:
+            command += ["--cert", self._tls.cert, "--key", self._tls.key]
         with self.folder.with_suffix(".log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         eventually(self._answers, "rclone answers", START_S)

@@ -18,7 +18,7 @@ SECRETS: dict[str, bool | set[str]] = {
     "access": {"secret"},
     "api_key": True,  # every role has it from its environment
 }
-ETCD = "etcd://"
+ETCD = ("etcd://", "etcds://")
 WORKERS_PORT = 7401  # of the first gateway, for workers; its heart has the next one
 PORTS_A_GATEWAY = 2
 
@@ -155,7 +155,7 @@ def check_bind(config: Config) -> None:
 def join_addresses(join: str) -> list[Address]:
     """The hosts that one joins: managers, or the nodes of an etcd."""
     _, is_url, rest = join.partition("://")
-    found = (rest.partition("/")[0] if is_url else join).split(",")
+    found = (rest.partition("?")[0].partition("/")[0] if is_url else join).split(",")
     try:
         return [parse_address(part) for part in found if part.strip() and not join.startswith("unix:")]
     except ValueError as error:

@@ -142,7 +142,8 @@ class RegistrySettings(Section):
 class S3Settings(Section):
     """An S3-compatible store; what is empty here, the usual AWS_… variables say."""
 
-    endpoint: str = ""  # http://HOST:PORT of any but Amazon's own
+    endpoint: str = ""  # https://HOST:PORT of any but Amazon's own
+    ca: str = ""  # PEM, of the authority that its certificate comes from; empty: the system's
     region: str = ""
     access_key_id: str = ""
     secret_access_key: SecretStr | None = None

@@ -3,11 +3,13 @@
 import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import structlog
 
 from penstock.core.errors import ConfigError
+from penstock.wire.credentials.channels import client_credentials
+from penstock.wire.credentials.files import NO_FILES, QUERY, TlsFiles
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -42,9 +44,11 @@ def open_redis(url: str, setting: str, timeout_s: float, connections: int) -> Re
         from redis.exceptions import RedisError, ResponseError
     except ImportError as error:
         raise ConfigError(f"{setting}: Redis needs the 'redis' package: pip install 'redis[hiredis]'") from error
+    where, secured = split_certificates(url, setting)
     try:
         pool = BlockingConnectionPool.from_url(
-            url,
+            where,
+            **secured,
             max_connections=connections,
             timeout=timeout_s,
             socket_timeout=timeout_s,
@@ -55,6 +59,21 @@ def open_redis(url: str, setting: str, timeout_s: float, connections: int) -> Re
     except ValueError as error:
         raise ConfigError(f"{setting} at {place_of(url, setting)}: {error}") from error
     return RedisLink(Redis.from_pool(pool), (RedisError, OSError, TimeoutError), ResponseError)
+
+
+def split_certificates(url: str, setting: str) -> tuple[str, dict[str, str]]:
+    """`rediss://…?ca=FILE&cert=FILE&key=FILE`: the URL without them, and what Redis's client calls them."""
+    where, _, query = url.partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    files = TlsFiles.of_query({name: given.pop(name) for name in QUERY if name in given})
+    if files == NO_FILES:
+        return url, {}
+    if not url.startswith("rediss://"):
+        raise ConfigError(f"{setting}: certificates are for rediss://, which speaks TLS")
+    client_credentials(files)  # they can be read
+    named = {"ssl_ca_certs": files.ca, "ssl_certfile": files.cert, "ssl_keyfile": files.key}
+    rest = f"{where}?{urlencode(given)}" if given else where
+    return rest, {name: path for name, path in named.items() if path}
 
 
 def place_of(url: str, setting: str) -> str:

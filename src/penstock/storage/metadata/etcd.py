@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Se
 from contextlib import aclosing
 from math import ceil
 from typing import Any, NoReturn
+from urllib.parse import parse_qsl
 
 import grpc
 import structlog
@@ -21,8 +22,11 @@ from penstock.pb.etcd import rpc_pb2 as pb
 from penstock.storage.metadata.base import CALL_S, Change, Compare, MetadataStore, Record, Snapshot, Write
 from penstock.storage.metadata.etcd_servers import NEEDS_LEADER, EtcdServer, EtcdServers
 from penstock.storage.metadata.records import check_size
+from penstock.wire.credentials.channels import client_credentials
+from penstock.wire.credentials.files import QUERY, TlsFiles
 
 log = structlog.get_logger()
+SECURED = "etcds"  # the scheme of one that speaks TLS
 DEFAULT_PORT = 2379
 DEFAULT_PREFIX = "penstock"
 KEEP_ALIVE_S = 0.5  # at one server: a lease is short
@@ -31,14 +35,24 @@ MAX_PAUSE_S = 1.0
 
 
 class EtcdMetadataStore(MetadataStore):
-    def __init__(self, addresses: Sequence[str], prefix: str = DEFAULT_PREFIX, timeout_s: float = CALL_S) -> None:
-        self._servers = EtcdServers(addresses, random.randrange(len(addresses)))
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        prefix: str = DEFAULT_PREFIX,
+        timeout_s: float = CALL_S,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """Raises ConfigError for files that cannot be read; without `tls` it is plain."""
+        if tls is not None:
+            client_credentials(tls)
+        self._servers = EtcdServers(addresses, random.randrange(len(addresses)), tls)
         self._prefix = f"{prefix}/".encode()
         self._timeout_s = timeout_s
 
     @classmethod
     def of(cls, url: str, timeout_s: float = CALL_S) -> "EtcdMetadataStore":
-        return cls(*_parse(url), timeout_s)
+        addresses, prefix, tls = _parse(url)
+        return cls(addresses, prefix, timeout_s, tls)
 
     async def get(self, key: str) -> Record | None:
         answer = await self._call(lambda at: at.kv.Range, pb.RangeRequest(key=self._key(key)))
@@ -226,17 +240,24 @@ class EtcdMetadataStore(MetadataStore):
         return Record(self._name(found.key), found.value, found.mod_revision)
 
 
-def _parse(url: str) -> tuple[tuple[str, ...], str]:
-    addresses, _, prefix = url.removeprefix("etcd://").partition("/")
+def _parse(url: str) -> tuple[tuple[str, ...], str, TlsFiles | None]:
+    scheme, _, rest = url.partition("://")
+    place, _, query = rest.partition("?")
+    addresses, _, prefix = place.partition("/")
+    given = dict(parse_qsl(query))
     if "@" in addresses:
-        raise ConfigError("etcd://: users and passwords of etcd are not supported; keep others out by the network")
+        raise ConfigError(
+            f"{scheme}://: users and passwords of etcd are not supported: give it certificates (etcds://)"
+        )
+    if given.keys() - set(QUERY) or (given and scheme != SECURED):
+        raise ConfigError(f"{SECURED}://: behind the ? there may be {', '.join(QUERY)}, with a file each")
     try:
         found = [str(parse_address(each).at(DEFAULT_PORT)) for each in addresses.split(",") if each.strip()]
     except ValueError as error:
-        raise ConfigError(f"etcd://: {error}") from error
+        raise ConfigError(f"{scheme}://: {error}") from error
     if not found:
-        raise ConfigError("etcd://: it names no server; it is etcd://host:port,host:port/prefix")
-    return tuple(found), prefix.strip("/") or DEFAULT_PREFIX
+        raise ConfigError(f"{scheme}://: it names no server; it is {scheme}://host:port,host:port/prefix")
+    return tuple(found), prefix.strip("/") or DEFAULT_PREFIX, TlsFiles.of_query(given) if scheme == SECURED else None
 
 
 def _ask(key: bytes) -> pb.RequestOp:

@@ -8,6 +8,8 @@ import grpc
 
 from penstock.core.errors import StoreUnavailable
 from penstock.pb.etcd.rpc_pb2_grpc import KVStub, LeaseStub, WatchStub
+from penstock.wire.credentials.channels import client_credentials
+from penstock.wire.credentials.files import TlsFiles
 
 T = TypeVar("T")
 ATTEMPT_S = 1.0  # what one server has: one that hangs or was cut off must leave time for the next
@@ -38,9 +40,14 @@ _OPTIONS = (
 
 
 class EtcdServer:
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, tls: TlsFiles | None = None) -> None:
+        """Without files it is plain."""
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self.stamps = tls.stamps() if tls is not None else None
+        if tls is None:
+            self.channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(address, client_credentials(tls), options=_OPTIONS)
         self.kv = KVStub(self.channel)
         self.lease = LeaseStub(self.channel)
         self.watch = WatchStub(self.channel)
@@ -50,8 +57,9 @@ Attempt = Callable[[EtcdServer, float], Awaitable[T]]  # at this server, within 
 
 
 class EtcdServers:
-    def __init__(self, addresses: Sequence[str], first: int) -> None:
+    def __init__(self, addresses: Sequence[str], first: int, tls: TlsFiles | None = None) -> None:
         self._addresses = tuple(addresses)
+        self._tls = tls
         self._servers: dict[str, EtcdServer] = {}
         self._current = first % len(addresses)
         self.is_closed = False
@@ -61,13 +69,15 @@ class EtcdServers:
             raise StoreUnavailable("the metadata store is closed")
         address = self._addresses[self._current]
         if address not in self._servers:
-            self._servers[address] = EtcdServer(address)
+            self._servers[address] = EtcdServer(address, self._tls)
         return self._servers[address]
 
     def failed(self, server: EtcdServer) -> None:
         """The next one is tried, unless somebody else has gone on already."""
         if server.address == self._addresses[self._current]:
             self._current = (self._current + 1) % len(self._addresses)
+        if self._tls is not None and server.stamps != self._tls.stamps() and server in self._servers.values():
+            del self._servers[server.address]  # it goes by certificates that others have replaced
 
     async def call(self, attempt: Attempt[T], timeout_s: float, attempt_s: float = ATTEMPT_S) -> T:
         """An attempt that failed may have been heard: it must do no harm twice. Raises what is the request's fault."""

@@ -14,12 +14,13 @@ async def open_metadata(url: str, data_dir: Path) -> MetadataStore:
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "sqlite" and rest.startswith("/") and Path(rest[1:]).name:
         return await SqliteMetadataStore.open(data_dir / rest[1:])
-    if separator and scheme == "etcd":
+    if separator and scheme in ("etcd", "etcds"):
         # Here and not above: few servers need it.
         from penstock.storage.metadata.etcd import EtcdMetadataStore
 
         return EtcdMetadataStore.of(url)
     # Not the whole URL: it may hold a password.
     raise ConfigError(
-        f"'{scheme[:20]}' means no metadata store; it is sqlite:///file or etcd://host:port,host:port/prefix"
+        f"'{scheme[:20]}' means no metadata store; it is sqlite:///file, etcd://host:port,host:port/prefix or "
+        "etcds://…?ca=file"
     )

@@ -15,6 +15,7 @@ from obstore.store import S3Store
 from penstock.core.config import S3Settings
 from penstock.core.errors import ConfigError, Unavailable
 from penstock.storage.objects.base import READ_BYTES, StoredObject
+from penstock.wire.credentials.files import read_pem
 
 PART_BYTES = 8 * 1024 * 1024
 PARTS = 9000  # of the 10,000 that a multipart upload may have
@@ -41,6 +42,8 @@ class S3Objects:
             "read_timeout": READ_TIMEOUT,
             "allow_http": True,
         }
+        if settings.ca:
+            options["root_certificate"] = read_pem(settings.ca, "s3.ca")
         self._bucket = parts.hostname
         try:
             self._store = S3Store(

@@ -3,6 +3,7 @@
 import os
 import ssl
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 OF_OWNER, OF_ANOTHER = 0o077, 0o037  # what may not be allowed on a key of our own; root's may be for our group
 
 
+QUERY = ("cert", "key", "ca")  # what a URL may have behind its question mark
 Stamps = tuple[tuple[int, ...], ...]
 
 
@@ -36,6 +38,11 @@ class TlsFiles:
     @classmethod
     def of(cls, settings: "TlsSettings") -> "TlsFiles":
         return cls(settings.cert, settings.key, settings.ca)
+
+    @classmethod
+    def of_query(cls, query: Mapping[str, str]) -> "TlsFiles":
+        """Of a store's URL: `?ca=FILE&cert=FILE&key=FILE`."""
+        return cls(*(query.get(name, "") for name in QUERY))
 
     def stamps(self) -> Stamps:
         """Another whenever one of them was written or exchanged."""
