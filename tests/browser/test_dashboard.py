@@ -1,15 +1,19 @@
 """The live page in a real browser, before a real server under load."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
+from playwright.sync_api import BrowserContext, HttpCredentials, Page, ViewportSize, expect, sync_playwright
 
 from benchmarks.server import ServerProcess
 from tests.servers import floats_json, write_identity, write_slow
@@ -28,11 +32,18 @@ FLAGS = (
 BUSY = "() => Number(document.querySelector('#requests').textContent) > 5"
 DRAWN = """() => [...document.querySelectorAll('#chart-requests path')]
     .some(path => path.getAttribute('d').split('L').length > 3)"""
+ASK = """path => new Promise((answered, failed) => {
+    const socket = new WebSocket(`ws://${location.host}${path}`);
+    const inputs = [{name: 'x', datatype: 'FP32', shape: [1, 1], data: [1]}];
+    socket.onopen = () => socket.send(JSON.stringify({inputs}));
+    socket.onmessage = message => answered(message.data);
+    socket.onerror = () => failed(new Error('the WebSocket failed'));
+})"""
 PHONE = ViewportSize(width=390, height=844)
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[BrowserContext]:
+@contextmanager
+def browser_of(tmp_path: Path, credentials: HttpCredentials | None = None) -> Iterator[BrowserContext]:
     chromium = shutil.which("chromium")
     assert chromium is not None, "there is no chromium: run scripts/browser"
     with sync_playwright() as playwright:
@@ -42,11 +53,18 @@ def browser(tmp_path: Path) -> Iterator[BrowserContext]:
             headless=True,
             args=list(FLAGS),
             viewport={"width": 1280, "height": 900},
+            http_credentials=credentials,
         )
         context.set_default_timeout(WITHIN_MS)
         expect.set_options(timeout=WITHIN_MS)
         yield context
         context.close()
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[BrowserContext]:
+    with browser_of(tmp_path) as context:
+        yield context
 
 
 @pytest.fixture
@@ -126,6 +144,43 @@ def test_the_page_follows_a_server_through_its_restart(
     assert watch.complaints == []
     elsewhere = [address for address in watch.addresses if not address.startswith((f"{server.http_url}/", "data:"))]
     assert elsewhere == []
+
+
+@pytest.mark.timeout(200)
+def test_a_key_is_the_password_that_the_browser_asks_for(tmp_path: Path) -> None:
+    """For the page, its live stream, the documentation and WebSockets alike."""
+    write_identity(tmp_path / "models", "identity", "FP32")
+    with ServerProcess(tmp_path / "models", tmp_path / "server") as server:
+        key = made_key(tmp_path / "server" / "data")
+        with browser_of(tmp_path, {"username": "anybody", "password": "psk_wrong"}) as browser:
+            answer = browser.new_page().goto(server.http_url)
+            assert answer is not None
+            assert answer.status == 401
+        with browser_of(tmp_path, {"username": "anybody", "password": key}) as browser:
+            page = browser.new_page()
+            page.goto(server.http_url)
+            expect(page.locator("#state")).to_have_text("Live")
+            assert page.evaluate(ASK, "/v2/models/identity/stream").startswith('{"model_name"')
+            answer = page.goto(f"{server.http_url}/docs")
+            assert answer is not None
+            assert answer.status == 200
+
+
+def made_key(data_dir: Path) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "key",
+        "create",
+        "browser",
+        "--scope",
+        "metrics",
+        "--scope",
+        "inference",
+    ]
+    environment = {**os.environ, "PENSTOCK_DATA_DIR": str(data_dir)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def check_tables(page: Page) -> None:

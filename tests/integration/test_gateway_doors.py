@@ -238,7 +238,7 @@ async def test_both_ways_of_inference_ask(client: httpx.AsyncClient) -> None:
             answer = await client.post(f"/v2/models/{HIDDEN}/infer", content=content, headers=caller.headers)
             assert verdict(answer.status_code) == wanted(caller, frozenset({Scope.INFERENCE})), caller
             if caller.scope is None:
-                assert answer.headers["www-authenticate"] == 'Basic realm="penstock", Bearer'
+                assert answer.headers["www-authenticate"] == 'Basic realm="penstock", Bearer realm="penstock"'
                 assert answer.headers["penstock-code"] == "unauthenticated"
 
 

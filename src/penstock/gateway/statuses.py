@@ -48,8 +48,9 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "config_error": (grpc.StatusCode.FAILED_PRECONDITION, 400),
     "internal": (grpc.StatusCode.INTERNAL, 500),
 }
-# What browsers understand comes first: they ask their user, and send the answer with all that follows.
-ASK_FOR_KEY = 'Basic realm="penstock", Bearer'
+# What browsers understand comes first: they ask their user, and send the answer with all that follows. Chromium takes
+# no challenge at all where any of them has no parameter.
+ASK_FOR_KEY = 'Basic realm="penstock", Bearer realm="penstock"'
 
 
 def grpc_code(error: PenstockError) -> grpc.StatusCode:

@@ -56,7 +56,7 @@ class SharedMemory:
 
     def of(self, key_id: str) -> "SharedMemory":
         """The regions of who has this key, a folder of their own: nobody sees another's."""
-        if not key_id:
+        if not key_id or not self._is_allowed:
             return self
         found = self._owned.pop(key_id, None)
         if found is None:
