@@ -1,12 +1,16 @@
 """The clients and every command against a server that speaks TLS and asks for keys."""
 
 import asyncio
+import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from email.parser import Parser
 from pathlib import Path
 
 import numpy as np
@@ -159,3 +163,101 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
         assert "key" in refused.stderr, refused.stderr
     by_file = served.run("status", *http, "--json", "--key-file", "key", "--ca", served.authority.ca, key="psk_other")
     assert json.loads(by_file.stdout)["ready"], by_file.stderr
+
+
+# --- the client as a wheel of its own
+
+WITH_CLIENT_ONLY = """
+import asyncio, pkgutil, sys
+import numpy as np
+import penstock.client
+from penstock.client import AsyncClient, Client
+
+address, key, ca = sys.argv[1:]
+inputs = {"x": np.array([[1, 2]], np.float32)}
+with Client(address, api_key=key, ca=ca) as client:
+    print(client.infer("factor", inputs)["y"].tolist(), client.embed(["a cat"]).shape)
+
+async def ask():
+    async with AsyncClient(f"https://{address}", api_key=key, ca=ca) as client:
+        print((await client.infer("factor", inputs))["y"].tolist())
+
+asyncio.run(ask())
+for each in pkgutil.iter_modules(penstock.client.__path__, "penstock.client."):
+    if each.name != "penstock.client.websocket":  # an extra
+        __import__(each.name)
+print(" ".join(sorted(sys.modules[name].__file__ for name in sys.modules if name.startswith("penstock"))))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("wheels")
+    for project in (ROOT / "client", ROOT):
+        build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        subprocess.run(build, cwd=project, check=True, capture_output=True, timeout=60)
+    return {wheel.name.partition("-")[0]: wheel for wheel in folder.iterdir()}
+
+
+def files_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+def required_by(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode()).get_all("Requires-Dist") or []
+
+
+def unpack(folder: Path, *wheels: Path) -> Path:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--no-compile", "--target", str(folder), *map(str, wheels)], check=True, timeout=60)
+    return folder
+
+
+def test_no_file_is_in_both_wheels(wheels: dict[str, Path]) -> None:
+    client, server = files_of(wheels["penstock_client"]), files_of(wheels["penstock_serve"])
+    assert not client & server
+    files = [*(ROOT / "src/penstock").rglob("*.py"), *(ROOT / "src/penstock").rglob("*.pyi")]
+    sources = {str(file.relative_to(ROOT / "src")) for file in files}
+    assert sources <= client | server
+    version = wheels["penstock_serve"].name.split("-")[1]
+    assert f"penstock-client=={version}" in required_by(wheels["penstock_serve"])
+    names = {re.split("[<>=;]", each)[0] for each in required_by(wheels["penstock_client"]) if "extra ==" not in each}
+    assert names == {"grpcio", "ml-dtypes", "numpy", "protobuf"}
+
+
+def test_the_client_alone_needs_nothing_else(served: Served, wheels: dict[str, Path], tmp_path: Path) -> None:
+    site = unpack(tmp_path / "site", wheels["penstock_client"])
+    for package in ("grpcio", "ml-dtypes", "numpy", "protobuf", "typing-extensions"):
+        for file in importlib.metadata.files(package) or ():
+            if not (top := site / file.parts[0]).exists() and file.parts[0] not in ("..", "__pycache__"):
+                top.symlink_to(Path(str(importlib.metadata.distribution(package).locate_file(file.parts[0]))))
+    code = f"import sys; sys.path.append({str(site)!r})\n{WITH_CLIENT_ONLY}"
+    arguments = (served.server.grpc, served.key, served.authority.ca)
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    *answers, loaded = done.stdout.splitlines()
+    assert answers == ["[[2.0, 4.0]] (1, 384)", "[[2.0, 4.0]]"]
+    # What is shipped is what the client imports, and nothing more; messages come as they are.
+    shipped = {name for name in files_of(wheels["penstock_client"]) if name.endswith(".py") and "/pb/" not in name}
+    imported = {str(Path(file).relative_to(site)) for file in loaded.split() if "/pb/" not in file}
+    assert shipped - {"penstock/client/websocket.py"} == imported
+
+
+def test_both_install_together(wheels: dict[str, Path], tmp_path: Path) -> None:
+    site = unpack(tmp_path / "site", *wheels.values())
+    code = "import penstock.cli.main, penstock.client.calls, penstock.client.websocket as w; print(w.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.startswith(str(site)), done.stderr

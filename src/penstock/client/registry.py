@@ -6,17 +6,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 from penstock.client import faults
 from penstock.core.errors import Corrupted, PenstockError, Unavailable
-from penstock.core.manifest import Manifest, ModelFacts
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.failures import decode_failure
+
+if TYPE_CHECKING:
+    from penstock.core.manifest import Manifest, ModelFacts  # of penstock-serve: only who uploads has one
 
 T = TypeVar("T")
 MANAGER_ADDRESS = "127.0.0.1:7400"
@@ -102,16 +104,15 @@ class RegistryClient:
 
     async def push(
         self,
-        manifest: Manifest,
+        manifest: "Manifest",
         files: Mapping[str, Path],
-        facts: ModelFacts | None = None,
+        facts: "ModelFacts | None" = None,
         on_progress: OnProgress = lambda _: None,
     ) -> ModelVersion:
         """Uploads what is missing of it and makes it a version; `files` by SHA-256."""
         patience = _Patience(min(REACH_S, self._give_up_s))
-        begin = pb.BeginUpload(
-            manifest=manifest.encoded, facts=(facts or ModelFacts()).model_dump_json(exclude_none=True).encode()
-        )
+        told = facts.model_dump_json(exclude_none=True) if facts is not None else "{}"
+        begin = pb.BeginUpload(manifest=manifest.encoded, facts=told.encode())
         while True:
             try:
                 state = await self._call("Begin", begin)
