@@ -243,8 +243,11 @@ def _json(status: int, said: Mapping[str, str]) -> Answer:
 
 
 def _encoded(answer: Answer) -> bytes:
+    challenge = (
+        'www-authenticate: Basic realm="penstock"\r\n' if answer.status == 401 else ""
+    )  # a browser asks its user
     head = (
         f"HTTP/1.1 {answer.status} {REASONS[answer.status]}\r\ncontent-type: {answer.media_type}\r\n"
-        f"content-length: {len(answer.body)}\r\nconnection: close\r\n\r\n"
+        f"content-length: {len(answer.body)}\r\n{challenge}connection: close\r\n\r\n"
     )
     return head.encode() + answer.body

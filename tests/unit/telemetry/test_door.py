@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 from benchmarks.waiting import until
 from penstock.core.cluster.addresses import Address
-from penstock.core.errors import ConfigError, PenstockError, StoreUnavailable, UnknownHost
+from penstock.core.errors import ConfigError, Forbidden, PenstockError, StoreUnavailable, Unauthenticated, UnknownHost
 from penstock.telemetry import door as door_module
 from penstock.telemetry.door import HealthDoor
 
@@ -26,7 +26,8 @@ class Door:
         self.error: PenstockError | None = None
         self.registry = CollectorRegistry()
         Counter("things", "Some", registry=self.registry)
-        self.door = HealthDoor(self._problem, lambda: self.registry, _refusal)
+        self.stranger: PenstockError | None = None
+        self.door = HealthDoor(self._problem, lambda: self.registry, _refusal, lambda headers: self.stranger)
         self.http = self.grpc = Address("127.0.0.1")
 
     async def _problem(self) -> str:
@@ -75,6 +76,16 @@ async def test_it_says_how_its_role_is(door: Door) -> None:
     status, text = await door.get("/metrics")
     assert (status, b"things_total" in text) == (200, True)
     assert (await door.get("/else"))[0] == 404
+
+
+async def test_metrics_are_for_whom_the_guard_admits_and_health_is_for_all(door: Door) -> None:
+    for error, status in ((Unauthenticated("a key"), b"401"), (Forbidden("the scope"), b"403")):
+        door.stranger = error
+        answer = await door.ask(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert answer.split()[1] == status
+        assert (b"www-authenticate: Basic" in answer) is (status == b"401")
+        assert b"things" not in answer
+        assert (await door.get("/healthz"))[0] == (await door.get("/readyz"))[0] == 200
 
 
 async def test_what_cannot_be_found_out_is_not_ready(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
