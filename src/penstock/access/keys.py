@@ -104,9 +104,12 @@ class KeyTable:
     ) -> None:
         """`is_asking`: a key was once made in this cluster, whatever became of it. `further`: texts without records."""
         self.is_asking = is_asking
+        self.revoked: set[str] = set()  # ids
         self._hash = blake2b(key=secret_of(secret), digest_size=DIGEST_BYTES)
         self._by_digest: dict[bytes, Principal] = {self._digest(text): known for text, known in further.items()}
         for record in records:
+            if record.revoked_at is not None:
+                self.revoked.add(record.key_id)
             self._by_digest.update(record.holders())
 
     @classmethod

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 from penstock.access.certificates import CertificateHolders
-from penstock.access.guard import Guard
+from penstock.access.guard import Guard, TokenReader
 from penstock.core.config import Config
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.files import TlsFiles
@@ -18,7 +18,7 @@ def open_certificates(config: Config, stack: AsyncExitStack) -> Certificates:
     return certificates
 
 
-def make_guard(config: Config, host: str) -> Guard:
+def make_guard(config: Config, host: str, tokens: TokenReader | None = None) -> Guard:
     """Of a door at that host."""
     owners = CertificateHolders(config.tls.principals)
-    return Guard(config.asks_at(host), certificates=owners.principal if config.tls.principals else None)
+    return Guard(config.asks_at(host), tokens, owners.principal if config.tls.principals else None)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
+from penstock.access.tokens import Tokens
 from penstock.app.certificates import make_guard, open_certificates
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, http_scheme, is_clustered
@@ -26,10 +27,12 @@ from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import ClusterPicture, Control, GatewayMember
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.cluster.addresses import Address
+from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.grpc.direct import DirectGrpc, Discover
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
@@ -40,6 +43,7 @@ from penstock.gateway.http.server import http_server
 from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.local import LocalLane
 from penstock.router.lanes.peer_door import PeerDoor
 from penstock.router.lanes.peers import PeerLinks
 from penstock.router.lanes.zmq import ZmqLane
@@ -49,6 +53,7 @@ from penstock.serving.forwarded import ForwardedRequests
 from penstock.serving.meter import Meter
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
+from penstock.serving.sessions.elsewhere import SessionsElsewhere
 from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.serving.sessions.stored import StoredSessions
@@ -72,6 +77,7 @@ from penstock.wire.control import RemoteControl
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint, split_key
+from penstock.wire.sockets import host_identity
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -80,11 +86,21 @@ CATCH_UP_S = 10.0
 
 class Gateway:
     def __init__(
-        self, gateway_id: str, config: Config, metrics_folder: Path, traces: Traces, guard: Guard | None = None
+        self,
+        gateway_id: str,
+        config: Config,
+        metrics_folder: Path,
+        traces: Traces,
+        guard: Guard | None = None,
+        is_workers: bool = False,
     ) -> None:
-        """`guard` stands at every door, and hears of keys with what else the cluster is."""
+        """`guard` stands at every door, and hears of keys with what else the cluster is. A worker's own takes session
+        tokens alone, and owns no session: it is none of the cluster's gateways."""
         self.gateway_id = gateway_id
-        self.guard = guard or make_guard(config, config.host)
+        self._tokens = Tokens()
+        if guard is None and is_workers:
+            guard = Guard(config.asks_at(config.host), self._tokens)
+        self.guard = guard or make_guard(config, config.host, self._tokens)
         self._access: AccessView | None = None
         self._config = config
         self._metrics_folder = metrics_folder
@@ -113,7 +129,8 @@ class Gateway:
         self._keys = CurveKeys() if is_clustered(config) and config.cluster.curve else None
         self._allowed: AllowedKeys | None = None
         self._peers = PeerLinks(gateway_id, config.data_plane, self._keys)
-        self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored)
+        own = SessionsElsewhere if is_workers else OrderedSessions
+        self._ordered = own(gateway_id, self._sessions, self._peers, self._stored)
         self._session_metrics = SessionMetrics(registry)
         access = config.access
         # One that is started again is another: what its predecessor held is nobody's.
@@ -155,11 +172,20 @@ class Gateway:
         self._dispatcher.start()
         return lane.listen(endpoint)
 
+    def work_here(self, worker: LocalWorker, on_offers: Callable[[Sequence[LocalOffer]], None]) -> None:
+        """Its only worker is in this process."""
+        lane = LocalLane(worker, self._dispatcher, on_offers)
+        self._dispatcher.add(lane)
+        self._dispatcher.start()
+        lane.open()
+
     def cluster_changed(self, picture: ClusterPicture) -> None:
         views = picture.blocks
         if picture.access is not self._access:
             self._access = picture.access
-            self.guard.keys_changed(KeyTable.of(picture.access))
+            table = KeyTable.of(picture.access)
+            self._tokens.changed(picture.access.signers, picture.access.revoked.union(table.revoked))
+            self.guard.keys_changed(table)
         if self._allowed is not None:
             gateways = (split_key(each.endpoint)[1] for each in picture.gateways)
             self._allowed.allow([*picture.workers_keys, *(key for key in gateways if key)])
@@ -184,22 +210,26 @@ class Gateway:
             await asyncio.sleep(0.02)
 
     async def open(
-        self, control: Control, grpc_port: int, http_socket: socket.socket, certificates: Certificates
+        self,
+        control: Control,
+        grpc_port: int,
+        http_socket: socket.socket,
+        certificates: Certificates,
+        discover: Discover | None = None,
     ) -> int:
-        """Opens the clients' doors. Returns the gRPC port."""
+        """Opens the clients' doors. Returns the gRPC port. `discover` asks the manager for a worker for a client."""
         limits = self._config.limits
-        await self._cache.start()
-        await self._meter.start()
-        if self._stored is not None:
-            await self._stored.start()
-        catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
+        catalogue = await self.begin(control)
         memory = SharedMemory(
             self._metrics_folder.parent / "shared-memory",
             max_request_bytes=limits.max_message_bytes,
             is_allowed=self._config.allow_shared_memory,
         )
         edge = OipGrpc(self._serving, catalogue, self.guard, memory, self._large)
-        self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory))
+        # Who reaches a door that is open to this machine alone is on this machine.
+        host = host_identity() if self._config.is_local else ""
+        direct = None if discover is None else DirectGrpc(self._resolver, discover, host)
+        self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory), direct=direct)
         port = await self._grpc.start(self._config.host, grpc_port, certificates)
         reader = SnapshotReader(self._metrics_folder)
         self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
@@ -224,6 +254,21 @@ class Gateway:
     def session_counts(self) -> dict[str, int]:
         return self._ordered.statistics()
 
+    async def open_grpc(self, catalogue: Catalogue, port: int, certificates: Certificates) -> int:
+        """Opens a door for gRPC alone, at a port that nobody shares. Returns the port."""
+        edge = OipGrpc(self._serving, catalogue, self.guard, large=self._large)
+        self._grpc = GrpcServer(edge, self._config.limits, is_port_shared=False)
+        found = await self._grpc.start(self._config.host, port, certificates)
+        self._tasks = [asyncio.create_task(self._watch(catalogue), name="gateway-watch")]
+        return found
+
+    async def begin(self, control: Control) -> Catalogue:
+        await self._cache.start()
+        await self._meter.start()
+        if self._stored is not None:
+            await self._stored.start()
+        return Catalogue(self._admission, self._resolver, self._dispatcher, control)
+
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
         self._admission.is_draining = True
@@ -243,7 +288,7 @@ class Gateway:
             self._http.should_exit = True
         if self._grpc is not None:
             await self._grpc.stop(grace_s=1.0)
-        if self._tasks:
+        if self._http is not None:
             await asyncio.wait(self._tasks[:1], timeout=3.0)
         for task in self._tasks:
             task.cancel()
@@ -328,7 +373,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         await gateway.catch_up()
         if control.refusal is not None:
             raise control.refusal
-        await gateway.open(control, grpc_port, open_http_socket(config.host, http_port), certificates)
+        http_socket = open_http_socket(config.host, http_port)
+        await gateway.open(control, grpc_port, http_socket, certificates, control.discover)
         run.tether.say_open()
         if not run.is_supervised:
             http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)

@@ -104,6 +104,9 @@ async def open_manager(
     from penstock.manager.access.audit import Audit, AuditedStore
     from penstock.manager.access.keys import Keys
     from penstock.manager.access.service import AccessService
+    from penstock.manager.direct.discovery import Discovery
+    from penstock.manager.direct.service import DirectService
+    from penstock.manager.direct.signing import Signing
     from penstock.manager.leading.election import SOLE_LEASE_S
     from penstock.manager.lives import LifeRules
     from penstock.manager.manager import Manager
@@ -112,7 +115,7 @@ async def open_manager(
     from penstock.manager.rollouts.service import RolloutService
     from penstock.manager.server import serve_manager
     from penstock.manager.triggers import Triggers
-    from penstock.pb.v1.access_pb2_grpc import add_AccessServicer_to_server
+    from penstock.pb.v1.access_pb2_grpc import add_AccessServicer_to_server, add_DirectServicer_to_server
     from penstock.pb.v1.cluster_pb2_grpc import add_RolloutsServicer_to_server
     from penstock.storage.metadata.base import MetadataStore
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
@@ -133,6 +136,7 @@ async def open_manager(
     secret = config.access.secret
     keys = Keys(manager, guard, secret.get_secret_value().encode() if secret is not None else b"")
     audit = Audit(manager, store)
+    signing = Signing(manager, config.access.signing_rotate_s)
     registry = open_registry(config, cast(MetadataStore, AuditedStore(store, audit)), manager.events.tell, stack)
     manager.find_version = registry.choose
     triggers = Triggers(config.triggers)
@@ -141,15 +145,19 @@ async def open_manager(
     triggers.start()
     rollouts = Rollouts(manager, RolloutMetrics(CollectorRegistry()))
     await manager.start(is_sole=not is_shared)
+    signing.start()
+    stack.push_async_callback(signing.close)
     rollouts.start()
     stack.push_async_callback(rollouts.close)
     health = health_aio.HealthServicer()
     add_health = partial(add_HealthServicer_to_server, health)
-    access, rolling = AccessService(keys, audit), RolloutService(rollouts)
+    access, rolling = AccessService(keys, audit, signing), RolloutService(rollouts)
     manager.watched |= {"keys": access.statuses, "rollouts": rolling.statuses}
     add_access = partial(add_AccessServicer_to_server, access)
     add_rollouts = partial(add_RolloutsServicer_to_server, rolling)
-    services = (add_rollouts, registry_service(registry), add_access, add_health)
+    discovery = Discovery(manager, keys, signing, bool(config.tls.cert))
+    add_direct = partial(add_DirectServicer_to_server, DirectService(discovery))
+    services = (add_rollouts, registry_service(registry), add_access, add_direct, add_health)
     server = await serve_manager(manager, *addresses, further=services, guard=guard, certificates=certificates)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from prometheus_client import CollectorRegistry
 
 from penstock.app.certificates import open_certificates
+from penstock.app.direct import DirectDoor
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_join, is_clustered, task_worker_ids
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
@@ -32,7 +33,10 @@ async def _work(run: RoleRun) -> None:
         task_workers = [places.task_worker(name) for name in task_worker_ids(config)] if run.is_supervised else []
         certificates = open_certificates(config, stack)
         leader = open_leader(config, places, stack)
-        worker = Worker(run.name, leader, config, metrics, traces, task_workers)
+        door = None
+        if config.worker.direct_port is not None:
+            door = DirectDoor(run.name, config, places.metrics, traces, certificates)
+        worker = Worker(run.name, leader, config, metrics, traces, task_workers, door)
         if not run.is_supervised:
             from penstock.app.doors import WORKER_DOOR, open_health_door
 

@@ -12,7 +12,7 @@ from penstock.cli.certs import init_certs, issue_cert
 from penstock.cli.classify import classify
 from penstock.cli.cluster.block import deploy_block, explain_block, list_blocks, remove_block, scale_block
 from penstock.cli.cluster.events import audit, events
-from penstock.cli.cluster.key import create_key, list_keys, revoke_key, rotate_key, show_key
+from penstock.cli.cluster.key import create_key, list_keys, revoke_key, rotate_key, rotate_signing, show_key
 from penstock.cli.cluster.rollout import (
     forget_rollout,
     pause_rollout,
@@ -89,7 +89,12 @@ for name, of_rollouts in (("start", start_rollout), ("status", rollout_status), 
 for name, of_ended in (("resume", resume_rollout), ("undo", undo_rollout), ("forget", forget_rollout)):
     rollout.command(name)(of_ended)
 key = typer.Typer(no_args_is_help=True, help="Keys: who may do what. From the first one on, every door asks for one.")
-for name, of_keys in (("create", create_key), ("list", list_keys), ("show", show_key)):
+for name, of_keys in (
+    ("create", create_key),
+    ("list", list_keys),
+    ("show", show_key),
+    ("rotate-signing", rotate_signing),
+):
     key.command(name)(of_keys)
 for name, of_known in (("revoke", revoke_key), ("rotate", rotate_key)):
     key.command(name)(of_known)

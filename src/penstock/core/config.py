@@ -112,6 +112,7 @@ class WorkerSettings(Section):
     memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
     task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
+    direct_port: Port | None = 0  # for clients, opened when one asks for it; 0: any that is free; None: no door
 
     def zone_of(self, worker_id: str) -> str:
         return self.zones.get(worker_id, self.zones.get(_on_its_host(worker_id), self.zone))
@@ -185,6 +186,7 @@ class AccessSettings(Section):
 
     keys: Literal["auto", "required", "off"] = "auto"  # auto: once one was made
     secret: SecretStr | None = None  # of the cluster, for the digests of keys; None: made, and kept in the store
+    signing_rotate_s: Annotated[float, Field(ge=1)] = 86_400.0  # after which session tokens are signed with a new key
     limits_url: str = "memory://"  # each gateway its share; or redis://host:port/0, all together
     limits_timeout_s: Annotated[float, Field(gt=0, le=60)] = 0.25  # what Redis gets to answer
     key_limits: KeyLimitSettings | None = None  # of each key that has none of its own

@@ -33,6 +33,11 @@ class NameRoute:
             return self.shadow
         return self.shares[-1].block_id
 
+    @property
+    def is_split(self) -> bool:
+        """Each request is decided about: none may go past those who decide."""
+        return len(self.shares) != 1 or bool(self.shadow or self.trial)
+
     def block_ids(self) -> set[str]:
         """The shadow, too."""
         return {share.block_id for share in self.shares} | ({self.shadow} - {""})

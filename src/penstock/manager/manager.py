@@ -83,7 +83,7 @@ class Manager:
         self._proving = asyncio.Lock()
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the first reign
         self._waiters = Waiters()
-        self.wait_until = self._waiters.until
+        self.wait_until, self.becomes = self._waiters.until, self._waiters.becomes
         self.election = Election(store, me or ManagerRecord(manager_id="manager", address=""), lease_s, self._led)
         self.store = DesiredStore(store, self.election, self._waiters)
         self.desired, self.commit = self.store.state, self.store.commit

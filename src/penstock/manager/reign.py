@@ -53,6 +53,8 @@ class Facts:
     weight: float = 1.0  # what it can do beside the others
     pid: int = 0
     curve_key: str = ""  # of its process, public
+    door: str = ""  # where clients reach it; empty: nowhere; port 0: it is opened when asked for
+    is_door_tls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,13 @@ class Reign:
         self.registry.worker_reported(worker_id, report.states, report.removed, report.is_snapshot)
         self._settle(now)
 
+    def learn(self, heard: WorkerHeard, facts: Facts) -> None:
+        """Of a worker that is another than it said before."""
+        life = self.lives.get(heard.worker_id)
+        if life is not None and life.stream == heard.stream:
+            self.facts[heard.worker_id] = facts
+            self._has_news = True
+
     def end(self, ended: WorkerStreamEnded, now: float) -> None:
         self.refused.pop(ended.stream, None)
         life = self.lives.get(ended.worker_id)
@@ -215,8 +224,18 @@ class Reign:
         lives = self.lives.items().items()
         return PresentWorkers(worker_ids=tuple(sorted(name for name, life in lives if life.state in PRESENT)))
 
+    def open_door(self, worker_id: str) -> None:
+        """Clients want to reach it."""
+        self.boards.open_door(worker_id)
+        self._has_news = True
+
     def record(self, worker_id: str) -> WorkerRecord:
         return self._state.workers.get(worker_id) or WorkerRecord()
+
+    def is_closed(self, worker_id: str) -> bool:
+        """It drains, or was removed."""
+        record, life = self.record(worker_id), self.lives.get(worker_id)
+        return record.is_draining or (life is not None and record.removed == life.incarnation)
 
     def placed(self, block: DeployedBlock) -> list[str]:
         """The workers that should hold it."""
@@ -293,12 +312,8 @@ class Reign:
             weight=facts.weight or 1.0,
             is_open=life.state is LifeState.ALIVE,
             is_last=not life.is_open,
-            is_leaving=self._is_closed(worker_id),
+            is_leaving=self.is_closed(worker_id),
         )
 
-    def _is_closed(self, worker_id: str) -> bool:
-        record, life = self.record(worker_id), self.lives.get(worker_id)
-        return record.is_draining or (life is not None and record.removed == life.incarnation)
-
     def _close_workers(self) -> None:
-        self.registry.close(worker for worker in self.lives.items() if self._is_closed(worker))
+        self.registry.close(worker for worker in self.lives.items() if self.is_closed(worker))

@@ -1,7 +1,7 @@
 """The manager's gRPC service: workers attach, gateways watch."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from itertools import count
 from typing import Never, TypeVar
@@ -29,10 +29,12 @@ from penstock.manager.telling.boards import (
     AssignedBlock,
     Endpoints,
     Given,
+    OpenDoor,
     Shown,
     ToldAccess,
     ToldGateways,
     ToldKey,
+    ToldTokens,
     WorkersKeys,
 )
 from penstock.manager.telling.ledger import Delta, Ledger
@@ -165,6 +167,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         try:
             async for report in reports:
                 hearing.hear(report.is_lost, report.is_leaving)
+                if report.HasField("facts"):
+                    manager.reign.learn(WorkerHeard(worker, stream), _facts(report))
                 load = _load(report.load) if report.HasField("load") else None
                 manager.reign.hear(WorkerHeard(worker, stream), _report(report), load, now())
                 await manager.notify(is_sure=report.is_lost)
@@ -252,6 +256,8 @@ def _facts(report: pb.WorkerReport) -> Facts:
         told.weight,
         report.pid,
         told.curve_key,
+        told.door,
+        told.is_door_tls,
     )
 
 
@@ -310,6 +316,11 @@ def _assignment(delta: Delta[Given], history: str, epoch: int) -> pb.Assignment:
             case Endpoints(endpoints):
                 message.has_gateways = True
                 message.gateways.extend(endpoints)
+            case ToldTokens(is_asking, signers, revoked):
+                told = pb.TokenFacts(is_asking=is_asking, signers=_signers(signers), revoked=revoked)
+                message.tokens.CopyFrom(told)
+            case OpenDoor():
+                message.opens_door = True
     return message
 
 
@@ -336,11 +347,16 @@ def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterVi
             case WorkersKeys(keys):
                 message.has_curve_keys = True
                 message.curve_keys.extend(keys)
-            case ToldAccess():
-                message.access.CopyFrom(pb.AccessFacts(**asdict(shown)))
+            case ToldAccess(secret, is_asking, signers):
+                told = pb.AccessFacts(secret=secret, is_asking=is_asking, signers=_signers(signers))
+                message.access.CopyFrom(told)
             case ToldKey():
                 message.keys.add(**asdict(shown))
     return message
+
+
+def _signers(signers: Iterable[tuple[str, bytes]]) -> list[pb.TokenSigner]:
+    return [pb.TokenSigner(kid=kid, public=public) for kid, public in signers]
 
 
 def _route(route: NameRoute) -> pb.Route:

@@ -17,7 +17,9 @@ from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky
+from penstock.pb.v1 import access_pb2
 from penstock.pb.v1 import manager_pb2 as pb
+from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
 from penstock.wire.leader import Leader
@@ -27,6 +29,7 @@ BEAT_S = 1.0  # the manager hears from every gateway so often
 COUNT_S = 0.2  # and from one that counts for it
 UNLOAD_TIMEOUT_S = 60.0
 ROUTING_TIMEOUT_S = 10.0
+DISCOVER_TIMEOUT_S = 15.0
 LOAD_TIMEOUT_S = 86_400.0
 LEAVE_S = 0.02
 NAME_CHARS = 128
@@ -79,6 +82,11 @@ class RemoteControl:
     async def set_routing(self, model: str, routing_json: str, asked_by: str) -> None:
         request = pb.SetRoutingRequest(model=model, routing=routing_json)
         await self._call("SetRouting", request, ROUTING_TIMEOUT_S, asked_by)
+
+    async def discover(self, request: access_pb2.DiscoverRequest) -> access_pb2.DiscoverResponse:
+        return await self._leader.call(
+            lambda channel, left_s: DirectStub(channel).Discover(request, timeout=left_s), DISCOVER_TIMEOUT_S
+        )
 
     async def close(self) -> None:
         self._is_leaving = True
@@ -170,11 +178,14 @@ class RemoteControl:
         if not (view.is_snapshot or view.HasField("access") or view.keys or view.removed_keys):
             return
         before = NO_KEYS if view.is_snapshot else self._access
-        facts, keys = view.access if view.HasField("access") else before, dict(before.keys)
+        secret, is_asking, signers, keys = before.secret, before.is_asking, before.signers, dict(before.keys)
+        if view.HasField("access"):
+            secret, is_asking = view.access.secret, view.access.is_asking
+            signers = {each.kid: each.public for each in view.access.signers}
         for key_id in view.removed_keys:
             keys.pop(key_id, None)
         keys |= {each.key_id: each.record for each in view.keys}
-        self._access = AccessView(facts.secret, facts.is_asking, keys)
+        self._access = AccessView(secret, is_asking, keys, signers)
 
 
 def _decode(block: pb.BlockView) -> BlockView:

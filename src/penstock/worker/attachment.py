@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 import structlog
 
+from penstock.core.cluster.access_view import AccessView
 from penstock.core.config import Config
 from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
@@ -41,6 +42,8 @@ class AttachmentOwner:
     work: Callable[[], WorkInHand]
     refused: Callable[[NameTaken], None]  # for good: another has its name
     removed: Callable[[], None]  # an operator wants nothing more of this process
+    access: Callable[[AccessView], None]  # whom the worker's own door lets in
+    open_door: Callable[[], None]  # clients want to reach it
 
 
 class Attachment:
@@ -98,6 +101,7 @@ class Attachment:
     async def _reports(self) -> AsyncIterator[pb.WorkerReport]:
         """First everything, then what is another, and at least a sign of life with every beat."""
         told: dict[str, pb.BlockState] = {}
+        door: str | None = None  # as it was told
         is_first = True
         while True:
             self._changed.clear()
@@ -115,12 +119,13 @@ class Attachment:
                 history=self._heard.history,
                 epoch=self._heard.epoch,
                 revision=self._heard.revision,
-                facts=self._machine.facts() if is_first else None,
+                facts=None if self._machine.door == door else self._machine.facts(),
                 is_leaving=self.is_leaving,
                 is_lost=self._is_lost and not is_first,
             )
             self._add_load(report, is_first)
             told, is_first, self._is_lost = held, False, False
+            door = report.facts.door if report.HasField("facts") else door
             yield report
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._beat_s)
@@ -164,8 +169,14 @@ class Attachment:
             self._blocks[b.block_id] = Assigned(
                 b.block_id, b.model, b.version, b.folder, b.revision, tuple(b.replaces), b.is_new
             )
+        if assignment.HasField("tokens"):
+            told = assignment.tokens
+            signers = {each.kid: each.public for each in told.signers}
+            self._owner.access(AccessView(b"", told.is_asking, {}, signers, frozenset(told.revoked)))
         if self.is_leaving:
             return True
+        if assignment.opens_door:
+            self._owner.open_door()
         if assignment.has_gateways:
             self._owner.meet(assignment.gateways)
         self._owner.assign(sorted(self._blocks.values(), key=_order))

@@ -6,13 +6,16 @@ import secrets
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import psutil
 import structlog
 
 from penstock.core.blocks import BlockDescription, BlockState
+from penstock.core.cluster.access_view import AccessView
+from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
-from penstock.core.errors import NameTaken
+from penstock.core.errors import NameTaken, PenstockError
 from penstock.pb.v1 import job_pb2
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
@@ -25,6 +28,7 @@ from penstock.wire.sockets import host_identity
 from penstock.worker.attachment import Attachment, AttachmentOwner
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
+from penstock.worker.local import LocalLink, LocalOwner
 from penstock.worker.machine import Machine
 from penstock.worker.recent import RecentSteps
 from penstock.worker.residency.blocks import Blocks, BlocksOwner
@@ -36,6 +40,23 @@ FLUSH_S = 0.25  # counts to the shared metrics
 HEARD_S = 1.0  # what gateways get to answer the last hello
 
 
+class WorkerDoor(Protocol):
+    """Where clients reach this worker: opened when somebody asks for it."""
+
+    address: str  # its port is 0 until it is open
+    is_tls: bool
+
+    def access_changed(self, access: AccessView) -> None:
+        """Whom it lets in."""
+
+    async def open(self, worker: LocalWorker) -> None: ...
+
+    async def drain(self) -> None:
+        """Lets nobody in any more."""
+
+    async def close(self) -> None: ...
+
+
 class Worker:
     def __init__(
         self,
@@ -45,8 +66,9 @@ class Worker:
         metrics: WorkerMetrics,
         traces: Traces,
         task_workers: Sequence[Path] = (),
+        door: WorkerDoor | None = None,
     ) -> None:
-        """`task_workers` are the sockets of those that it may use."""
+        """`task_workers` are the sockets of those that it may use; `door` is for clients that come direct."""
         self._worker_id = worker_id
         self._config = config
         self._metrics = metrics
@@ -66,6 +88,12 @@ class Worker:
         self._failure: NameTaken | None = None
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
         self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, lambda: leader.address)
+        self._door = door
+        self._is_door_wanted = False
+        self._local = LocalLink(
+            worker_id,
+            LocalOwner(blocks.holder, self._local_offers, blocks.statistics, blocks.probe, blocks.wake, self._announce),
+        )
         talk = AttachmentOwner(
             blocks.held,
             self._be_heard,
@@ -75,8 +103,13 @@ class Worker:
             blocks.work,
             self._refused,
             self._removed,
+            self._tokens_changed,
+            self._open_door,
         )
         machine = Machine(worker_id, config.cluster.node_name, config.worker, self._keys.text)
+        if door is not None:
+            machine.set_door(door.address, door.is_tls)
+        self._machine = machine
         self._attachment = Attachment(worker_id, leader, machine, config, talk)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -149,10 +182,12 @@ class Worker:
     def _hand_back(self, jobs: list[WorkerJob]) -> None:
         for link in self._links.values():
             link.hand_back(jobs)
+        self._local.hand_back(jobs)
 
     def _announce(self) -> None:
         for link in self._links.values():
             link.say_hello()
+        self._local.say_hello()
 
     def _hello(self) -> job_pb2.Hello:
         return job_pb2.Hello(
@@ -164,17 +199,46 @@ class Worker:
             zone=self._zone,
         )
 
+    def _share(self, block: BlockDescription) -> int:
+        """What each link may send of a block's jobs: none takes what another would need."""
+        links = len(self._links) + self._local.is_open
+        return max(1, credits_of(block.settings, block.instances) // max(1, links))
+
     def _offer(self, block: BlockDescription, is_dormant: bool) -> job_pb2.BlockOffer:
-        share = max(1, credits_of(block.settings, block.instances) // max(1, len(self._links)))
         return job_pb2.BlockOffer(
             block_id=block.block_id,
             model=block.model,
             version=block.version,
-            credits=share,
+            credits=self._share(block),
             description=encode_description(block),
             weight=self._weight * block.instances,
             is_dormant=is_dormant,
         )
+
+    # --- clients that come direct
+
+    def _local_offers(self) -> list[LocalOffer]:
+        return [LocalOffer(block, self._share(block), is_dormant) for block, is_dormant in self._blocks.offers()]
+
+    def _tokens_changed(self, access: AccessView) -> None:
+        if self._door is not None:
+            self._door.access_changed(access)
+
+    def _open_door(self) -> None:
+        """The first time that somebody wants to come."""
+        if self._door is not None and not self._is_door_wanted:
+            self._is_door_wanted = True
+            self._spawn(self._open(self._door))
+
+    async def _open(self, door: WorkerDoor) -> None:
+        try:
+            await door.open(self._local)
+            self._machine.set_door(door.address, door.is_tls)
+            log.info("door_opened", address=door.address)
+        except PenstockError as error:
+            log.error("door_not_opened", error=error.message)
+            self._machine.set_door("", False)
+        self._attachment.report()
 
     # --- time
 
@@ -201,10 +265,14 @@ class Worker:
         log.info("draining", jobs=len(self._blocks))
         self._blocks.leave()
         self._announce()
+        if self._door is not None:
+            self._spawn(self._door.drain())
         try:
             await asyncio.wait_for(self._blocks.drain(), self._config.data_plane.drain_s)
         except TimeoutError:
             log.warning("drain_timeout", jobs=len(self._blocks))
+        if self._door is not None:
+            await self._door.close()
         await self._be_heard()  # or jobs would be on their way to a closed door
         for link in self._links.values():
             link.close("the worker stops")

@@ -30,6 +30,11 @@ class Machine:
         self._process = psutil.Process()
         self._looked = (time.monotonic(), self._cpu_s())
         self._gpus = _Gpus()
+        self.door, self._is_door_tls = "", False
+
+    def set_door(self, address: str, is_tls: bool) -> None:
+        """Where clients reach the worker; empty: nowhere."""
+        self.door, self._is_door_tls = address, is_tls
 
     def facts(self) -> pb.WorkerFacts:
         shared = self._shared()
@@ -47,6 +52,8 @@ class Machine:
             shared=shared,
             weight=self._weight,
             curve_key=self._curve_key,
+            door=self.door,
+            is_door_tls=self._is_door_tls,
         )
 
     def _shared(self) -> list[pb.SharedCapacity]:

@@ -53,6 +53,8 @@ class Bed:
             lambda: WorkInHand(0, 0, 0, 0),
             self.refused,
             lambda: None,
+            lambda access: None,
+            lambda: None,
         )
         machine = Machine("w", "node", WorkerSettings())
         self.attachment = Attachment("w", self.leaders[1], machine, Config(), owner)

@@ -1,4 +1,4 @@
-"""`penstock key create|list|show|revoke|rotate`: who may do what in a cluster."""
+"""`penstock key create|list|show|revoke|rotate|rotate-signing`: who may do what in a cluster."""
 
 import re
 import time
@@ -111,6 +111,18 @@ def rotate_key(
     request = pb.RotateKeyRequest(key=key, grace_s=seconds_of(grace))
     made = as_values(client.call("RotateKey", request))
     _print_made(made, as_json)
+
+
+@asks_managers
+def rotate_signing(client: "ClusterClient", as_json: AsJson = False) -> None:
+    """Have session tokens signed with a new key; those that were signed before stay good until they expire."""
+    from penstock.pb.v1 import access_pb2 as pb
+
+    made = client.call("RotateSigning", pb.RotateSigningRequest())
+    begins = _at(made.signs_from)
+    print_done(
+        as_json, f"session tokens are signed with '{made.kid}' from {begins} on", kid=made.kid, signs_from=begins
+    )
 
 
 def seconds_of(text: str) -> float:

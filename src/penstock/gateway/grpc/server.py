@@ -17,17 +17,20 @@ from penstock.core.cluster.addresses import Address
 from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, Draining, PenstockError
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs
+from penstock.gateway.grpc.direct import DirectGrpc
 from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.gateway.grpc.traffic import GrpcTraffic
 from penstock.gateway.turnstile import grpc_connections, widen_files
 from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.pool import POOL
+from penstock.pb.v1 import access_pb2
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.grpc_server import cut_connections, grpc_server
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
+_DIRECT: Any = access_pb2.DESCRIPTOR.services_by_name["Direct"]
 _HEALTH: Any = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Any = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 # These look themselves at what their reader gives.
@@ -40,13 +43,20 @@ DEAD_AFTER_MS = 60 * 1000  # without a sign of life, and again without an answer
 
 
 class GrpcServer:
-    def __init__(self, edge: OipGrpc, limits: Limits, *further: object) -> None:
-        """`further` answer for methods that the edge does not have."""
+    def __init__(
+        self,
+        edge: OipGrpc,
+        limits: Limits,
+        *further: object,
+        direct: DirectGrpc | None = None,
+        is_port_shared: bool = True,
+    ) -> None:
+        """`further` answer for methods that the edge does not have. A port may be shared with other gateways."""
         self._server = grpc_server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 1),
+                ("grpc.so_reuseport", int(is_port_shared)),
                 ("grpc.max_concurrent_streams", limits.max_connection_calls),
                 # What waits to be taken up: beyond 1,000, gRPC's own default cancels calls of others at random.
                 ("grpc.server.max_pending_requests", limits.max_inflight_requests),
@@ -69,11 +79,13 @@ class GrpcServer:
         self.needs: dict[str, Needs] = {}  # by method: what was declared beside each
         self._edge = edge
         self._limits = limits
-        methods = dict(method for each in (*further, edge) for method in self._methods_of(each))
-        self._server.add_registered_method_handlers(SERVICE, methods)
+        self._add(_DESCRIPTOR, *further, edge)
+        if direct is not None:
+            self._add(_DIRECT, direct)
         self._health = health_aio.HealthServicer()
         self._add_small(_HEALTH, PUBLIC, Check=self._health.Check, Watch=self._health.Watch)
-        reflect = reflection.aio.ReflectionServicer((SERVICE,), pool=POOL).ServerReflectionInfo
+        names = (SERVICE,) if direct is None else (SERVICE, str(_DIRECT.full_name))
+        reflect = reflection.aio.ReflectionServicer(names, pool=POOL).ServerReflectionInfo
         self._add_small(_REFLECTION, ANY_SCOPE, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
 
     def _add_small(self, service: Any, needs: Needs, **answers: Any) -> None:
@@ -84,9 +96,13 @@ class GrpcServer:
         }
         self._server.add_registered_method_handlers(service.full_name, handlers)
 
-    def _methods_of(self, edge: object) -> Iterator[tuple[str, Any]]:
+    def _add(self, service: Any, *edges: object) -> None:
+        methods = dict(method for each in edges for method in self._methods_of(service, each))
+        self._server.add_registered_method_handlers(service.full_name, methods)
+
+    def _methods_of(self, service: Any, edge: object) -> Iterator[tuple[str, Any]]:
         """What it has; of the rest gRPC says UNIMPLEMENTED."""
-        for method in _DESCRIPTOR.methods:
+        for method in service.methods:
             if (answer := getattr(edge, method.name, None)) is not None:
                 yield method.name, self._handler(method, answer, declared_needs(answer))
 

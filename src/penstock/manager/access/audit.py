@@ -11,7 +11,6 @@ from penstock.core.blocks import StoredValue
 from penstock.core.error_text import shorten
 from penstock.core.errors import Conflict
 from penstock.manager.access.door import acting
-from penstock.manager.access.keys import SECRET
 from penstock.manager.desired import EVENTS, Folded, encode
 from penstock.manager.manager import Manager
 from penstock.storage.metadata.base import Compare, MetadataStore, Write
@@ -23,6 +22,7 @@ MAX_CHANGES = 16  # of one entry that are told in full
 AHEAD = 64
 ATTEMPTS = 5
 MAX_CHARS = 4096  # of a value
+SECRETS = "secrets/"  # what nobody is told
 HIDDEN = ("digest", "rotated_digest")  # of a key
 
 
@@ -130,7 +130,7 @@ def _key(number: int) -> str:
 def _told(key: str, value: bytes | None) -> str:
     if value is None:
         return ""
-    if key == SECRET:
+    if key.startswith(SECRETS):
         return '"hidden"'
     try:
         found: Any = json.loads(value)

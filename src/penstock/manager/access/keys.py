@@ -17,6 +17,7 @@ from penstock.core.cluster.access_view import AccessView
 from penstock.core.errors import Conflict, InvalidRequest, NameTaken, NotFound
 from penstock.core.principals import ANY_SCOPE, Principal
 from penstock.manager.desired import Folded, encode
+from penstock.manager.direct.signing import SIGNING, public_parts, signers_of
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Reign
 from penstock.manager.telling.etags import expecting
@@ -125,6 +126,10 @@ class Keys:
                 return record
         raise NotFound(f"there is no key '{name[:128]}'; 'penstock key list' shows them")
 
+    def is_revoked(self, key_id: str) -> bool:
+        record = self._records.get(key_id)
+        return record is not None and record.revoked_at is not None
+
     @property
     def managers_key(self) -> str:
         """What managers of this cluster show each other: whoever reads their store knows it."""
@@ -133,7 +138,7 @@ class Keys:
     # --- how it follows the store
 
     def _folded(self, folded: Folded) -> None:
-        if SECRET in folded.others or any(key.startswith(KEYS) for key in folded.others):
+        if SECRET in folded.others or any(key.startswith((KEYS, SIGNING)) for key in folded.others):
             self._learn()
             self._tell(self._manager.reign)
 
@@ -158,7 +163,9 @@ class Keys:
     def _tell(self, reign: Reign) -> None:
         secret = _derived(self._secret, b"digests")
         known = {key_id: encode(record) for key_id, record in self._records.items()}
-        reign.set_access(AccessView(secret, bool(known), known))
+        signers = public_parts(signers_of(self._manager.desired.others))
+        revoked = frozenset(key_id for key_id, record in self._records.items() if record.revoked_at is not None)
+        reign.set_access(AccessView(secret, bool(known), known, signers, revoked))
 
     # --- what the above is made of
 

@@ -19,6 +19,7 @@ from penstock.core.principals import KeyLimits, Scope
 from penstock.manager.access.audit import Audit, AuditedCall
 from penstock.manager.access.door import acting
 from penstock.manager.access.keys import Keys, MadeKey
+from penstock.manager.direct.signing import Signing
 from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc
@@ -32,9 +33,10 @@ MAX_LISTED = 1000  # entries of the audit log in one answer
 
 
 class AccessService(access_pb2_grpc.AccessServicer):
-    def __init__(self, keys: Keys, audit: Audit) -> None:
+    def __init__(self, keys: Keys, audit: Audit, signing: Signing) -> None:
         self._keys = keys
         self._audit = audit
+        self._signing = signing
 
     @needs_scope(Scope.ADMIN)
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
@@ -66,6 +68,10 @@ class AccessService(access_pb2_grpc.AccessServicer):
         found = self._audit.read(request.after, limit, request.who, request.before)
         return pb.ListAuditResponse(entries=[_entry(number, entry) for number, entry in found])
 
+    @needs_scope(Scope.ADMIN)
+    async def RotateSigning(self, request: pb.RotateSigningRequest, context: Context) -> pb.RotateSigningResponse:
+        return await _answered(pb.RotateSigningResponse, self._rotate_signing())
+
     async def _create(self, spec: pb.KeySpec) -> dict[str, Any]:
         return self._made(await self._keys.create(_wanted(spec)))
 
@@ -95,6 +101,10 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     def statuses(self) -> list[pb.KeyStatus]:
         return [self.status(record) for record in self._keys.all()]
+
+    async def _rotate_signing(self) -> dict[str, Any]:
+        made = await self._signing.rotate()
+        return {"kid": made.kid, "signs_from": made.signs_from}
 
 
 async def _answered(kind: Callable[..., R], work: Awaitable[dict[str, Any]]) -> R:

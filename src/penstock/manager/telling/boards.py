@@ -12,7 +12,7 @@ from penstock.manager.desired import DesiredState
 from penstock.manager.registry import Registry
 from penstock.manager.telling.ledger import Ledger
 
-GATEWAYS, ACCESS, WORKERS_KEYS = "gateways", "access", "workers-keys"
+GATEWAYS, ACCESS, WORKERS_KEYS, DOOR = "gateways", "access", "workers-keys", "door"
 BLOCK, ROUTE, KEY = "block/", "route/", "key/"
 
 
@@ -52,6 +52,7 @@ class WorkersKeys:
 class ToldAccess:
     secret: bytes
     is_asking: bool
+    signers: tuple[tuple[str, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,22 @@ class ToldKey:
     record: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ToldTokens:
+    """How workers know session tokens."""
+
+    is_asking: bool = False
+    signers: tuple[tuple[str, bytes], ...] = ()
+    revoked: tuple[str, ...] = ()  # ids of keys
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """Clients want to reach the worker."""
+
+
 Shown = BlockView | NameRoute | ToldGateways | WorkersKeys | ToldAccess | ToldKey
-Given = AssignedBlock | Endpoints
+Given = AssignedBlock | Endpoints | ToldTokens | OpenDoor
 
 
 class Boards:
@@ -72,6 +87,7 @@ class Boards:
         self._given: dict[str, set[str]] = {}  # by block, the workers in whose assignment it is
         self._known: dict[str, set[str]] = {}  # by model, its blocks
         self._assigned: dict[str, AssignedBlock] = {}  # by block, as all have it in whose assignment it is
+        self._tokens = ToldTokens()
 
     def blocks(self) -> list[BlockView]:
         return [shown for shown in self.view.items().values() if isinstance(shown, BlockView)]
@@ -88,6 +104,7 @@ class Boards:
             self._show(registry.of_model(model), state.routings.get(model, ""))
         for worker in touched.workers & registry.workers():
             self._ledger(worker).put(GATEWAYS, _endpoints(state))
+            self._ledger(worker).put(ACCESS, self._tokens)
             for block in registry.assigned():
                 if worker in registry.assigned_to(block):
                     self._give(worker, block.block_id)
@@ -106,8 +123,17 @@ class Boards:
         self._replace(ROUTE, {ROUTE + route.name: route for route in routes})
 
     def access_changed(self, access: AccessView) -> None:
-        self.view.put(ACCESS, ToldAccess(access.secret, access.is_asking))
+        signers = tuple(sorted(access.signers.items()))
+        self.view.put(ACCESS, ToldAccess(access.secret, access.is_asking, signers))
+        self._tokens = ToldTokens(access.is_asking, signers, tuple(sorted(access.revoked)))
+        for ledger in self._assignments.values():
+            ledger.put(ACCESS, self._tokens)
         self._replace(KEY, {KEY + key_id: ToldKey(key_id, record) for key_id, record in access.keys.items()})
+
+    def open_door(self, worker: str) -> None:
+        """For as long as it is there."""
+        if (ledger := self._assignments.get(worker)) is not None:
+            ledger.put(DOOR, OpenDoor())
 
     def _replace(self, prefix: str, shown: Mapping[str, Shown]) -> None:
         """Of these keys there are no others."""

@@ -215,6 +215,20 @@ class ChangeKeyResponse(_message.Message):
     key: KeyStatus
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., key: _Optional[_Union[KeyStatus, _Mapping]] = ...) -> None: ...
 
+class RotateSigningRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RotateSigningResponse(_message.Message):
+    __slots__ = ("failure", "kid", "signs_from")
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    KID_FIELD_NUMBER: _ClassVar[int]
+    SIGNS_FROM_FIELD_NUMBER: _ClassVar[int]
+    failure: _job_pb2.Failure
+    kid: str
+    signs_from: float
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., kid: _Optional[str] = ..., signs_from: _Optional[float] = ...) -> None: ...
+
 class ListAuditRequest(_message.Message):
     __slots__ = ("after", "limit", "who", "before")
     AFTER_FIELD_NUMBER: _ClassVar[int]

@@ -69,6 +69,11 @@ class AccessStub:
                 request_serializer=v1_dot_access__pb2.ListAuditRequest.SerializeToString,
                 response_deserializer=v1_dot_access__pb2.ListAuditResponse.FromString,
                 _registered_method=True)
+        self.RotateSigning = channel.unary_unary(
+                '/penstock.v1.Access/RotateSigning',
+                request_serializer=v1_dot_access__pb2.RotateSigningRequest.SerializeToString,
+                response_deserializer=v1_dot_access__pb2.RotateSigningResponse.FromString,
+                _registered_method=True)
 
 
 class AccessServicer:
@@ -120,6 +125,13 @@ class AccessServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RotateSigning(self, request, context):
+        """Session tokens are signed with a new key from now on; those that were signed before stay good until they expire.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AccessServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -157,6 +169,11 @@ def add_AccessServicer_to_server(servicer, server):
                     servicer.ListAudit,
                     request_deserializer=v1_dot_access__pb2.ListAuditRequest.FromString,
                     response_serializer=v1_dot_access__pb2.ListAuditResponse.SerializeToString,
+            ),
+            'RotateSigning': grpc.unary_unary_rpc_method_handler(
+                    servicer.RotateSigning,
+                    request_deserializer=v1_dot_access__pb2.RotateSigningRequest.FromString,
+                    response_serializer=v1_dot_access__pb2.RotateSigningResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -348,6 +365,33 @@ class Access:
             '/penstock.v1.Access/ListAudit',
             v1_dot_access__pb2.ListAuditRequest.SerializeToString,
             v1_dot_access__pb2.ListAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RotateSigning(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/penstock.v1.Access/RotateSigning',
+            v1_dot_access__pb2.RotateSigningRequest.SerializeToString,
+            v1_dot_access__pb2.RotateSigningResponse.FromString,
             options,
             channel_credentials,
             insecure,

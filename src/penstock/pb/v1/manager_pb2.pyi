@@ -38,7 +38,7 @@ class WorkerReport(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockState, _Mapping]]] = ..., incarnation: _Optional[str] = ..., is_snapshot: _Optional[bool] = ..., removed: _Optional[_Iterable[str]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., facts: _Optional[_Union[WorkerFacts, _Mapping]] = ..., load: _Optional[_Union[WorkerLoad, _Mapping]] = ..., is_leaving: _Optional[bool] = ..., is_lost: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
 
 class WorkerFacts(_message.Message):
-    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight", "curve_key")
+    __slots__ = ("node", "host", "zone", "labels", "cpus", "memory_bytes", "gpu_memory_bytes", "version", "shared", "weight", "curve_key", "door", "is_door_tls")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class WorkerFacts(_message.Message):
     SHARED_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     CURVE_KEY_FIELD_NUMBER: _ClassVar[int]
+    DOOR_FIELD_NUMBER: _ClassVar[int]
+    IS_DOOR_TLS_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     zone: str
@@ -68,7 +70,9 @@ class WorkerFacts(_message.Message):
     shared: _containers.RepeatedCompositeFieldContainer[SharedCapacity]
     weight: float
     curve_key: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedCapacity, _Mapping]]] = ..., weight: _Optional[float] = ..., curve_key: _Optional[str] = ...) -> None: ...
+    door: str
+    is_door_tls: bool
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., zone: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ..., version: _Optional[str] = ..., shared: _Optional[_Iterable[_Union[SharedCapacity, _Mapping]]] = ..., weight: _Optional[float] = ..., curve_key: _Optional[str] = ..., door: _Optional[str] = ..., is_door_tls: _Optional[bool] = ...) -> None: ...
 
 class SharedCapacity(_message.Message):
     __slots__ = ("name", "cpus", "memory_bytes", "gpu_memory_bytes")
@@ -170,7 +174,7 @@ class BlockState(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., is_serving: _Optional[bool] = ..., is_new: _Optional[bool] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("gateways", "blocks", "epoch", "revision", "is_snapshot", "since", "removed", "has_gateways", "history")
+    __slots__ = ("gateways", "blocks", "epoch", "revision", "is_snapshot", "since", "removed", "has_gateways", "history", "tokens", "opens_door")
     GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +184,8 @@ class Assignment(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     HAS_GATEWAYS_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OPENS_DOOR_FIELD_NUMBER: _ClassVar[int]
     gateways: _containers.RepeatedScalarFieldContainer[str]
     blocks: _containers.RepeatedCompositeFieldContainer[BlockAssignment]
     epoch: int
@@ -189,7 +195,27 @@ class Assignment(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[str]
     has_gateways: bool
     history: str
-    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ...) -> None: ...
+    tokens: TokenFacts
+    opens_door: bool
+    def __init__(self, gateways: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[_Union[BlockAssignment, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., tokens: _Optional[_Union[TokenFacts, _Mapping]] = ..., opens_door: _Optional[bool] = ...) -> None: ...
+
+class TokenFacts(_message.Message):
+    __slots__ = ("is_asking", "signers", "revoked")
+    IS_ASKING_FIELD_NUMBER: _ClassVar[int]
+    SIGNERS_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    is_asking: bool
+    signers: _containers.RepeatedCompositeFieldContainer[TokenSigner]
+    revoked: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ..., revoked: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TokenSigner(_message.Message):
+    __slots__ = ("kid", "public")
+    KID_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_FIELD_NUMBER: _ClassVar[int]
+    kid: str
+    public: bytes
+    def __init__(self, kid: _Optional[str] = ..., public: _Optional[bytes] = ...) -> None: ...
 
 class BlockAssignment(_message.Message):
     __slots__ = ("block_id", "model", "version", "folder", "revision", "replaces", "is_new")
@@ -309,12 +335,14 @@ class ClusterView(_message.Message):
     def __init__(self, blocks: _Optional[_Iterable[_Union[BlockView, _Mapping]]] = ..., epoch: _Optional[int] = ..., revision: _Optional[int] = ..., is_snapshot: _Optional[bool] = ..., since: _Optional[int] = ..., removed: _Optional[_Iterable[str]] = ..., routes: _Optional[_Iterable[_Union[Route, _Mapping]]] = ..., removed_routes: _Optional[_Iterable[str]] = ..., gateways: _Optional[_Iterable[_Union[GatewayMember, _Mapping]]] = ..., membership: _Optional[int] = ..., has_gateways: _Optional[bool] = ..., history: _Optional[str] = ..., access: _Optional[_Union[AccessFacts, _Mapping]] = ..., keys: _Optional[_Iterable[_Union[KnownKey, _Mapping]]] = ..., removed_keys: _Optional[_Iterable[str]] = ..., curve_keys: _Optional[_Iterable[str]] = ..., has_curve_keys: _Optional[bool] = ...) -> None: ...
 
 class AccessFacts(_message.Message):
-    __slots__ = ("secret", "is_asking")
+    __slots__ = ("secret", "is_asking", "signers")
     SECRET_FIELD_NUMBER: _ClassVar[int]
     IS_ASKING_FIELD_NUMBER: _ClassVar[int]
+    SIGNERS_FIELD_NUMBER: _ClassVar[int]
     secret: bytes
     is_asking: bool
-    def __init__(self, secret: _Optional[bytes] = ..., is_asking: _Optional[bool] = ...) -> None: ...
+    signers: _containers.RepeatedCompositeFieldContainer[TokenSigner]
+    def __init__(self, secret: _Optional[bytes] = ..., is_asking: _Optional[bool] = ..., signers: _Optional[_Iterable[_Union[TokenSigner, _Mapping]]] = ...) -> None: ...
 
 class KnownKey(_message.Message):
     __slots__ = ("key_id", "record")

@@ -5,15 +5,11 @@ slot is one look, a slot that leaves moves its own places only, and one that com
 Scores depend on the worker's name and the place alone: every gateway finds the same, also after a restart.
 """
 
-from hashlib import blake2b
-
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.cluster.places import PLACES, Scores, digest, place_of, scores
 from penstock.router.slots import Slot
-
-PLACES = 4096
-Scores = NDArray[np.uint64]
 
 
 class KeyPlaces:
@@ -31,7 +27,7 @@ class KeyPlaces:
         return slot in self._seeds
 
     def add(self, slot: Slot) -> None:
-        self._seeds[slot] = _digest(slot.name)
+        self._seeds[slot] = digest(slot.name)
         if self._owners:
             self._contest(slot)
 
@@ -55,37 +51,20 @@ class KeyPlaces:
     def _compute(self) -> None:
         first, *others = self._seeds
         self._owners = [first] * PLACES
-        self._best = _scores([self._seeds[first]], np.arange(PLACES))[0]
+        self._best = scores([self._seeds[first]], np.arange(PLACES))[0]
         for slot in others:
             self._contest(slot)
 
     def _contest(self, slot: Slot) -> None:
-        scores = _scores([self._seeds[slot]], np.arange(PLACES))[0]
-        won = scores > self._best
-        self._best[won] = scores[won]
+        found = scores([self._seeds[slot]], np.arange(PLACES))[0]
+        won = found > self._best
+        self._best[won] = found[won]
         for place in np.flatnonzero(won).tolist():
             self._owners[place] = slot
 
     def _hand_out(self, places: NDArray[np.int64]) -> None:
         slots = list(self._seeds)
-        scores = _scores(list(self._seeds.values()), places)
-        self._best[places] = scores.max(axis=0)
-        for place, best in zip(places.tolist(), scores.argmax(axis=0).tolist(), strict=True):
+        found = scores(list(self._seeds.values()), places)
+        self._best[places] = found.max(axis=0)
+        for place, best in zip(places.tolist(), found.argmax(axis=0).tolist(), strict=True):
             self._owners[place] = slots[best]
-
-
-def place_of(key: str) -> int:
-    return _digest(key) % PLACES
-
-
-def _digest(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-
-
-def _scores(seeds: list[int], places: NDArray[np.int64]) -> Scores:
-    """splitmix64 of each seed at each place: alike in every process and on every machine."""
-    steps: Scores = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    mixed: Scores = np.array(seeds, np.uint64)[:, None] + steps[None, :]
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))

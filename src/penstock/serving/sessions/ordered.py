@@ -16,12 +16,12 @@ from typing import Protocol
 import structlog
 
 from penstock.core.blocks import BlockDescription, GatewayMember
+from penstock.core.cluster.owners import Owners
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, PenstockError, SessionMoved
 from penstock.core.requests import Controls, InferRequest, InferResponse
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.peers import Forwarding
 from penstock.serving.sessions import faults
-from penstock.serving.sessions.owners import Owners
 from penstock.serving.sessions.parts import SessionRecord
 from penstock.serving.sessions.record import decode_state, encode_answer, encode_state
 from penstock.serving.sessions.runs import Run, SessionRuns, Stream

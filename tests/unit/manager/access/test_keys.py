@@ -20,6 +20,7 @@ from penstock.manager.access.audit import Audit, AuditedStore
 from penstock.manager.access.door import Acting, GuardedDoor, acting
 from penstock.manager.access.keys import KEYS, SECRET, Keys
 from penstock.manager.access.service import AccessService
+from penstock.manager.direct.signing import Signing
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
 from penstock.pb.v1 import access_pb2 as pb
@@ -60,7 +61,8 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     ports: list[int] = []
 
     def add(door: GuardedDoor) -> None:
-        access_pb2_grpc.add_AccessServicer_to_server(AccessService(keys, audit), door)
+        service = AccessService(keys, audit, Signing(manager, 1e9))
+        access_pb2_grpc.add_AccessServicer_to_server(service, door)
         ports.append(door._server.add_insecure_port("127.0.0.1:0"))
 
     server = await serve_manager(manager, socket, further=(add,), guard=guard)

@@ -5,12 +5,13 @@ from random import Random
 
 import pytest
 
+from penstock.core.cluster.places import PLACES, owner_of, place_of
 from penstock.core.errors import InvalidRequest, QueueFull
 from penstock.core.requests import Controls, SessionStep
 from penstock.core.settings import BlockSettings, Sessions
 from penstock.router.actions import Retry
 from penstock.router.jobs import JobTable
-from penstock.router.policies.hashing import PLACES, KeyPlaces, place_of
+from penstock.router.policies.hashing import KeyPlaces
 from penstock.router.slots import Offer, Slot
 from tests.unit.router.tables import BLOCK, A, B, C, job, join, rules, sent, table
 
@@ -284,3 +285,10 @@ def test_a_worker_keeps_its_keys_when_its_connection_is_another() -> None:
     jobs.leave(B, 1.0)
     jobs.join(b"another socket", [Offer(BLOCK, 2, B.decode())], 2.0)
     assert jobs.owner(BLOCK, key) == b"another socket"
+
+
+def test_by_names_alone_the_same_owner_is_found() -> None:
+    names = [f"w-{n}" for n in range(7)]
+    found = owners(places([slot(name) for name in names]))
+    assert found == {key: owner_of(names, key) for key in KEYS}
+    assert owner_of([], "x") == ""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from penstock.router.policies.hashing import place_of
+from penstock.core.cluster.places import place_of
 
 
 class Owners:

@@ -1,0 +1,1 @@
+"""Direct sessions: which worker a client goes to, and the token that opens its door."""
