@@ -167,6 +167,18 @@ def test_whoever_shows_none_or_one_of_another_authority_does_not_come_in(cluster
                 client.get(f"{url}/v2/health/live")
 
 
+def test_a_manager_s_doors_over_http_know_callers_too(cluster: SecuredCluster) -> None:
+    found = {}
+    for name in ("ops@example.com", "alice@example.com", NOBODY):
+        with httpx.Client(verify=cluster.authority.context(name), timeout=WAIT_S) as client:
+            answers = [
+                client.get(url)
+                for url in (cluster.registry + "/v1/registry/models", cluster.health["http"] + "/metrics")
+            ]
+            found[name] = [answer.status_code for answer in answers]
+    assert found == {"ops@example.com": [200, 200], "alice@example.com": [403, 403], NOBODY: [401, 401]}
+
+
 def test_health_needs_no_certificate(cluster: SecuredCluster) -> None:
     with httpx.Client(verify=cluster.authority.context(), timeout=WAIT_S) as client:
         assert client.get(cluster.health["http"] + "/readyz").status_code == 200

@@ -1,5 +1,6 @@
 """Opens a role's health door where the configuration says, or at the role's usual ports."""
 
+from asyncio import BaseTransport
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -12,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
+from penstock.app.certificates import make_guard
 from penstock.app.places import ServerPlaces, http_scheme
 from penstock.app.ports import open_usual
 from penstock.core.cluster.addresses import Address
@@ -22,6 +24,7 @@ from penstock.gateway.http.doorman import Doorman, machine_names
 from penstock.telemetry.door import DoorSecurity, HealthDoor, Problem
 from penstock.telemetry.metrics import shared_registry
 from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.credentials.names import names_of_transport
 
 log = structlog.get_logger()
 
@@ -79,16 +82,18 @@ def _security(certificates: Certificates) -> DoorSecurity | None:
 
 def _own_guard(config: Config) -> Guard:
     """Its metrics are for whoever has the key of the role itself."""
-    key, guard = config.shown_key(), Guard(config.asks_at(config.health.host))
+    key, guard = config.shown_key(), make_guard(config, config.health.host)
     own = Principal("own", scopes=needs(Scope.METRICS))
     guard.keys_changed(KeyTable(b"", is_asking=False, further={key: own} if key else {}))
     return guard
 
 
-def _refusal(doorman: Doorman, headers: Iterable[tuple[bytes, bytes]]) -> PenstockError | None:
+def _refusal(
+    doorman: Doorman, headers: Iterable[tuple[bytes, bytes]], connection: BaseTransport
+) -> PenstockError | None:
     """Why the metrics are not for this caller."""
     try:
-        doorman.admit(headers, needs(Scope.METRICS))
+        doorman.admit(headers, needs(Scope.METRICS), names_of_transport(connection))
     except PenstockError as error:
         return error
     return None

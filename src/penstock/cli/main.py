@@ -139,6 +139,7 @@ def _options(
 def main() -> None:
     # Children are started by exec: gRPC's own fork handlers would only warn about it.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else whoever fails a handshake writes a line of the log
     try:
         app()
     except PenstockError as error:

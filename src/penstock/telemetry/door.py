@@ -33,6 +33,7 @@ SMALL_MESSAGE_BYTES = 4 * 1024
 Problem = Callable[[], Awaitable[str]]
 Headers = list[tuple[bytes, bytes]]
 Refusal = Callable[[Headers, str], PenstockError | None]
+Guarding = Callable[[Headers, asyncio.BaseTransport], PenstockError | None]
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout"}
 REASONS |= {
     401: "Unauthorized",
@@ -63,7 +64,7 @@ class HealthDoor:
         problem: Problem,
         registry: Callable[[], CollectorRegistry],
         refusal: Refusal,
-        guarding: Callable[[Headers], PenstockError | None] = lambda headers: None,
+        guarding: Guarding = lambda headers, connection: None,
         health: health_aio.HealthServicer | None = None,
         security: DoorSecurity | None = None,
     ) -> None:
@@ -146,7 +147,7 @@ class HealthDoor:
             return
         self._connections.add(task)
         try:
-            answer = await self._answer(reader)
+            answer = await self._answer(reader, writer.transport)
             writer.write(_encoded(answer))
             if writer.can_write_eof():
                 writer.write_eof()
@@ -157,7 +158,7 @@ class HealthDoor:
             self._connections.discard(task)
             writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader) -> Answer:
+    async def _answer(self, reader: asyncio.StreamReader, connection: asyncio.BaseTransport) -> Answer:
         try:
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), REQUEST_S)
             method, path, headers = _parse(head)
@@ -172,13 +173,13 @@ class HealthDoor:
         if method not in ("GET", "HEAD"):
             return _refused(405, "only GET is answered here")
         try:
-            answer = await self._found(path, headers)
+            answer = await self._found(path, headers, connection)
         except Exception:
             log.exception("health_door_failed", path=path[:100])
             answer = _refused(500, BUG)
         return answer if method == "GET" else answer._replace(body=b"")
 
-    async def _found(self, path: str, headers: Headers) -> Answer:
+    async def _found(self, path: str, headers: Headers, connection: asyncio.BaseTransport) -> Answer:
         match path:
             case "/healthz" | "/livez":
                 return _json(200, {"status": "alive"})
@@ -188,7 +189,7 @@ class HealthDoor:
                     return _json(503, {"status": "not ready", "reason": problem})
                 return _json(200, {"status": "ready"})
             case "/metrics":
-                if refusal := self._guarding(headers):
+                if refusal := self._guarding(headers, connection):
                     return _refused(401 if isinstance(refusal, Unauthenticated) else 403, refusal.message)
                 registry = self._registry()
                 text = await asyncio.to_thread(as_text, registry)  # reads a file for each process and metric

@@ -35,7 +35,7 @@ from penstock.core.manifest import MAX_MANIFEST_BYTES, VERSION, ModelFacts, make
 from penstock.core.principals import Needs, Scope, needs
 from penstock.gateway import statuses
 from penstock.gateway.http.bounded import BoundedProtocol, BoundedServer, Phase
-from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.http.doorman import Doorman, certificate_of
 from penstock.gateway.http.handshake import secured
 from penstock.gateway.turnstile import Turnstile
 from penstock.manager.access.door import Acting, acting
@@ -195,7 +195,7 @@ class RegistryApp:
 
     def _guarded(self, handler: Handler, rest: RegistryRest, needed: Needs) -> Callable[[Request], Awaitable[Response]]:
         async def call(request: Request) -> Response:
-            principal = self._doorman.admit(request.scope["headers"], needed)
+            principal = self._doorman.admit(request.scope["headers"], needed, certificate_of(request.scope))
             acting.set(Acting(principal, f"Registry.{handler.__name__}"))
             return await handler(rest, request)
 

@@ -57,7 +57,10 @@ class Certificates:
     async def watch_forever(self) -> None:
         while not self.files.is_empty:
             await asyncio.sleep(LOOK_S)
-            self.look()
+            try:
+                self.look()
+            except Exception:
+                log.exception("certificate_not_looked_at")  # what was read before goes on
 
     def look(self) -> bool:
         """Whether others are there and good."""

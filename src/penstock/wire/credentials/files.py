@@ -144,6 +144,8 @@ def _check_time(leaf: "Certificate", now: datetime, path: str, setting: str) -> 
 
 def _check_pair(leaf: "Certificate", key: bytes, files: TlsFiles) -> None:
     from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
     try:
@@ -152,6 +154,8 @@ def _check_pair(leaf: "Certificate", key: bytes, files: TlsFiles) -> None:
         raise ConfigError(f"the key in {files.key} is encrypted: give one that is not, for its owner alone") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{files.key} has no private key in PEM") from error
+    if not isinstance(private, RSAPrivateKey | EllipticCurvePrivateKey):
+        raise ConfigError(f"the key in {files.key} is neither RSA nor ECDSA, and gRPC takes no other")
     spki = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if private.public_key().public_bytes(*spki) != leaf.public_key().public_bytes(*spki):
         raise ConfigError(f"the key in {files.key} does not match the certificate in {files.cert}")
