@@ -174,8 +174,9 @@ class RemoteControl:
         return True
 
     def _take_access(self, view: pb.ClusterView) -> None:
-        """It stays the same object for as long as nothing of it is another."""
-        if not (view.is_snapshot or view.HasField("access") or view.keys or view.removed_keys):
+        """It stays the same object for as long as nothing of it is another. Everything of a manager that knows nothing
+        of keys opens no door."""
+        if not (view.HasField("access") or view.keys or view.removed_keys):
             return
         before = NO_KEYS if view.is_snapshot else self._access
         secret, is_asking, signers, keys = before.secret, before.is_asking, before.signers, dict(before.keys)

@@ -27,7 +27,7 @@ class Door:
         self.registry = CollectorRegistry()
         Counter("things", "Some", registry=self.registry)
         self.stranger: PenstockError | None = None
-        self.door = HealthDoor(self._problem, lambda: self.registry, _refusal, lambda headers, connection: self.stranger)
+        self.door = HealthDoor(self._problem, lambda: self.registry, _refusal, lambda *shown: self.stranger)
         self.http = self.grpc = Address("127.0.0.1")
 
     async def _problem(self) -> str:

@@ -24,7 +24,14 @@ from penstock.manager.direct.signing import Signing
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
 from penstock.pb.v1 import access_pb2 as pb
-from penstock.pb.v1 import access_pb2_grpc, cluster_pb2, cluster_pb2_grpc, leader_pb2_grpc, manager_pb2_grpc
+from penstock.pb.v1 import (
+    access_pb2_grpc,
+    cluster_pb2,
+    cluster_pb2_grpc,
+    leader_pb2_grpc,
+    manager_pb2,
+    manager_pb2_grpc,
+)
 from penstock.storage.metadata.base import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
@@ -184,6 +191,9 @@ async def test_gateways_hear_of_keys_and_of_their_end(door: Door) -> None:
         found = known.find(made.text)
         assert found is not None
         assert (found.name, found.models, found.scopes) == ("app", ("mini*",), frozenset({Scope.INFERENCE}))
+        before = control._access
+        control._take_access(manager_pb2.ClusterView(is_snapshot=True))
+        assert control._access is before, "everything of a manager that knows nothing of keys opens no door"
         await door.keys.revoke("app")
         while (known := await table()).find(made.text) is not None:
             pass
