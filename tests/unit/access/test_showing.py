@@ -3,6 +3,8 @@
 from base64 import b64encode
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.access.showing import NOTHING, Shown
 
@@ -52,3 +54,12 @@ def test_a_certificate_stays_beside_a_key() -> None:
     shown = Shown.of_headers([(b"x-api-key", KEY.encode())], ("worker-1",))
     assert (shown.keys, shown.certificate) == ((KEY,), ("worker-1",))
     assert Shown.of_metadata((), ("worker-1",)).certificate == ("worker-1",)
+
+
+@given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"host"]), st.binary(max_size=40))))
+def test_whatever_is_sent_can_be_read(headers: list[tuple[bytes, bytes]]) -> None:
+    schemes = [(name, b"Basic " + value) for name, value in headers]
+    for given_headers in (headers, schemes):
+        shown = Shown.of_headers(given_headers)
+        assert all(shown.keys)
+        assert shown.fault == "" or not shown.keys
