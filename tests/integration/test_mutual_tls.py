@@ -206,6 +206,15 @@ async def test_a_stranger_s_hello_at_the_workers_door_is_not_answered(cluster: S
         assert {each["id"] for each in client.get("/v1/status").json()["workers"]} == {"here.worker-0"}
 
 
+def test_a_manager_s_http_doors_know_the_owners_of_certificates(cluster: SecuredCluster) -> None:
+    found = {}
+    for name in ("ops@example.com", "alice@example.com", NOBODY):
+        with httpx.Client(verify=cluster.authority.context(name), timeout=WAIT_S) as client:
+            paths = (f"{cluster.registry}/v1/registry/models", f"{cluster.health['http']}/metrics")
+            found[name] = [client.get(path).status_code for path in paths]
+    assert found == {"ops@example.com": [200, 200], "alice@example.com": [403, 403], NOBODY: [401, 401]}
+
+
 def test_commands_show_their_certificate(cluster: SecuredCluster, tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.access import rates
+from benchmarks.chaos.access import matrix, rates
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
+    "doors": matrix.run,
     "rates": rates.run,
 }
 

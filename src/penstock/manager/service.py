@@ -63,6 +63,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         self, reports: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.Assignment]:
         manager, first, stream = self._manager, await anext(aiter(reports)), next(self._streams)
+        if not first.worker_id:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker says first who it is: worker_id is empty")
         if not (epoch := manager.epoch):
             await abort(context, manager.election.not_leading())
         history = await self._history(first, context)
@@ -98,6 +100,8 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         self, requests: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[pb.ClusterView]:
         manager, first, stream = self._manager, await anext(aiter(requests)), next(self._streams)
+        if not first.gateway_id or not first.endpoint:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway says first who it is, and where")
         if not (epoch := manager.epoch):
             await abort(context, manager.election.not_leading())
         history = await self._history(first, context)

@@ -130,6 +130,16 @@ async def worker(address: str) -> AsyncIterator[FakeWorker]:
     await found.close()
 
 
+async def test_who_does_not_say_who_it_is_does_not_join(address: str) -> None:
+    """Others would be told of it, and connect to nowhere."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = manager_pb2_grpc.ManagerStub(channel)
+        calls: list[Any] = [stub.Attach(iter([pb.WorkerReport()])), stub.Watch(iter([pb.WatchRequest(gateway_id="g")]))]
+        for call in calls:
+            async with asyncio.timeout(20):
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_a_worker_hears_everything_once_and_then_what_changes(manager: Manager, worker: FakeWorker) -> None:
     await worker.say(is_snapshot=True)
     first = await worker.hear()

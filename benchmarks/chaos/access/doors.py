@@ -1,0 +1,174 @@
+"""Every door of a cluster's processes, found in what they tell of themselves and in the code, with what each needs."""
+
+import json
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+from unittest.mock import MagicMock
+
+import grpc
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
+from starlette.routing import WebSocketRoute
+
+import penstock
+from penstock.core.config import Limits
+from penstock.core.principals import ANY_SCOPE, MEASURING, PUBLIC, Needs, Scope
+from penstock.gateway.http.app import build_http_app
+from penstock.gateway.http.registry import ROUTES
+from penstock.pb.inference import grpc_service_pb2
+from penstock.pb.v1 import access_pb2, cluster_pb2, leader_pb2, manager_pb2, registry_pb2
+
+FILES: tuple[Any, ...] = (
+    *(each.DESCRIPTOR for each in (access_pb2, cluster_pb2, leader_pb2, manager_pb2, registry_pb2)),
+    grpc_service_pb2.DESCRIPTOR,
+    health_pb2.DESCRIPTOR,
+    reflection_pb2.DESCRIPTOR,
+)
+OF_OTHERS = {"grpc.health.v1.Health": PUBLIC, "grpc.reflection.v1alpha.ServerReflection": ANY_SCOPE}
+OIP = "GRPCInferenceService"  # whose methods several classes have
+# What may be asked by everybody; whatever else a server answers to nobody is open, also where it is declared so.
+FOR_ALL = frozenset(
+    (
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.health.v1.Health/List",
+        "/inference.GRPCInferenceService/ServerLive",
+        "/inference.GRPCInferenceService/ServerReady",
+        "GET /healthz",
+        "GET /livez",
+        "GET /readyz",
+        "GET /v2/health/live",
+        "GET /v2/health/ready",
+    )
+)
+HTTP_METHODS = frozenset(("get", "put", "post", "delete", "patch", "head", "options"))
+HEALTH_ROUTES = ("/healthz", "/livez", "/readyz")
+WEBSOCKET = "WEBSOCKET"
+UNKNOWN = frozenset({Scope.ADMIN})  # what is not declared anywhere must be for nobody else
+
+
+@dataclass(frozen=True, slots=True)
+class DoorToTry:
+    place: str  # whose: gateway, manager, registry, worker
+    name: str  # /package.Service/Method, or METHOD /path
+    needs: Needs
+    method: Any = None  # of gRPC: its descriptor, where it is known
+
+    @property
+    def is_for_all(self) -> bool:
+        return self.name in FOR_ALL
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.name}"
+
+
+# --- gRPC
+
+
+def grpc_doors(place: str, found: Iterable[str] = ()) -> Iterator[DoorToTry]:
+    """All methods that there are anywhere: those that a server does not have, it says. `found`: by its reflection."""
+    declared = declared_methods("manager" if place.startswith("manager") else "gateway")
+    known = {f"/{service.full_name}/{method.name}": method for service in _services() for method in service.methods}
+    for name in sorted({*known, *found}):
+        service = name.split("/")[1]
+        if service.endswith("ServerReflection"):
+            needs = ANY_SCOPE
+        else:
+            needs = OF_OTHERS.get(service) or (PUBLIC if service in OF_OTHERS else declared.get(name, UNKNOWN))
+        yield DoorToTry(place, name, needs, known.get(name))
+
+
+def declared_methods(package: str) -> Mapping[str, Needs]:
+    """By method: what is declared beside it, in whatever class answers for its service there."""
+    services = {service.name: service for service in _services()}
+    found: dict[str, Needs] = {}
+    for answering in _classes(package):
+        names = [each.__name__.removesuffix("Servicer") for each in answering.__mro__]
+        service = services.get(next((name for name in names if name in services), OIP))
+        assert service is not None
+        for method in service.methods:
+            needs = getattr(vars(answering).get(method.name), "needs", None)
+            if needs is not None:
+                found[f"/{service.full_name}/{method.name}"] = needs
+    return found
+
+
+async def reflected(channel: grpc.aio.Channel, headers: list[tuple[str, str]]) -> set[str]:
+    """The methods that a server has by its own word."""
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked: Any = reflection_pb2.ServerReflectionRequest
+
+    async def tell(request: Any) -> Any:
+        call = stub.ServerReflectionInfo(iter([request]), metadata=headers, timeout=30)
+        return await anext(aiter(call))
+
+    listed = await tell(asked(list_services=""))
+    found: set[str] = set()
+    for service in listed.list_services_response.service:
+        answer = await tell(asked(file_containing_symbol=service.name))
+        for text in answer.file_descriptor_response.file_descriptor_proto:
+            file = FileDescriptorProto.FromString(text)
+            of_package = f"{file.package}." if file.package else ""
+            found |= {
+                f"/{of_package}{each.name}/{method.name}"
+                for each in file.service
+                if f"{of_package}{each.name}" == service.name
+                for method in each.method
+            }
+    return found
+
+
+def _services() -> list[Any]:
+    return [service for file in FILES for service in file.services_by_name.values()]
+
+
+def _classes(package: str) -> Iterator[type]:
+    for module in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if module.name.split(".")[1] != package:
+            continue
+        for value in vars(import_module(module.name)).values():
+            if isinstance(value, type) and value.__module__ == module.name:
+                yield value
+
+
+# --- HTTP
+
+
+def gateway_routes(document: bytes) -> list[DoorToTry]:
+    """Those of its OpenAPI document, and those of its table that the document leaves out."""
+    doorman = MagicMock(origins=())
+    made = build_http_app(
+        MagicMock(), MagicMock(), Limits(), CollectorRegistry, doorman, live=MagicMock(), memory=MagicMock()
+    )
+    app: Any = made
+    found = {door.name: door for door in documented("gateway", document)}
+    for route, needs in app.routes:
+        for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else route.methods:
+            door = DoorToTry("gateway", f"{method} {route.path}", needs)
+            found.setdefault(door.name, door)
+    return list(found.values())
+
+
+def documented(place: str, document: bytes) -> Iterator[DoorToTry]:
+    for path, methods in json.loads(document)["paths"].items():
+        for method, details in methods.items():
+            if method not in HTTP_METHODS:
+                continue
+            scopes = {scope for each in details.get("security", ()) for scopes in each.values() for scope in scopes}
+            yield DoorToTry(place, f"{method.upper()} {path}", frozenset(map(Scope, scopes)))
+
+
+def registry_routes() -> Iterator[DoorToTry]:
+    for method, path, needs, *_ in ROUTES:
+        yield DoorToTry("registry", f"{method} {path}", needs)
+
+
+def health_routes(place: str) -> Iterator[DoorToTry]:
+    for path in HEALTH_ROUTES:
+        yield DoorToTry(place, f"GET {path}", PUBLIC)
+    yield DoorToTry(place, "GET /metrics", MEASURING)
