@@ -63,30 +63,31 @@ class GuardedDoor:
 
     def _answering(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
         async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
-            await self._admit(context, needs, method)
+            principal = await self._admit(context, needs)
+            acting.set(Acting(_asked_by(context, principal), method))
             return await answer(request, context)
 
         return guarded
 
     def _streaming(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
+        """What roles of the cluster say for as long as they live is nobody's act."""
+
         async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            await self._admit(context, needs, method)
+            await self._admit(context, needs)
             async for answered in answer(request, context):
                 yield answered
 
         return guarded
 
-    async def _admit(self, context: grpc.aio.ServicerContext, needs: Needs, method: str) -> None:
+    async def _admit(self, context: grpc.aio.ServicerContext, needs: Needs) -> Principal:
         if context.peer().startswith(UNIX):
-            principal = OPERATOR
-        else:
-            certificate = names_of_call(context.auth_context()) if self._guard.reads_certificates else ()
-            shown = Shown.of_metadata(context.invocation_metadata() or (), certificate)
-            try:
-                principal = self._guard.admit(shown, needs, time.time())
-            except PenstockError as error:
-                await refuse(context, error)
-        acting.set(Acting(_asked_by(context, principal), method))
+            return OPERATOR
+        certificate = names_of_call(context.auth_context()) if self._guard.reads_certificates else ()
+        shown = Shown.of_metadata(context.invocation_metadata() or (), certificate)
+        try:
+            return self._guard.admit(shown, needs, time.time())
+        except PenstockError as error:
+            await refuse(context, error)
 
 
 def _asked_by(context: grpc.aio.ServicerContext, principal: Principal) -> Principal:

@@ -198,6 +198,9 @@ async def test_gateways_hear_of_keys_and_of_their_end(door: Door) -> None:
         while (known := await table()).find(made.text) is not None:
             pass
         assert known.is_asking
+        assert not door.manager.desired.others.keys() & {f"audit/{number:020}" for number in range(9)}, (
+            "roles change nothing"
+        )
     finally:
         await control.close()
         await leader.close()
