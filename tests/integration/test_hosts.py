@@ -21,6 +21,8 @@ from penstock.core.errors import Conflict
 from penstock.models.registry.scan import scan
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import cluster_pb2
+from penstock.pb.v1.access_pb2 import DiscoverRequest
+from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
 from tests.servers import answered, floats, write_factor
 
@@ -44,7 +46,8 @@ def cluster(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         join = hosts.address(MANAGER)
         hosts.gateway(DOOR, join)
         hosts.worker(DOOR, join)
-        hosts.worker(FURTHER, join, "--health-host", hosts.address(FURTHER), "--insecure")
+        further = hosts.address(FURTHER)
+        hosts.worker(FURTHER, join, "--host", further, "--health-host", further, "--insecure")
         hosts.wait_ready(DOOR)
         until_workers(hosts, BOTH)
         yield hosts
@@ -89,6 +92,18 @@ def load(cluster: ClusterHosts) -> str:
 def test_a_request_is_answered_by_workers_of_both_hosts(cluster: ClusterHosts) -> None:
     assert [infer(cluster, float(number)) for number in range(8)] == [2.0 * number for number in range(8)]
     assert load(cluster) == ""
+
+
+def test_a_client_goes_direct_to_a_worker_whose_door_is_open_to_other_hosts(cluster: ClusterHosts) -> None:
+    """The other's is open to its own host alone."""
+    with grpc.insecure_channel(f"{cluster.address(DOOR)}:50051") as channel:
+        way = DirectStub(channel).Discover(DiscoverRequest(model="factor"), timeout=WAIT_S)
+    assert way.worker_id == "h2.worker-0"
+    assert way.address.startswith(f"{cluster.address(FURTHER)}:")
+    with grpc.insecure_channel(way.address) as channel:
+        assert answered(GRPCInferenceServiceStub(channel).ModelInfer(floats(way.block_id, 3.0), timeout=WAIT_S)) == [
+            6.0
+        ]
 
 
 async def test_a_model_that_is_uploaded_is_fetched_verified_and_served(cluster: ClusterHosts, tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from websockets.asyncio.client import connect
 
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.pb.v1.access_pb2 import DiscoverRequest
+from penstock.pb.v1.access_pb2_grpc import DirectStub
 from tests.servers import answered, floats, floats_json, write_factor, write_identity
 from tests.tls import TestAuthority, TlsServer
 
@@ -69,6 +71,16 @@ def ask_http(client: httpx.Client) -> float:
     answer = client.post("/v2/models/factor/infer", json=floats_json(3.0))
     assert answer.status_code == 200, answer.text
     return float(answer.json()["outputs"][0]["data"][0])
+
+
+def test_a_workers_own_door_speaks_tls_as_the_others_do(server: TlsServer, authority: TestAuthority) -> None:
+    with authority.channel(server.grpc) as channel:
+        way = DirectStub(channel).Discover(DiscoverRequest(model="factor"), timeout=WAIT_S)
+    assert way.is_tls
+    with authority.channel(way.address) as channel:
+        assert answered(GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", 3.0), timeout=WAIT_S)) == [6.0]
+    with grpc.insecure_channel(way.address) as channel, pytest.raises(grpc.RpcError):
+        GRPCInferenceServiceStub(channel).ModelInfer(floats("factor", 3.0), timeout=WAIT_S)
 
 
 def test_clients_are_served_over_tls(server: TlsServer, authority: TestAuthority) -> None:

@@ -48,6 +48,7 @@ class DirectDoor:
     async def open(self, worker: LocalWorker) -> None:
         # What is imported holds others up for little at a time; the event loop turns meanwhile.
         found = await asyncio.to_thread(import_module, "penstock.app.gateway")
+        await asyncio.to_thread(import_module, "jwt")
         gateway: Gateway = found.Gateway(
             f"{self._worker_id}.door", self._config, self._metrics_folder, self._traces, is_workers=True
         )

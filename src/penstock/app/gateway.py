@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
 import structlog
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from penstock.access.guard import Guard
@@ -36,10 +36,6 @@ from penstock.gateway.grpc.direct import DirectGrpc, Discover
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
 from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
-from penstock.gateway.http.app import build_http_app
-from penstock.gateway.http.doorman import Doorman, machine_names
-from penstock.gateway.http.live.streams import LiveStreams
-from penstock.gateway.http.server import http_server
 from penstock.gateway.large import LargeMessages
 from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
@@ -78,6 +74,11 @@ from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint, split_key
 from penstock.wire.sockets import host_identity
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from penstock.gateway.http.live.streams import LiveStreams
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -218,6 +219,12 @@ class Gateway:
         discover: Discover | None = None,
     ) -> int:
         """Opens the clients' doors. Returns the gRPC port. `discover` asks the manager for a worker for a client."""
+        # Here and not above: a worker's own door has none of it.
+        from penstock.gateway.http.app import build_http_app
+        from penstock.gateway.http.doorman import Doorman, machine_names
+        from penstock.gateway.http.live.streams import LiveStreams
+        from penstock.gateway.http.server import http_server
+
         limits = self._config.limits
         catalogue = await self.begin(control)
         memory = SharedMemory(

@@ -41,6 +41,8 @@ async def _work(run: RoleRun) -> None:
             from penstock.app.doors import WORKER_DOOR, open_health_door
 
             check_join(config)
+            if door is not None:
+                config.check_reach()
             await open_health_door(config, places, WORKER_DOOR, worker.problem, certificates, stack)
         elif is_clustered(config):
             telling = asyncio.create_task(_tell_supervisor(run, worker), name="tell-supervisor")

@@ -73,6 +73,9 @@ def worker(
     node: Node = None,
     bind: Bind = None,
     advertise: Advertise = None,
+    host: Annotated[
+        str | None, typer.Option(help="Where clients reach it directly; loopback unless told otherwise.")
+    ] = None,
     data_dir: DataDir = None,
     health_host: HealthHost = None,
     health_port: HealthPort = None,
@@ -93,6 +96,7 @@ def worker(
         id_,
         config,
         tether,
+        host=host,
         data_dir=data_dir,
         insecure=insecure,
         access=access_of(keys),
