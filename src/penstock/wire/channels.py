@@ -28,6 +28,7 @@ MANAGER_SERVER = (
     *_BOTH,
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
     ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.server_handshake_timeout_ms", 20_000),
 )
 Options = Sequence[tuple[str, Any]]
 Metadata = tuple[tuple[str, str], ...]

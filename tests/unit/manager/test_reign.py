@@ -12,7 +12,7 @@ from penstock.manager.desired import BLOCKS, PRESENT, ROUTING, WORKERS, DesiredS
 from penstock.manager.lives import LifeRules, WorkerArrived, WorkerHeard, WorkerStreamEnded
 from penstock.manager.placing.sites import SharedCapacity
 from penstock.manager.reign import Facts, Reign, Report
-from penstock.manager.telling.boards import BLOCK, AssignedBlock
+from penstock.manager.telling.boards import BLOCK, WORKERS_KEYS, AssignedBlock, WorkersKeys
 from penstock.storage.metadata.base import Change
 
 RULES = LifeRules()
@@ -379,3 +379,25 @@ def test_a_successor_waits_for_no_others_than_those_who_were_there() -> None:
     after.pass_time(BEAT_S)
     assert not after.reign.is_adopting
     assert all(after.holders(name) == before.holders(name) for name in "abc")
+
+
+def test_gateways_are_told_the_keys_of_the_workers_that_there_are() -> None:
+    cluster = Cluster()
+
+    def told() -> tuple[str, ...]:
+        shown = cluster.reign.boards.view.items()[WORKERS_KEYS]
+        assert isinstance(shown, WorkersKeys)
+        return shown.keys
+
+    assert told() == ()
+    cluster.arrive("w0", facts=Facts(curve_key="aa"))
+    cluster.arrive("w1", facts=Facts(curve_key="bb"))
+    assert told() == ("aa", "bb")
+    cluster.reign.end(WorkerStreamEnded("w0", cluster.stream["w0"], False), cluster.now)
+    assert told() == ("aa", "bb")  # it may be back at once
+    cluster.now += RULES.reconnect_s + 1.0
+    cluster.reign.turn(cluster.now)
+    cluster.arrive("w0", "2-life", facts=Facts(curve_key="cc"))
+    assert told() == ("bb", "cc")
+    cluster.reign.remove("w1", cluster.now)
+    assert told() == ("cc",)

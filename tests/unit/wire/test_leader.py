@@ -1,7 +1,9 @@
 """Calls go to whoever leads, and are made anew where that changes under way."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,8 +12,12 @@ from penstock.core.errors import NotLeader, Unavailable, UnknownModel
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1.manager_pb2_grpc import ManagerServicer, ManagerStub, add_ManagerServicer_to_server
 from penstock.wire import leader as leader_module
+from penstock.wire.channels import Channels
+from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.credentials.files import TlsFiles
 from penstock.wire.failures import encode_failure
-from penstock.wire.leader import Leader, LeaderAt
+from penstock.wire.leader import Leader, LeaderAt, SoleManager
+from tests.tls import TestAuthority
 
 
 class ToldLeader:
@@ -167,3 +173,39 @@ async def test_what_lasts_ends_when_another_leads(
         await leader.during(stay)
     assert moved.value.reason == "moved"
     assert ended.is_set()
+
+
+async def test_a_channel_that_fails_is_opened_anew_with_new_certificates(tmp_path: Path) -> None:
+    """The authority is another on both sides; what was open went by the old one."""
+    old, new = TestAuthority(tmp_path / "old"), TestAuthority(tmp_path / "new")
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    def install(authority: TestAuthority) -> None:
+        for folder in (here, there):
+            shutil.copytree(authority.folder, folder, dirs_exist_ok=True)
+
+    def files(folder: Path) -> TlsFiles:
+        return TlsFiles(*(str(folder / name) for name in ("server.pem", "server-key.pem", "ca.pem")))
+
+    async def serve(port: int) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(options=(("grpc.so_reuseport", 1),))
+        add_ManagerServicer_to_server(FakeManager(), server)
+        port = Certificates(files(there), "required").add_port(server, f"127.0.0.1:{port}")
+        await server.start()
+        return server, port
+
+    install(old)
+    server, port = await serve(0)
+    leader = Leader(SoleManager(f"127.0.0.1:{port}"), Channels(tls=files(here)))
+
+    async def load(channel: grpc.aio.Channel, left_s: float) -> pb.LoadResponse:
+        answer: pb.LoadResponse = await ManagerStub(channel).Load(pb.LoadRequest(model="m"), timeout=left_s)
+        return answer
+
+    await leader.call(load, 10.0)
+    install(new)
+    await server.stop(0)
+    server, _ = await serve(port)
+    await leader.call(load, 30.0)
+    await leader.close()
+    await server.stop(0)

@@ -7,7 +7,9 @@ of two is written already) are told of and looked at again, and until they do, w
 import asyncio
 import os
 import ssl
+import time
 from collections.abc import Callable
+from math import inf
 from typing import Any, Literal
 
 import grpc
@@ -19,6 +21,8 @@ from penstock.wire.credentials.files import NO_FILES, TlsFiles, TlsMaterial, rea
 
 log = structlog.get_logger()
 LOOK_S = 1.0
+DAY_S = 86_400.0
+SOON_S = 7 * DAY_S  # for so long before it expires, that is told each day
 UNIX = "unix:"
 HTTP = ("http/1.1",)
 ClientAuth = Literal["none", "optional", "required"]
@@ -55,7 +59,12 @@ class Certificates:
     # --- what is new
 
     async def watch_forever(self) -> None:
+        told = -inf  # when it was last said that it expires
         while not self.files.is_empty:
+            if self.is_serving and self.expires_at - time.time() < SOON_S and time.monotonic() - told > DAY_S:
+                told = time.monotonic()
+                left_s = max(0.0, self.expires_at - time.time())
+                log.warning("certificate_expires", cert=self.files.cert, days=round(left_s / DAY_S, 1))
             await asyncio.sleep(LOOK_S)
             try:
                 self.look()
