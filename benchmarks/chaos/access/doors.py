@@ -30,7 +30,6 @@ FILES: tuple[Any, ...] = (
     reflection_pb2.DESCRIPTOR,
 )
 OF_OTHERS = {"grpc.health.v1.Health": PUBLIC, "grpc.reflection.v1alpha.ServerReflection": ANY_SCOPE}
-OIP = "GRPCInferenceService"  # whose methods several classes have
 # What may be asked by everybody; whatever else a server answers to nobody is open, also where it is declared so.
 FOR_ALL = frozenset(
     (
@@ -89,12 +88,14 @@ def declared_methods(package: str) -> Mapping[str, Needs]:
     found: dict[str, Needs] = {}
     for answering in _classes(package):
         names = [each.__name__.removesuffix("Servicer") for each in answering.__mro__]
-        service = services.get(next((name for name in names if name in services), OIP))
-        assert service is not None
-        for method in service.methods:
-            needs = getattr(vars(answering).get(method.name), "needs", None)
-            if needs is not None:
-                found[f"/{service.full_name}/{method.name}"] = needs
+        own = [services[name] for name in names if name in services]
+        for service in (
+            own or services.values()
+        ):  # a gateway's classes are of no service, and their methods' names of one
+            for method in service.methods:
+                needs = getattr(vars(answering).get(method.name), "needs", None)
+                if needs is not None:
+                    found[f"/{service.full_name}/{method.name}"] = needs
     return found
 
 
