@@ -5,8 +5,10 @@ import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -62,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_identity(models, "bytes", "BYTES")
     (models / "minilm").symlink_to(ROOT / "models" / "minilm")
     authority = TestAuthority(folder / "certs")
-    with TlsServer(authority, models, folder, authority.settings()) as server:
+    with TlsServer(authority, models, folder, {**authority.settings(), "workers": 2}) as server:
         first = Served(server, authority, folder, "")
         yield Served(server, authority, folder, first.make_key("all", "--scope", "admin"))
         assert not server.tracebacks()
@@ -163,6 +165,56 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
         assert "key" in refused.stderr, refused.stderr
     by_file = served.run("status", *http, "--json", "--key-file", "key", "--ca", served.authority.ca, key="psk_other")
     assert json.loads(by_file.stdout)["ready"], by_file.stderr
+
+
+# --- direct
+
+
+def worker_of(client: Client | AsyncClient, model: str = "factor") -> str:
+    calls = client if isinstance(client, AsyncClient) else client._calls
+    assert calls._ways is not None
+    sought = calls._ways._sought.get((model, ""))
+    return sought.way.worker_id if sought is not None and sought.way is not None else ""
+
+
+def test_a_blocking_client_goes_direct_and_comes_back(served: Served) -> None:
+    with Client(served.server.grpc, direct=True, **served.options) as client:
+        assert client.infer("factor", numbers(1, 2))["y"].tolist() == [[2, 4]]
+        first = worker_of(client)
+        assert first.startswith("worker-")
+        assert [each["y"].tolist() for each in client.infer_stream("factor", numbers(4))] == [[[8]]]
+        os.kill(served.server.children("worker")[first], signal.SIGSTOP)
+        try:
+            assert client.infer("factor", numbers(3), timeout_s=20)["y"].tolist() == [[6]]
+            assert client.infer("factor", numbers(5), timeout_s=20)["y"].tolist() == [[10]]
+            assert worker_of(client) != first
+        finally:
+            os.kill(served.server.children("worker")[first], signal.SIGCONT)
+        with pytest.raises(UnknownModel):
+            client.infer("nothing", numbers(1))
+
+
+def test_no_request_fails_while_its_worker_is_killed(served: Served) -> None:
+    async def ask() -> set[str]:
+        workers = set[str]()
+        async with AsyncClient(served.server.grpc, direct="auto", **served.options) as client:
+            end = time.monotonic() + 60
+
+            async def load(number: int) -> None:
+                while len(workers - {""}) < 2 and time.monotonic() < end:
+                    found = await client.infer("factor", numbers(number), timeout_s=20)
+                    assert found["y"].tolist() == [[2 * number]]
+                    workers.add(worker_of(client))
+
+            async def kill() -> None:
+                while not worker_of(client):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                os.kill(served.server.children("worker")[worker_of(client)], signal.SIGKILL)
+
+            await asyncio.gather(kill(), *(load(number) for number in range(8)))
+            return workers
+
+    assert {"worker-0", "worker-1"} <= asyncio.run(ask())
 
 
 # --- the client as a wheel of its own

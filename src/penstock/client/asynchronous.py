@@ -10,12 +10,15 @@ import grpc
 
 from penstock.client import faults
 from penstock.client.calls import Ask, Calls
+from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
 from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
+from penstock.pb.v1 import access_pb2, access_pb2_grpc
+from penstock.wire.channels import bearer
 
 # Each stream is a connection of its own: several gateways on one port then share the requests.
 STREAMS = 4
@@ -37,12 +40,14 @@ class AsyncClient(Calls):
     ) -> None:
         """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
         no other."""
-        super().__init__(address, timeout_s, options)
         server = read_server(address, options)
+        super().__init__(server, address, timeout_s, options)
         self._channels = [server.channels.open(server.target, OWN_CHANNEL_OPTIONS) for _ in range(max(1, streams))]
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._streams: list[InferStream | None] = [None] * len(self._stubs)
         self._turns = cycle(self._stubs)
+        self._workers: dict[tuple[str, bool], grpc.aio.Channel] = {}  # by address, and whether it is TLS
+        self._checks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -60,7 +65,7 @@ class AsyncClient(Calls):
         for stream in self._streams:
             if stream is not None:
                 await stream.close()
-        for channel in self._channels:
+        for channel in (*self._channels, *self._workers.values()):
             await channel.close()
 
     async def _pause(self, seconds: float) -> None:
@@ -94,6 +99,52 @@ class AsyncClient(Calls):
                 raise faults.late() from None
 
         return ask
+
+    def _worker(self, way: WorkerWay) -> Any:
+        channel = self._workers.get((way.address, way.is_tls))
+        if channel is None:
+            opening = self._server.of_worker(is_tls=way.is_tls)
+            channel = self._workers[way.address, way.is_tls] = opening.open(way.address, OWN_CHANNEL_OPTIONS)
+        return grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    async def _ask_worker(
+        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+    ) -> pb.ModelInferResponse:
+        worker = self._worker(way)
+        call = worker.ModelInfer(message, timeout=timeout_s, metadata=bearer(way.token))
+        is_silent = False
+
+        async def check() -> None:
+            nonlocal is_silent
+            while True:
+                try:
+                    await worker.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
+                except grpc.aio.AioRpcError:
+                    is_silent = True
+                    self._workers.pop((way.address, way.is_tls), None)  # what is open is left with its calls
+                    call.cancel()
+                    return
+                await asyncio.sleep(CHECK_S)
+
+        def begin() -> None:
+            checking = asyncio.create_task(check())
+            self._checks.add(checking)
+            checking.add_done_callback(self._checks.discard)
+            call.add_done_callback(lambda _: checking.cancel())
+
+        timer = asyncio.get_running_loop().call_later(CHECK_S, begin)
+        try:
+            return await call  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            if is_silent:
+                raise faults.silent(way.address) from None
+            raise
+        finally:
+            timer.cancel()
+
+    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
+        stub = access_pb2_grpc.DirectStub(self._channels[0])
+        return await stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         attempt = self._asking(message)
@@ -132,8 +183,11 @@ class AsyncClient(Calls):
         return await getattr(self._stubs[0], method)(message, timeout=timeout_s)
 
     def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float
+        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
+        sent = pb.ModelInferRequest()
+        sent.CopyFrom(message)  # as it is now
         # On a shared stream, who takes answers slowly would hold up the others.
-        call = next(self._turns).ModelStreamInfer(iter([message]), timeout=timeout_s)
+        stub, shown = (next(self._turns), ()) if way is None else (self._worker(way), bearer(way.token))
+        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
         return call, aiter(call)

@@ -22,14 +22,17 @@ import grpc
 import numpy as np
 
 from penstock.client import faults, messages, tasks
+from penstock.client.direct import DISCOVER_S, WorkerWay, WorkerWays
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
-from penstock.client.options import ClientOptions
+from penstock.client.options import ClientOptions, ServerAddress
 from penstock.client.retries import Attempts, Retries, RetryBudget
 from penstock.client.tasks import Items, Labels, is_tensor
 from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor, PenstockError, Unavailable
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.v1 import access_pb2
+from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,13 +43,16 @@ SESSION = ("session_id", "sequence_id")  # a request that has one of these is ne
 
 
 class Calls:
-    def __init__(self, address: str, timeout_s: float, options: ClientOptions) -> None:
+    def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
         self.address = address
+        self._server = server
         self._timeout_s = timeout_s
         self._retries = options.get("retries") or Retries()
         self._budget = RetryBudget(self._retries.budget)
         self._hedge_after_s = options.get("hedge_after_s")
         self._rng = Random()
+        direct = options.get("direct", False)
+        self._ways = WorkerWays(direct is True, server.is_secure) if direct else None
         self._tasks: dict[str, str] = {}  # of models that were asked
         self._signatures: dict[str, ModelSignature] = {}
 
@@ -100,7 +106,7 @@ class Calls:
         async def embed_chunk(chunk: list[str]) -> Array:
             message = messages.encode_call(model, {"text": messages.objects(chunk)}, (), "", None, {})
             left_s = timeout_s if end is None else max(0.001, end - time.monotonic())
-            ask = self._asking(message)
+            ask = self._going(message)
             answer = await self._trying(ask, left_s, is_repeatable=True, is_patient=True)
             return np.array(messages.pick_output(messages.decode_outputs(answer), "embedding", model))
 
@@ -174,7 +180,7 @@ class Calls:
     ) -> dict[str, Array]:
         """Arrays in and out, by name. BYTES are object arrays; what comes back is read-only."""
         message = messages.encode_call(model, inputs, outputs, version, parameters, controls)
-        ask = self._asking(message)
+        ask = self._going(message)
         if self._hedge_after_s is not None and not any(name in message.parameters for name in SESSION):
             ask = self._hedging(message, self._hedge_after_s)
         # A step of a session runs once, however often it is sent.
@@ -200,8 +206,10 @@ class Calls:
         end = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         attempts = Attempts(self._retries, self._rng, self._budget, is_repeatable=False)
         has_begun = False
+        way = await self._find_way(message, end - time.monotonic())
         while True:
-            call, answers = self._stream(message, max(0.001, end - time.monotonic()))
+            with _named_for(way, message):
+                call, answers = self._stream(message, max(0.001, end - time.monotonic()), way)
             try:
                 async for answer in answers:
                     if answer.error_message:
@@ -214,6 +222,9 @@ class Calls:
                 fault, cause = self._fault(error)
             finally:
                 call.cancel()
+            if way is not None and self._goes_routed(way, fault) and not has_begun:
+                way = None
+                continue
             pause_s = None if has_begun else attempts.pause_s(fault, end - time.monotonic())
             if pause_s is None:
                 raise fault from cause
@@ -274,15 +285,66 @@ class Calls:
             await self._pause(pause_s)
             left_s = max(0.001, end - time.monotonic())
 
-    def _fault(self, error: grpc.RpcError | PenstockError) -> tuple[PenstockError, BaseException | None]:
+    def _fault(
+        self, error: grpc.RpcError | PenstockError, address: str = ""
+    ) -> tuple[PenstockError, BaseException | None]:
         """As one of ours, and what it came from."""
         if isinstance(error, PenstockError):
             return error, error.__cause__
-        return faults.from_call(error, self.address), error
+        return faults.from_call(error, address or self.address), error
+
+    def _going(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
+        """An attempt at a worker where there is a way to one, and else, or where that fails, at a gateway."""
+        routed = self._asking(message)
+        if self._ways is None:
+            return routed
+
+        async def ask(timeout_s: float) -> pb.ModelInferResponse:
+            end = time.monotonic() + timeout_s
+            way = await self._find_way(message, timeout_s)
+            if way is not None:
+                try:
+                    with _named_for(way, message):
+                        return await self._ask_worker(way, message, max(0.001, end - time.monotonic()))
+                except (grpc.RpcError, PenstockError) as error:
+                    fault, cause = self._fault(error, way.address)
+                    if not self._goes_routed(way, fault):
+                        raise fault from cause
+            return await routed(max(0.001, end - time.monotonic()))
+
+        return ask
+
+    async def _find_way(self, message: pb.ModelInferRequest, left_s: float) -> WorkerWay | None:
+        """Sessions go through gateways, which own them."""
+        if self._ways is None or any(name in message.parameters for name in SESSION):
+            return None
+        model, version = message.model_name, message.model_version
+        way, question = self._ways.choose(model, version, time.monotonic())
+        if question is None:
+            return way
+        try:
+            told = await self._discover(question, min(DISCOVER_S, left_s / 2))
+            if told.HasField("failure"):
+                raise decode_failure(told.failure)
+        except (grpc.RpcError, PenstockError) as error:
+            return self._ways.not_found(model, version, self._fault(error)[0], time.monotonic())
+        return self._ways.found(model, version, told, time.monotonic(), time.time())
+
+    def _goes_routed(self, way: WorkerWay, fault: PenstockError) -> bool:
+        return self._ways is not None and self._ways.failed(way, fault, time.monotonic())
 
     def _asking(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
-        """An attempt; it may be made several times."""
+        """An attempt at a gateway; it may be made several times."""
         return partial(self._send, "ModelInfer", message)
+
+    async def _ask_worker(
+        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+    ) -> pb.ModelInferResponse:
+        """At its own door; whether it is still there is asked where its answer takes long."""
+        raise NotImplementedError
+
+    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
+        raise NotImplementedError
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         """An attempt that is made twice where the first has no answer after so long; the first answer counts."""
@@ -301,7 +363,21 @@ class Calls:
         raise NotImplementedError
 
     def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float
+        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
         """A stream of this request alone, and its answers."""
         raise NotImplementedError
+
+
+@contextmanager
+def _named_for(way: WorkerWay | None, message: pb.ModelInferRequest) -> Iterator[None]:
+    """A worker's door knows blocks alone."""
+    if way is None:
+        yield
+        return
+    model, version = message.model_name, message.model_version
+    message.model_name, message.model_version = way.block_id, ""
+    try:
+        yield
+    finally:
+        message.model_name, message.model_version = model, version

@@ -83,6 +83,13 @@ def unreachable(address: str, details: str) -> Unavailable:
     return error
 
 
+def silent(address: str) -> Unavailable:
+    """Whether it ran is not known."""
+    error = Unavailable(f"the worker at {address} does not answer")
+    error.is_definite, error.retry_after_s = False, 0.0
+    return error
+
+
 def late() -> DeadlineExceeded:
     return DeadlineExceeded("no answer before the deadline; give a longer timeout if the model needs it")
 

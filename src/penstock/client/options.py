@@ -3,12 +3,12 @@
 import re
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from penstock.client.retries import Retries
 from penstock.core.errors import ConfigError, InvalidRequest
 from penstock.wire.channels import UNIX, Channels
-from penstock.wire.credentials.files import TlsFiles
+from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
 DEFAULT_PORT = 50051
 SCHEMES = {"grpc": False, "http": False, "grpcs": True, "https": True}  # and whether they are TLS
@@ -24,6 +24,7 @@ class ClientOptions(TypedDict, total=False):
     cert: str | PathLike[str] | None  # PEM of the client's own certificate, for servers that ask for one
     cert_key: str | PathLike[str] | None
     retries: Retries | None  # None: as they are by default; Retries(attempts=1): none
+    direct: bool | Literal["auto"]  # past gateways to workers, where that can be; auto: once a model is asked often
     hedge_after_s: float | None  # without an answer for so long, inference is asked for once more elsewhere
 
 
@@ -33,6 +34,12 @@ class ServerAddress:
 
     target: str  # as gRPC has it
     channels: Channels
+    is_secure: bool  # it is TLS
+    files: TlsFiles
+
+    def of_worker(self, *, is_tls: bool) -> Channels:
+        """To a worker's own door: the key is not for it."""
+        return Channels("", self.files if is_tls else NO_FILES, is_secure=is_tls)
 
 
 def read_server(address: str, options: ClientOptions) -> ServerAddress:
@@ -48,7 +55,7 @@ def read_server(address: str, options: ClientOptions) -> ServerAddress:
         raise InvalidRequest(f"{address} is plain, and tls=True asks for TLS: write https:// or host:port")
     if not wants_tls and not files.is_empty and not target.startswith(UNIX):
         raise InvalidRequest(f"certificates are for TLS, and {address} is plain: write https:// or host:port")
-    return ServerAddress(target, Channels(read_key(options), files, is_secure=wants_tls))
+    return ServerAddress(target, Channels(read_key(options), files, is_secure=wants_tls), wants_tls, files)
 
 
 def read_key(options: ClientOptions) -> str:

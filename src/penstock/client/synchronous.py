@@ -10,13 +10,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import grpc
 
-from penstock.client import messages
+from penstock.client import faults, messages
 from penstock.client.calls import Ask, Calls
+from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 from penstock.client.options import ClientOptions, ServerAddress, read_server
 from penstock.client.ordered import check_window
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc
+from penstock.pb.v1 import access_pb2, access_pb2_grpc
+from penstock.wire.channels import bearer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,7 +97,7 @@ class Client:
 
 class _BlockingCalls(Calls):
     def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
-        super().__init__(address, timeout_s, options)
+        super().__init__(server, address, timeout_s, options)
         # What is asked for again goes by a connection of its own.
         count = 1 if self._hedge_after_s is None else 2
         self._channels = [
@@ -102,13 +105,47 @@ class _BlockingCalls(Calls):
         ]
         self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
         self._stub = self._stubs[0]
+        self._workers: dict[tuple[str, bool], grpc.Channel] = {}  # by address, and whether it is TLS
 
     def close(self) -> None:
-        for channel in self._channels:
+        for channel in (*self._channels, *self._workers.values()):
             channel.close()
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
+
+    def _worker(self, way: WorkerWay) -> Any:
+        channel = self._workers.get((way.address, way.is_tls))
+        if channel is None:
+            opening = self._server.of_worker(is_tls=way.is_tls)
+            channel = opening.open_blocking(way.address, messages.OWN_CHANNEL_OPTIONS)
+            self._workers[way.address, way.is_tls] = channel
+        return grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+
+    async def _ask_worker(
+        self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
+    ) -> pb.ModelInferResponse:
+        worker = self._worker(way)
+        call = worker.ModelInfer.future(message, timeout=timeout_s, metadata=bearer(way.token))
+        try:
+            while True:
+                try:
+                    return call.result(CHECK_S)  # type: ignore[no-any-return]
+                except grpc.FutureTimeoutError:
+                    self._check(worker, way)
+        finally:
+            call.cancel()
+
+    def _check(self, worker: Any, way: WorkerWay) -> None:
+        try:
+            worker.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
+        except grpc.RpcError as error:
+            self._workers.pop((way.address, way.is_tls), None)  # what is open is left with its calls
+            raise faults.silent(way.address) from error
+
+    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
+        stub = access_pb2_grpc.DirectStub(self._channels[0])
+        return stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
@@ -157,9 +194,12 @@ class _BlockingCalls(Calls):
         return getattr(self._stub, method)(message, timeout=timeout_s)
 
     def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float
+        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
-        call = self._stub.ModelStreamInfer(iter([message]), timeout=timeout_s)
+        sent = pb.ModelInferRequest()
+        sent.CopyFrom(message)  # as it is now
+        stub, shown = (self._stub, ()) if way is None else (self._worker(way), bearer(way.token))
+        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
 
         async def answers() -> AsyncIterator[pb.ModelStreamInferResponse]:
             for answer in call:

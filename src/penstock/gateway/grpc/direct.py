@@ -5,6 +5,7 @@ from dataclasses import asdict
 from math import isinf
 
 from penstock.access.guard import needs_scope
+from penstock.core.blocks import BlockDescription
 from penstock.core.errors import Forbidden, Overloaded, Unavailable
 from penstock.core.principals import INFERRING, Principal
 from penstock.gateway.grpc.oip import Context
@@ -33,17 +34,22 @@ class DirectGrpc:
             raise Overloaded("too many clients ask for a worker at once; try again")
         self._asking += 1
         try:
-            return await self._discover(self._passed_on(message, principal))
+            block, asked = self._passed_on(message, principal)
+            found = await self._discover(asked)
+            found.is_idempotent = block.settings.is_idempotent
+            return found
         finally:
             self._asking -= 1
 
-    def _passed_on(self, message: pb.DiscoverRequest, principal: Principal) -> pb.DiscoverRequest:
+    def _passed_on(
+        self, message: pb.DiscoverRequest, principal: Principal
+    ) -> tuple[BlockDescription, pb.DiscoverRequest]:
         name, version = (message.block_id, "") if message.block_id else (message.model, message.version)
         block = self._resolver.resolve(name, version, principal)
         if not version and (split := self._resolver.split(name)) is not None and split.route.is_split:
             raise Unavailable(f"a rollout decides about each request for '{name}': go through a gateway")
         is_ordered = message.is_ordered or bool(message.session_id and block.settings.sessions.is_ordered)
-        return pb.DiscoverRequest(
+        return block, pb.DiscoverRequest(
             block_id=block.block_id,
             session_id=message.session_id,
             is_ordered=is_ordered,

@@ -48,7 +48,7 @@ class DirectCaller(_message.Message):
     def __init__(self, name: _Optional[str] = ..., key_id: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., models: _Optional[_Iterable[str]] = ..., blocks: _Optional[_Iterable[str]] = ..., limits: _Optional[_Union[LimitsOfKey, _Mapping]] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
 class DiscoverResponse(_message.Message):
-    __slots__ = ("failure", "address", "token", "expires_at", "block_id", "worker_id", "gateway_id", "is_tls")
+    __slots__ = ("failure", "address", "token", "expires_at", "block_id", "worker_id", "gateway_id", "is_tls", "is_idempotent")
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class DiscoverResponse(_message.Message):
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     IS_TLS_FIELD_NUMBER: _ClassVar[int]
+    IS_IDEMPOTENT_FIELD_NUMBER: _ClassVar[int]
     failure: _job_pb2.Failure
     address: str
     token: str
@@ -65,7 +66,8 @@ class DiscoverResponse(_message.Message):
     worker_id: str
     gateway_id: str
     is_tls: bool
-    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., expires_at: _Optional[float] = ..., block_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., is_tls: _Optional[bool] = ...) -> None: ...
+    is_idempotent: bool
+    def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., address: _Optional[str] = ..., token: _Optional[str] = ..., expires_at: _Optional[float] = ..., block_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., gateway_id: _Optional[str] = ..., is_tls: _Optional[bool] = ..., is_idempotent: _Optional[bool] = ...) -> None: ...
 
 class KeySpec(_message.Message):
     __slots__ = ("name", "scopes", "models", "blocks", "expires_at", "limits")
