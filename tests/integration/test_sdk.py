@@ -178,7 +178,7 @@ def worker_of(client: Client | AsyncClient, model: str = "factor") -> str:
 
 
 def test_a_blocking_client_goes_direct_and_comes_back(served: Served) -> None:
-    with Client(served.server.grpc, direct=True, **served.options) as client:
+    with Client(served.server.grpc, api_key=served.key, ca=served.authority.ca, direct=True) as client:
         assert client.infer("factor", numbers(1, 2))["y"].tolist() == [[2, 4]]
         first = worker_of(client)
         assert first.startswith("worker-")
@@ -195,9 +195,11 @@ def test_a_blocking_client_goes_direct_and_comes_back(served: Served) -> None:
 
 
 def test_no_request_fails_while_its_worker_is_killed(served: Served) -> None:
+    options: ClientOptions = {**served.options, "direct": "auto"}
+
     async def ask() -> set[str]:
         workers = set[str]()
-        async with AsyncClient(served.server.grpc, direct="auto", **served.options) as client:
+        async with AsyncClient(served.server.grpc, **options) as client:
             end = time.monotonic() + 60
 
             async def load(number: int) -> None:

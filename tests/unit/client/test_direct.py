@@ -31,15 +31,18 @@ from penstock.pb.v1 import access_pb2 as pb
 UNIX = 1_000_000.0
 
 
-def told(worker: str = "w", lasts_s: float = 900, **fields: object) -> pb.DiscoverResponse:
-    return pb.DiscoverResponse(
-        worker_id=worker, address=f"{worker}:1", token="t", block_id="b", expires_at=UNIX + lasts_s, **fields
+def told(worker: str = "w", lasts_s: float = 900, **fields: bool) -> pb.DiscoverResponse:
+    found = pb.DiscoverResponse(
+        worker_id=worker, address=f"{worker}:1", token="t", block_id="b", expires_at=UNIX + lasts_s
     )
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found
 
 
-def found(ways: WorkerWays, worker: str = "w", now: float = 0.0, **fields: object) -> WorkerWay:
+def found(ways: WorkerWays, worker: str = "w", now: float = 0.0, lasts_s: float = 900, **fields: bool) -> WorkerWay:
     assert ways.choose("m", "", now)[1] is not None
-    way = ways.found("m", "", told(worker, **fields), now, UNIX)
+    way = ways.found("m", "", told(worker, lasts_s, **fields), now, UNIX)
     assert way is not None
     return way
 
