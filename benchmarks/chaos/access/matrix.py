@@ -42,6 +42,7 @@ from penstock.access.keys import KEY_BYTES, key_text
 from penstock.core.principals import PUBLIC, Scope
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1 import access_pb2
+from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.wire.endpoints import split_key
 from penstock.wire.sockets import DealerSocket
 
@@ -49,6 +50,8 @@ HIDDEN, GHOST = "hidden", "absent"  # one that a bound key may not ask, and one 
 SPARE = "spare"  # to be loaded and unloaded
 REVOKED_S = 1.0
 HELLO_S = 2.0
+TOKEN_S = 2.0  # what a token lives that is to expire
+TRIES = 50
 NOBODY = "mallory@example.com"  # whose certificate is good, and stands for nobody
 STRANGER = "stranger"  # of another authority
 FILLED = {"{model}": SPARE, "{version}": "1", "{region}": "r", "{alias}": "a", "{upload}": "0" * 64}
@@ -123,6 +126,7 @@ async def run(plan: ChaosPlan) -> Result:
         await try_all(findings, places, doors, callers)
         await try_bent(findings, places, doors)
         await try_bound(findings, places, doors)
+        await try_tokens(findings, places, callers[-1])
         await try_zmq(findings, bed)
         took_s = await revoke_while_open(findings, places)
     plan.say("certificates")
@@ -198,10 +202,11 @@ def certificate_callers(plan: ChaosPlan) -> list[Caller]:
 
 
 async def try_all(findings: Findings, places: Places, doors: Sequence[DoorToTry], callers: Sequence[Caller]) -> None:
+    tried = {door.place for door in doors}
     for caller in callers:
-        for place in places.grpc:
+        for place in places.grpc.keys() & tried:
             await _try_grpc(findings, places, place, doors, caller)
-        for place in places.http:
+        for place in places.http.keys() & tried:
             async with places.client(place, caller.certificate) as client:
                 for door in doors:
                     if door.place == place and not door.name.startswith("/"):
@@ -326,6 +331,73 @@ async def _compare_http(
         answer = await client.request(method, filled(path, model), headers=headers, **content)
         answers.append((answer.status_code, answer.text.replace(model, "NAME")))
     findings.alike(f"{door} × {name}", answers, answers[0][0] >= 400)
+
+
+# --- tokens
+
+
+async def try_tokens(findings: Findings, places: Places, admin: Caller) -> None:
+    """A worker's own door: to tokens of its block, and to nothing else."""
+    bed = places.bed
+    keys = {name: bed.create_key(f"{name} token", [Scope.INFERENCE]) for name in ("good", "revoked")}
+    keys["expired"] = bed.create_key("expired token", [Scope.INFERENCE], lives_s=TOKEN_S)
+    ways = {name: await discover(bed, key) for name, key in keys.items()}
+    other = await discover(bed, keys["good"], HIDDEN)
+    await asyncio.to_thread(bed.revoke_key, "revoked token")
+    await asyncio.sleep(TOKEN_S)
+    good, claims = ways["good"].token, ways["good"].token.split(".")
+    bent = claims[2][:-4] + ("AAAA" if claims[2][-4:] != "AAAA" else "BBBB")
+    unknown = {
+        "nobody": (),
+        "a key": shown(keys["good"]),
+        "key of the scope admin": admin.headers,
+        "expired token": shown(ways["expired"].token),
+        "token of a key that was revoked": shown(ways["revoked"].token),
+        "token that was tampered with": shown(".".join([*claims[:2], bent])),
+        "claims of another token": shown(".".join([claims[0], other.token.split(".")[1], claims[2]])),
+        "token without a signature": shown("eyJhbGciOiJub25lIn0." + claims[1] + "."),
+    }
+    callers = [Caller(name, None, headers) for name, headers in unknown.items()]
+    callers.append(Caller("token", frozenset({Scope.INFERENCE}), shown(good)))
+    places.grpc["direct"] = ways["good"].address
+    try:
+        await try_all(findings, places, list(grpc_doors("direct")), callers)
+    finally:
+        del places.grpc["direct"]
+    for address in (ways["good"].address, bed.grpc):  # gateways know tokens, too
+        async with bed.channel(address) as channel:
+            for door, field in _of_models([DoorToTry("gateway", *each) for each in _asking_models()]):
+                await _compare_grpc(findings, channel, door, field, "token of another block", list(shown(good)))
+            answer = await GRPCInferenceServiceStub(channel).ModelInfer(
+                EchoQuestion(ways["good"].block_id).ask(7), metadata=list(shown(good)), timeout=ANSWER_S
+            )
+            assert EchoQuestion().is_answer(7, answer), "a good token opens its block"
+
+
+def _asking_models() -> Iterator[tuple[str, Any, Any]]:
+    for door in grpc_doors("gateway"):
+        if door.name.startswith("/inference."):
+            yield door.name, door.needs, door.method
+
+
+async def discover(bed: GuardedBed, key: str, model: str = ECHO, certificate: str = "", tries: int = TRIES) -> Any:
+    """Where a caller may go directly, with which token."""
+    request = access_pb2.DiscoverRequest(model=model)
+    async with bed.channel(bed.grpc, certificate) as channel:
+        stub: Any = DirectStub(channel)
+        for left in reversed(range(tries)):
+            headers = list(shown(key)) if key else []
+            try:
+                answer = await stub.Discover(request, metadata=headers, timeout=ANSWER_S)
+            except grpc.aio.AioRpcError:  # the key has not come to it yet, or the door is being opened
+                if not left:
+                    raise
+                await asyncio.sleep(0.1)
+                continue
+            if answer.address:
+                return answer
+            await asyncio.sleep(0.1)
+    raise AssertionError(f"Discover names no worker: {answer}")
 
 
 # --- ZeroMQ

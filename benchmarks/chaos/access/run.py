@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.access import matrix, rates
+from benchmarks.chaos.access import matrix, rates, rotation
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
     "doors": matrix.run,
     "rates": rates.run,
+    "rotation": rotation.run,
 }
 
 
