@@ -100,10 +100,11 @@ def _welcome(found: "DefaultModels", http: str, grpc: str) -> None:
         return
     example = "upscale photo.jpg larger.png" if found.advice else 'embed "What a penstock does"'
     served = "the models of its cluster" if found.config.cluster.join else found.config.models
+    trusting = f" --ca {found.config.tls.ca}" if found.config.tls.cert and found.config.tls.ca else ""
     lines = [
         f"Penstock serves {served} at {http} and, for gRPC, at {grpc}. Try, in another terminal:",
-        f"    penstock {example} --grpc {grpc}",
-        f"    penstock status --http {http}",
+        f"    penstock {example} --grpc {grpc}{trusting}",
+        f"    penstock status --http {http}{trusting}",
         *([f"Warning: {open_to}."] if open_to else []),
         *([found.advice + "."] if found.advice else []),
         "Ctrl-C stops it.",
