@@ -17,13 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
+from PIL import Image
 
+import penstock.client
+from penstock.app.folders import local_managers
 from penstock.client import AsyncClient, Client
 from penstock.client.options import ClientOptions
 from penstock.client.websocket import stream_raw
 from penstock.core.errors import PenstockError, RateLimited, Unauthenticated, Unavailable, UnknownModel
 from penstock.core.tensors import Array
-from tests.servers import ROOT, write_factor, write_identity
+from tests.servers import ROOT, write_factor, write_identity, write_model
 from tests.tls import TestAuthority, TlsServer
 
 
@@ -62,12 +66,28 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     models = folder / "models"
     write_factor(models, "factor", 2.0)
     write_identity(models, "bytes", "BYTES")
-    (models / "minilm").symlink_to(ROOT / "models" / "minilm")
+    write_factor(models, "doubles", 2.0)
+    write_pets(models)
+    for name in ("minilm", "srcnn"):
+        (models / name).symlink_to(ROOT / "models" / name)
     authority = TestAuthority(folder / "certs")
     with TlsServer(authority, models, folder, {**authority.settings(), "workers": 2}) as server:
         first = Served(server, authority, folder, "")
         yield Served(server, authority, folder, first.make_key("all", "--scope", "admin"))
         assert not server.tracebacks()
+
+
+def write_pets(models: Path) -> None:
+    """A classifier of two numbers."""
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["logits"])],
+        "pets",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
+    )
+    write_model(models, "pets", graph)
+    (models / "pets/model.yaml").write_text("task: classify\n")
+    (models / "pets/1/labels.txt").write_text("cat\ndog\n")
 
 
 def numbers(*values: float) -> dict[str, Array]:
@@ -78,7 +98,7 @@ def test_both_clients_show_their_key_over_tls(served: Served) -> None:
     address = f"https://{served.server.grpc}"
     with Client(address, **served.options) as client:
         assert client.infer("factor", numbers(1, 2))["y"].tolist() == [[2, 4]]
-        assert [entry.name for entry in client.models()] == ["bytes", "factor", "minilm"]
+        assert {"bytes", "factor", "minilm"} <= {entry.name for entry in client.models()}
 
     async def ask() -> Array:
         async with AsyncClient(served.server.grpc, **served.options) as client:
@@ -217,6 +237,46 @@ def test_no_request_fails_while_its_worker_is_killed(served: Served) -> None:
             return workers
 
     assert {"worker-0", "worker-1"} <= asyncio.run(ask())
+
+
+# --- the documentation's examples
+
+PAGE = ROOT / "docs" / "client.md"
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def public_names() -> set[str]:
+    methods = {name for kind in (Client, AsyncClient) for name in dir(kind) if not name.startswith("_")}
+    return {*penstock.client.__all__, *methods, "ClusterClient", "RegistryClient", "stream_raw"}
+
+
+def test_every_public_name_has_an_example() -> None:
+    told = set(re.findall(r"\w+", "\n".join(EXAMPLES)))
+    assert public_names() <= told
+
+
+def test_every_example_runs(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.new("RGB", (24, 16), "olive").save(tmp_path / "photo.png")
+    (tmp_path / "lines.txt").write_text("".join(f"line {number}\n" for number in range(200)))
+    monkeypatch.chdir(tmp_path)
+    (manager,) = local_managers(served.folder / "data")
+    here = {
+        "localhost:50051": served.server.grpc,
+        "localhost:8080": f"localhost:{served.server.http_port}",
+        "localhost:7400": manager,
+        "psk_…": served.key,
+        "certs/ca.pem": served.authority.ca,
+    }
+    names: dict[str, object] = {}
+    for example in EXAMPLES:
+        for written, meant in here.items():
+            example = example.replace(written, meant)
+        exec(compile(example, PAGE.name, "exec"), names)
+    told = capsys.readouterr().out
+    for expected in ("(2, 384)", "[[('dog', 0.8", "[[2. 4.]]", "200 rows", "(72, 384)", "unknown model"):
+        assert expected in told
 
 
 # --- the client as a wheel of its own

@@ -4,5 +4,31 @@ from penstock.client.asynchronous import AsyncClient
 from penstock.client.messages import ModelEntry, ModelSignature
 from penstock.client.retries import Retries
 from penstock.client.synchronous import Client
+from penstock.core.errors import (
+    DeadlineExceeded,
+    Forbidden,
+    InvalidRequest,
+    PenstockError,
+    RateLimited,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+    UnknownModel,
+)
 
-__all__ = ["AsyncClient", "Client", "ModelEntry", "ModelSignature", "Retries"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "DeadlineExceeded",
+    "Forbidden",
+    "InvalidRequest",
+    "ModelEntry",
+    "ModelSignature",
+    "PenstockError",
+    "RateLimited",
+    "Refused",
+    "Retries",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownModel",
+]
