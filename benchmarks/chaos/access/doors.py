@@ -16,10 +16,12 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 import penstock
+from penstock.access.guard import declared_needs
 from penstock.core.config import Limits
 from penstock.core.principals import ANY_SCOPE, MEASURING, PUBLIC, Needs, Scope
 from penstock.gateway.http.app import build_http_app
-from penstock.gateway.http.registry import ROUTES
+from penstock.gateway.http.cluster.app import cluster_routers
+from penstock.gateway.http.cluster.registry import RegistryRest
 from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.v1 import access_pb2, cluster_pb2, leader_pb2, manager_pb2, registry_pb2
 
@@ -147,7 +149,7 @@ def gateway_routes(document: bytes) -> list[DoorToTry]:
         MagicMock(), MagicMock(), Limits(), CollectorRegistry, doorman, live=MagicMock(), memory=MagicMock()
     )
     app: Any = made
-    found = {door.name: door for door in documented("gateway", document)}
+    found = {door.name: door for door in (*documented("gateway", document), *administration_routes("gateway"))}
     for route, needs in app.routes:
         for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else route.methods:
             door = DoorToTry("gateway", f"{method} {route.path}", needs)
@@ -164,9 +166,14 @@ def documented(place: str, document: bytes) -> Iterator[DoorToTry]:
             yield DoorToTry(place, f"{method.upper()} {path}", frozenset(map(Scope, scopes)))
 
 
-def registry_routes() -> Iterator[DoorToTry]:
-    for method, path, needs, *_ in ROUTES:
-        yield DoorToTry("registry", f"{method} {path}", needs)
+def administration_routes(place: str) -> Iterator[DoorToTry]:
+    """A gateway has them, too, without the registry's."""
+    registry = RegistryRest(MagicMock()) if place == "registry" else None
+    for router in cluster_routers(MagicMock(), MagicMock(), registry):
+        for route in router.routes:
+            found: Any = route
+            for method in (WEBSOCKET,) if isinstance(route, WebSocketRoute) else found.methods:
+                yield DoorToTry(place, f"{method} {found.path}", declared_needs(found.endpoint))
 
 
 def health_routes(place: str) -> Iterator[DoorToTry]:

@@ -27,12 +27,12 @@ from benchmarks.chaos.access.callers import (
 from benchmarks.chaos.access.doors import (
     WEBSOCKET,
     DoorToTry,
+    administration_routes,
     documented,
     gateway_routes,
     grpc_doors,
     health_routes,
     reflected,
-    registry_routes,
 )
 from benchmarks.chaos.checked_load import EchoQuestion
 from benchmarks.chaos.malformed_zmq import HELLO
@@ -103,7 +103,7 @@ class Places:
         doors = [door for place in self.grpc for door in grpc_doors(place, found if place == "gateway" else ())]
         async with self.client("gateway", admin.certificate) as client:
             doors += gateway_routes((await client.get("/openapi.json", headers=list(admin.headers))).content)
-        doors += registry_routes()
+        doors += administration_routes("registry")
         async with self.client("registry", admin.certificate) as client:
             answer = await client.get("/openapi.json", headers=list(admin.headers))
             doors += documented("registry", answer.content) if answer.status_code == 200 else []

@@ -73,12 +73,15 @@ from penstock.wire.control import RemoteControl
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint, split_key
+from penstock.wire.leader import Leader
 from penstock.wire.sockets import host_identity
 
 if TYPE_CHECKING:
     import uvicorn
+    from fastapi import FastAPI
 
     from penstock.gateway.http.live.streams import LiveStreams
+    from penstock.gateway.http.openapi import Admit
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -217,8 +220,10 @@ class Gateway:
         http_socket: socket.socket,
         certificates: Certificates,
         discover: Discover | None = None,
+        leader: Leader | None = None,
     ) -> int:
-        """Opens the clients' doors. Returns the gRPC port. `discover` asks the manager for a worker for a client."""
+        """Opens the clients' doors. Returns the gRPC port. `discover` asks the manager for a worker for a client,
+        `leader` is whom the administration asks."""
         # Here and not above: a worker's own door has none of it.
         from penstock.gateway.http.app import build_http_app
         from penstock.gateway.http.doorman import Doorman, machine_names
@@ -249,6 +254,7 @@ class Gateway:
             self._live,
             memory,
             self._large,
+            partial(_build_cluster, leader, catalogue.server_version) if leader is not None else None,
         )
         self._http = http_server(app, limits, self._admission, certificates)
         self._tasks = [
@@ -351,6 +357,14 @@ class Gateway:
             self._router_metrics.queue.labels(block_id, "running").set(running)
 
 
+def _build_cluster(leader: Leader, version: str, admit: "Admit") -> "FastAPI":
+    # Few ever ask for it.
+    from penstock.gateway.http.cluster.app import build_cluster_app
+    from penstock.gateway.http.cluster.calls import ClusterCalls
+
+    return build_cluster_app(ClusterCalls(leader), version, admit)
+
+
 def run_gateway(start: RoleStart, http_port: int | None = None, grpc_port: int | None = None) -> None:
     """The ports are those that its supervisor keeps; one that runs alone keeps its own."""
     run_role("gateway", start, partial(_run, http_port, grpc_port))
@@ -381,7 +395,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         if control.refusal is not None:
             raise control.refusal
         http_socket = open_http_socket(config.host, http_port)
-        await gateway.open(control, grpc_port, http_socket, certificates, control.discover)
+        await gateway.open(control, grpc_port, http_socket, certificates, control.discover, leader)
         run.tether.say_open()
         if not run.is_supervised:
             http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from penstock.access.guard import Guard
+    from penstock.manager.manager import Manager
     from penstock.manager.models.registry import ModelRegistry
     from penstock.telemetry.door import Problem
     from penstock.wire.credentials.certificates import Certificates
@@ -39,6 +40,7 @@ class OpenManager(NamedTuple):
     registry: "ModelRegistry"
     health: "health_aio.HealthServicer"  # of its gRPC door
     guard: "Guard"  # of its doors
+    manager: "Manager"
 
 
 def run_manager(start: RoleStart) -> None:
@@ -52,7 +54,7 @@ def run_manager(start: RoleStart) -> None:
 async def _manage(run: RoleRun) -> None:
     from penstock.app.certificates import open_certificates
     from penstock.app.doors import MANAGER_DOOR, open_health_door
-    from penstock.app.registry import open_registry_door
+    from penstock.app.registry import behind_door, open_http_door
 
     config = run.config
     run.places.write_config(config)  # commands of this machine find it by that
@@ -71,7 +73,8 @@ async def _manage(run: RoleRun) -> None:
         await open_health_door(
             config, run.places, MANAGER_DOOR, opened.problem, certificates, stack, look, health, guard
         )
-        await open_registry_door(config, opened.registry, guard, address.host, certificates, stack)
+        behind = behind_door(opened, run.places.manager, certificates, stack)
+        await open_http_door(config, behind, address.host, certificates, stack)
         log.info("managing", address=me.address, models=str(config.models))
         spare_collector()
         await run.stop.wait()
@@ -170,4 +173,4 @@ async def open_manager(
             return "its metadata store does not answer"
         return "" if manager.epoch or manager.election.leader else "no manager leads"
 
-    return OpenManager(problem, Overview(manager).collector, registry, health, guard)
+    return OpenManager(problem, Overview(manager).collector, registry, health, guard, manager)

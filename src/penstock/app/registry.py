@@ -1,9 +1,12 @@
-"""The model registry of a manager: where its files are, its services, and what collects what nobody names."""
+"""A manager's model registry: where its files are, its services, what collects what nobody names; its HTTP door."""
 
 import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, NamedTuple
 
 import grpc
 import structlog
@@ -13,12 +16,23 @@ from penstock.app.places import http_scheme
 from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
+from penstock.core.principals import Principal
 from penstock.manager.models.registry import ModelRegistry
 from penstock.manager.models.service import ModelRegistryService
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.objects.base import open_objects
+from penstock.wire.channels import Channels
 from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.leader import Leader
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from penstock.app.manager import OpenManager
+    from penstock.gateway.http.cluster.app import ManagerApp
+    from penstock.gateway.http.doorman import Doorman
+    from penstock.gateway.http.openapi import Admit
 
 log = structlog.get_logger()
 USUAL_PORT = 7412
@@ -41,20 +55,54 @@ def registry_service(registry: ModelRegistry) -> Callable[[grpc.aio.Server], Non
     return add
 
 
-async def open_registry_door(
-    config: Config, registry: ModelRegistry, guard: Guard, host: str, certificates: Certificates, stack: AsyncExitStack
+class BehindDoor(NamedTuple):
+    registry: ModelRegistry
+    guard: Guard
+    leader: Leader  # whom the administration asks
+
+
+def behind_door(opened: "OpenManager", own: str, certificates: Certificates, stack: AsyncExitStack) -> BehindDoor:
+    """`own`: the manager's socket."""
+    from penstock.manager.leading.elected import ElectedManager
+
+    manager = opened.manager
+    leader = Leader(ElectedManager(manager, own), Channels(lambda: manager.managers_key(), certificates.files))
+    stack.push_async_callback(leader.close)
+    return BehindDoor(opened.registry, opened.guard, leader)
+
+
+async def open_http_door(
+    config: Config, behind: BehindDoor, host: str, certificates: Certificates, stack: AsyncExitStack
 ) -> Address:
-    """REST, on the manager's host."""
+    """REST, on the manager's host: the registry and the administration."""
     # Only now: `penstock serve` on one machine has no such door.
+    from penstock.gateway.http.cluster.door import serve_manager_http
     from penstock.gateway.http.doorman import Doorman, machine_names
-    from penstock.gateway.http.registry import RegistryApp, serve_registry
+    from penstock.gateway.http.lazy import LazyApp
 
     async def listen(port: int) -> socket.socket:
         return open_own_socket(host, port, "registry.http_port")
 
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
-    doorman = Doorman(config.model_copy(update={"host": host}), guard, machine_names())
-    stack.push_async_callback(serve_registry(RegistryApp(registry, doorman), opened, config.limits, certificates))
+    doorman = Doorman(config.model_copy(update={"host": host}), behind.guard, machine_names())
+    app = LazyApp(partial(_build, doorman, behind))
+    stack.push_async_callback(serve_manager_http(app, opened, config.limits, certificates))
     address = Address(host, opened.getsockname()[1])
     log.info("registry_door", http=f"{http_scheme(config)}://{address}")
     return address
+
+
+def _build(doorman: "Doorman", behind: BehindDoor) -> "ManagerApp":
+    from penstock.gateway.http.cluster.app import ManagerApp, build_cluster_app
+    from penstock.gateway.http.cluster.calls import ClusterCalls
+    from penstock.gateway.http.cluster.registry import RegistryRest
+    from penstock.manager.access.door import Acting, acting
+
+    def build(admit: "Admit") -> "FastAPI":
+        calls = ClusterCalls(behind.leader)
+        return build_cluster_app(calls, version("penstock-serve"), admit, RegistryRest(behind.registry))
+
+    def act(principal: Principal, method: str) -> None:
+        acting.set(Acting(principal, method))
+
+    return ManagerApp(doorman, build, act)

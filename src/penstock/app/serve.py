@@ -88,9 +88,10 @@ async def _run_roles(
             config, stack, me, certificates, places.manager, *map(str, bound), is_fresh=not bound
         )
         for address in bound:
-            from penstock.app.registry import open_registry_door
+            from penstock.app.registry import behind_door, open_http_door
 
-            await open_registry_door(config, opened.registry, opened.guard, address.host, certificates, stack)
+            behind = behind_door(opened, places.manager, certificates, stack)
+            await open_http_door(config, behind, address.host, certificates, stack)
         look, guard = opened.look, opened.guard
     supervisor = await _start_children(config, places, http_port, grpc_port)
     stack.push_async_callback(supervisor.close)

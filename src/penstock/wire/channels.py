@@ -1,6 +1,6 @@
 """gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -44,9 +44,12 @@ class Channels:
     """Opens them. Without a key nothing is shown, and a socket of this machine asks for none; without certificates
     they are plain."""
 
-    def __init__(self, key: str = "", tls: TlsFiles = NO_FILES, *, is_secure: bool | None = None) -> None:
-        """`is_secure`: they are TLS also where no file says so, with the system's authorities."""
-        self._shown = bearer(key)
+    def __init__(
+        self, key: str | Callable[[], str] = "", tls: TlsFiles = NO_FILES, *, is_secure: bool | None = None
+    ) -> None:
+        """`key` may be asked for with each call: one may be made later. `is_secure`: they are TLS also where no file
+        says so, with the system's authorities."""
+        self._key = key
         self._tls = tls
         self._is_secure = not tls.is_empty if is_secure is None else is_secure
         self._credentials: tuple[Stamps, grpc.ChannelCredentials] | None = None
@@ -79,7 +82,10 @@ class Channels:
         return self._credentials[1]
 
     def _keyed(self, channel: Any, address: str) -> Any:
-        return KeyedChannel(channel, self._shown) if self._shown and not address.startswith(UNIX) else channel
+        return KeyedChannel(channel, self._shown) if self._key and not address.startswith(UNIX) else channel
+
+    def _shown(self) -> Metadata:
+        return bearer(self._key() if callable(self._key) else self._key)
 
 
 PLAIN = Channels()
@@ -88,7 +94,7 @@ PLAIN = Channels()
 class KeyedChannel:
     """A channel whose calls have this metadata before their own."""
 
-    def __init__(self, channel: Any, shown: Metadata) -> None:
+    def __init__(self, channel: Any, shown: Callable[[], Metadata]) -> None:
         self._channel = channel
         self._shown = shown
 
@@ -116,13 +122,13 @@ class KeyedChannel:
 
 
 class KeyedCall:
-    def __init__(self, call: Any, shown: Metadata) -> None:
+    def __init__(self, call: Any, shown: Callable[[], Metadata]) -> None:
         self._call = call
         self._shown = shown
 
     def __call__(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
-        return self._call(*given, metadata=(*self._shown, *(metadata or ())), **options)
+        return self._call(*given, metadata=(*self._shown(), *(metadata or ())), **options)
 
     def future(self, *given: Any, metadata: Any = None, **options: Any) -> Any:
         """Of blocking channels alone."""
-        return self._call.future(*given, metadata=(*self._shown, *(metadata or ())), **options)
+        return self._call.future(*given, metadata=(*self._shown(), *(metadata or ())), **options)

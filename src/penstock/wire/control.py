@@ -33,6 +33,7 @@ DISCOVER_TIMEOUT_S = 15.0
 LOAD_TIMEOUT_S = 86_400.0
 LEAVE_S = 0.02
 NAME_CHARS = 128
+CALLERS_KEY = "penstock-callers-key-bin"  # of whom a call is passed on: it counts in place of what the channel shows
 ASKED_BY = "penstock-asked-by-bin"  # whom the gateway has admitted, for who keeps what was changed by whom
 
 

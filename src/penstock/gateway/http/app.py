@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -16,20 +16,23 @@ from starlette.websockets import WebSocket
 
 from penstock.access.guard import declared_needs
 from penstock.core.config import Limits
-from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
+from penstock.core.errors import PenstockError
 from penstock.core.principals import Needs, Principal
-from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
+from penstock.gateway.http import schemas
 from penstock.gateway.http.admin import AdminRest
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.doorman import Doorman, certificate_of
+from penstock.gateway.http.lazy import LazyApp
 from penstock.gateway.http.live.routes import LiveRest
 from penstock.gateway.http.live.streams import LiveStreams
-from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
+from penstock.gateway.http.message import Receive, Scope, Send
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
-from penstock.gateway.http.openapi import OPENAI, documentation_of, json_answer, routes_of
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
+from penstock.gateway.http.v1 import schemas as v1_schemas
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
 from penstock.gateway.large import LargeMessages
@@ -38,8 +41,11 @@ from penstock.gateway.streams.websocket import websocket_routes
 from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-METHODS = ("GET", "POST", "PUT", "DELETE")  # that pages of allowed origins may use
+ADMINISTRATION = "/v1/admin/"
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")  # that pages of allowed origins may use
 EXPOSED = (
+    "etag",
+    "location",
     "penstock-code",
     "penstock-limit",
     "retry-after",
@@ -49,14 +55,6 @@ EXPOSED = (
     "x-request-id",
     "inference-header-content-length",
 )
-PATH_CHARS = 200  # of what a caller asked for and is told
-OPENAI_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "invalid_request_error",
-    429: "rate_limit_error",
-}
 
 
 def build_http_app(
@@ -68,8 +66,10 @@ def build_http_app(
     live: LiveStreams | None = None,
     memory: SharedMemory | None = None,
     large: LargeMessages | None = None,
+    cluster: Callable[[Admit], FastAPI] | None = None,
 ) -> "HttpApp":
-    """Where there are no live streams, there is no live view either. Every route must declare what it needs."""
+    """Where there are no live streams, there is no live view either. Every route must declare what it needs. `cluster`
+    builds what is under /v1/admin, when it is first asked for."""
     routed = FastAPI(
         title=SERVER_NAME,
         version=catalogue.server_version,
@@ -86,6 +86,18 @@ def build_http_app(
             serving.turned_away("rest", error)
             raise
 
+    administration = LazyApp(partial(cluster, admit)) if cluster is not None else None
+
+    async def document() -> dict[str, Any]:
+        found = document_of(routed, models_of(schemas, v1_schemas))
+        if administration is not None:
+            from penstock.gateway.http.cluster.app import cluster_document
+
+            further = await cluster_document(cast(FastAPI, await administration.app()))
+            found["paths"] |= further["paths"]
+            found["components"]["schemas"] = further["components"]["schemas"] | found["components"]["schemas"]
+        return found
+
     large = large or LargeMessages(limits)
     calls = RestCalls(serving, catalogue, limits, large)
     routers = [
@@ -94,7 +106,7 @@ def build_http_app(
         routes_of(RerankRest(calls), "REST under /v1", admit),
         routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations", admit),
         websocket_routes(serving, catalogue, large, doorman, memory),
-        documentation_of(routed, admit),
+        documentation_of(document, admit),
     ]
     if memory is not None:
         routers.append(routes_of(SharedMemoryRest(memory, calls), "Shared memory", admit))
@@ -103,22 +115,27 @@ def build_http_app(
     for router in routers:
         routed.include_router(router)
     routed.router.default = _not_found
-    routed.add_exception_handler(PenstockError, _penstock_error)
-    routed.add_exception_handler(HTTPException, _routing_error)
-    routed.add_exception_handler(ClientLeft, _client_left)
-    routed.add_exception_handler(Exception, _bug)
+    answer_failures(routed)
     infer = InferEndpoint(serving, catalogue, limits, large, doorman, memory)
-    return HttpApp(infer, routed, doorman, serving, [route for router in routers for route in router.routes])
+    routes = [route for router in routers for route in router.routes]
+    return HttpApp(infer, routed, doorman, serving, routes, administration)
 
 
 class HttpApp:
     def __init__(
-        self, infer: InferEndpoint, routed: FastAPI, doorman: Doorman, serving: Serving, routes: Sequence[BaseRoute]
+        self,
+        infer: InferEndpoint,
+        routed: FastAPI,
+        doorman: Doorman,
+        serving: Serving,
+        routes: Sequence[BaseRoute],
+        administration: ASGIApp | None = None,
     ) -> None:
         self.routes = [(route, declared_needs(getattr(route, "endpoint", route))) for route in routes]
         self.infer = infer
         self.doorman = doorman
         self._routed = routed
+        self._administration = administration
         self._serving = serving
         self._inside: ASGIApp = self._answer
         if doorman.origins:
@@ -132,7 +149,7 @@ class HttpApp:
             await self._inside(scope, receive, send)
             return
         self._serving.turned_away("rest" if scope["type"] == "http" else "websocket", error)
-        refusal = await _penstock_error(HTTPConnection(scope), error)
+        refusal = await penstock_error(HTTPConnection(scope), error)
         await refusal(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,28 +158,10 @@ class HttpApp:
             if found is not None:
                 await self.infer(scope, receive, send, found[1], found[2] or "")
                 return
+        if self._administration is not None and scope["path"].startswith(ADMINISTRATION):
+            await self._administration(scope, receive, send)
+            return
         await self._routed(scope, receive, send)
-
-
-async def _penstock_error(request: HTTPConnection, error: Any) -> Response:
-    headers = statuses.headers(error)
-    if not error.is_retryable:
-        headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
-    if isinstance(error, RateLimited) and request.scope["path"].startswith(OPENAI):
-        headers |= statuses.openai_limit_headers(error.standings)
-    if hasattr(request.state, "request_id"):
-        headers["x-request-id"] = request.state.request_id
-    return _error(request, statuses.http_code(error), error.code, statuses.told(error), headers)
-
-
-async def _routing_error(request: Request, error: Any) -> Response:
-    path = request.url.path[:PATH_CHARS]
-    if error.status_code == 405:
-        message = f"{request.method[:PATH_CHARS]} is not for {path}; /docs lists what is"
-    else:
-        message = f"there is no {path}; /docs lists what there is"
-    code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
-    return _error(request, error.status_code, code, message, dict(error.headers or {}))
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
@@ -170,19 +169,3 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
         raise HTTPException(404)
     message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; models have theirs at /v2/models/NAME/stream"
     await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    return await _penstock_error(request, InternalError(BUG))
-
-
-async def _client_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nobody hears it
-
-
-def _error(request: HTTPConnection, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
-    path = request.scope["path"]
-    if not path.startswith(OPENAI):
-        return json_answer({"error": message}, status, headers)
-    kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return json_answer({"error": {"message": message, "type": kind, "code": code, "param": None}}, status, headers)

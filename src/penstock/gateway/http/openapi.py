@@ -1,9 +1,10 @@
 """Routes with their documentation, and the page that shows it without reaching for anything beyond this server."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.resources import files
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
 import orjson
@@ -16,7 +17,6 @@ from starlette.requests import HTTPConnection
 from penstock.access.guard import needs_scope
 from penstock.core.principals import ANY_SCOPE, Needs, Principal
 from penstock.gateway.http import schemas
-from penstock.gateway.http.v1 import schemas as v1_schemas
 
 Handler = Callable[[Request], Awaitable[Response]]
 Admit = Callable[[HTTPConnection, Needs], Principal]  # raises where it does not
@@ -48,6 +48,7 @@ class Route:
     answer: type[BaseModel] | None = None
     binary_answer: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)  # name to description
+    status: int = 200  # where it is done
 
     def __call__(self, handler: H) -> H:
         vars(handler).setdefault("routes", []).insert(0, self)  # decorators are applied from the last to the first
@@ -74,6 +75,7 @@ def _add(router: APIRouter, path: str, route: Route, handler: Handler) -> None:
         operation_id=f"{route.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
         response_model=None,
         response_class=Response,
+        status_code=route.status,
         openapi_extra=_documentation(path, route),
     )
 
@@ -106,14 +108,14 @@ def path_names(request: Request) -> tuple[str, str]:
     return found.get("model", ""), found.get("version", "")
 
 
-def documentation_of(app: FastAPI, admit: Admit) -> APIRouter:
-    """/openapi.json and /docs."""
+def documentation_of(make: Callable[[], Awaitable[dict[str, Any]]], admit: Admit) -> APIRouter:
+    """/openapi.json and /docs; `make` makes the document when it is first asked for."""
     page = files("penstock.gateway.http").joinpath("docs.html").read_bytes()
     document: list[bytes] = []
 
     async def openapi(request: Request) -> Response:
         if not document:
-            document.append(orjson.dumps(_document(app)))
+            document.append(orjson.dumps(await make()))
         return Response(document[0], media_type="application/json")
 
     async def docs(request: Request) -> Response:
@@ -125,19 +127,25 @@ def documentation_of(app: FastAPI, admit: Admit) -> APIRouter:
     return router
 
 
-def _document(app: FastAPI) -> dict[str, Any]:
+def models_of(*modules: ModuleType) -> list[type[BaseModel]]:
+    every = [found for module in modules for found in vars(module).values()]
+    return [
+        found for found in every if isinstance(found, type) and issubclass(found, BaseModel) and found is not BaseModel
+    ]
+
+
+def document_of(
+    app: FastAPI, models: Sequence[type[BaseModel]], further: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """With the schemas of these models, and further ones."""
     document = app.openapi()
-    every = {**vars(schemas), **vars(v1_schemas)}.values()
-    documented = [found for found in every if isinstance(found, type) and issubclass(found, BaseModel)]
-    _, definitions = models_json_schema(
-        [(found, "validation") for found in documented if found is not BaseModel], ref_template=REF
-    )
-    document["components"] = {"schemas": definitions["$defs"], "securitySchemes": SECURITY}
+    _, definitions = models_json_schema([(found, "validation") for found in models], ref_template=REF)
+    document["components"] = {"schemas": {**further, **definitions["$defs"]}, "securitySchemes": SECURITY}
     return document
 
 
 def _documentation(path: str, route: Route) -> dict[str, Any]:
-    names = re.findall(r"{(\w+)}", path)
+    names = re.findall(r"{(\w+)(?::\w+)?}", path)
     error = schemas.OpenAiError if path.startswith(OPENAI) else schemas.Error
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
@@ -149,7 +157,7 @@ def _documentation(path: str, route: Route) -> dict[str, Any]:
     found: dict[str, Any] = {
         "parameters": parameters,
         "responses": {
-            "200": {"description": "Done", "content": _content(route.answer, route.binary_answer)},
+            str(route.status): {"description": "Done", "content": _content(route.answer, route.binary_answer)},
             "default": {
                 "description": "Not done: 4xx is the caller's part, 5xx the server's",
                 "content": _content(error),

@@ -12,7 +12,7 @@ from penstock.access.guard import Guard, declared_needs
 from penstock.access.showing import Shown
 from penstock.core.errors import Forbidden, PenstockError, Unauthenticated
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal, Scope
-from penstock.wire.control import ASKED_BY, NAME_CHARS
+from penstock.wire.control import ASKED_BY, CALLERS_KEY, NAME_CHARS
 from penstock.wire.credentials.names import names_of_call
 
 UNIX = "unix:"
@@ -23,6 +23,8 @@ CODES: Mapping[type[PenstockError], grpc.StatusCode] = {
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
 }
 acting: ContextVar["Acting | None"] = ContextVar("acting", default=None)  # for whom a call does what it does
+
+watching: ContextVar[Principal | None] = ContextVar("watching", default=None)  # who is told what a stream tells
 
 
 class Acting:
@@ -73,17 +75,20 @@ class GuardedDoor:
         """What roles of the cluster say for as long as they live is nobody's act."""
 
         async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-            await self._admit(context, needs)
+            watching.set(await self._admit(context, needs))
             async for answered in answer(request, context):
                 yield answered
 
         return guarded
 
     async def _admit(self, context: grpc.aio.ServicerContext, needs: Needs) -> Principal:
-        if context.peer().startswith(UNIX):
+        """A key that was passed on counts in place of what the channel shows, also on the machine's own socket."""
+        metadata = context.invocation_metadata() or ()
+        passed_on = tuple(bytes(value).decode("latin-1") for name, value in metadata if name == CALLERS_KEY)
+        if context.peer().startswith(UNIX) and not passed_on:
             return OPERATOR
         certificate = names_of_call(context.auth_context()) if self._guard.reads_certificates else ()
-        shown = Shown.of_metadata(context.invocation_metadata() or (), certificate)
+        shown = Shown(passed_on) if passed_on else Shown.of_metadata(metadata, certificate)
         try:
             return self._guard.admit(shown, needs, time.time())
         except PenstockError as error:

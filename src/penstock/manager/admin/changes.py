@@ -41,8 +41,8 @@ class BlockChanges(_Changes):
 
     replicas: Annotated[int, Field(ge=0, le=2**32 - 1)] | None = None
     cpu: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    memory_bytes: Annotated[int, Field(ge=0, lt=2**64)] | None = None
-    gpu_memory_bytes: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    memory_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    gpu_memory_bytes: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     labels: dict[str, str] | None = None
     anti_affinity: tuple[str, ...] | None = None
     metadata: dict[str, Any] | None = None

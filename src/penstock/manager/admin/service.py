@@ -12,7 +12,7 @@ from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockRole, WorkerRecord
 from penstock.core.errors import Forbidden, InvalidRequest, NotFound, PenstockError, UnknownModel
 from penstock.core.principals import CHANGING, Scope
-from penstock.manager.access.door import acting
+from penstock.manager.access.door import watching
 from penstock.manager.admin.board import KINDS, ClusterBoard
 from penstock.manager.admin.changes import BlockChanges, WorkerChanges, wishes
 from penstock.manager.admin.statuses import Statuses, event_status
@@ -294,8 +294,8 @@ def _kinds(asked: Sequence[str]) -> frozenset[str]:
     """What the caller is told of; raises where it asks for what it may not see."""
     if unknown := sorted(set(asked).difference(KINDS)):
         raise InvalidRequest(f"there is nothing to be watched called '{unknown[0][:80]}': there are {', '.join(KINDS)}")
-    caller = acting.get()
-    may_see_keys = caller is None or caller.principal.may(CHANGING)
+    caller = watching.get()
+    may_see_keys = caller is not None and caller.may(CHANGING)
     if "keys" in asked and not may_see_keys:
         raise Forbidden("the keys of a cluster are shown to whoever has the scope 'admin'")
     return frozenset(asked) or frozenset(KINDS).difference(() if may_see_keys else ("keys",))

@@ -287,3 +287,18 @@ async def test_what_any_manager_writes_is_kept_with_who_asked(door: Door) -> Non
     ]
     newest, oldest = door.audit.read()[1][0], door.audit.read()[0][0]
     assert [number for number, _ in door.audit.read(before=newest)] == [oldest]
+
+
+async def test_keys_are_watched_by_admins_alone(door: Door) -> None:
+    keys = {scope: (await door.keys.create(wanted(str(scope), scope))).text for scope in (Scope.ADMIN, Scope.METRICS)}
+    request = cluster_pb2.WatchClusterRequest(kinds=["keys"])
+    codes = []
+    for key in keys.values():
+        async with Channels(key).open(door.address) as channel:
+            stream = cluster_pb2_grpc.ClusterStub(channel).WatchCluster(request, timeout=5)
+            try:
+                codes.append((await stream.read()).is_snapshot)
+                stream.cancel()
+            except grpc.aio.AioRpcError as error:
+                codes.append(error.code())
+    assert codes == [True, grpc.StatusCode.PERMISSION_DENIED]

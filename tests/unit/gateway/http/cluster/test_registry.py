@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from penstock.access.guard import open_guard
-from penstock.app.registry import open_registry_door
+from penstock.app.registry import BehindDoor, open_http_door
 from penstock.core.config import load_config
 from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.leader import Leader, SoleManager
 from tests.registry_bed import RegistryBed, model_of, registry_bed
 
 ROOT = "/v1/registry"
@@ -58,7 +59,10 @@ class Door:
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     async with registry_bed(tmp_path / "data") as bed, AsyncExitStack() as stack:
         config = load_config(registry={"http_port": 0}, limits={"header_timeout_s": 0.5, "body_timeout_s": 0.5})
-        address = await open_registry_door(config, bed.registry, open_guard(), "127.0.0.1", Certificates(), stack)
+        leader = Leader(SoleManager(bed.address))
+        stack.push_async_callback(leader.close)
+        behind = BehindDoor(bed.registry, open_guard(), leader)
+        address = await open_http_door(config, behind, "127.0.0.1", Certificates(), stack)
         yield Door(bed, address.port or 0)
 
 

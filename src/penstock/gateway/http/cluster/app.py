@@ -1,0 +1,116 @@
+"""The applications that show a cluster over HTTP: a gateway's part of one, and the whole of a manager's door."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, HTTPConnection
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as AsgiScope
+from starlette.websockets import WebSocket
+
+from penstock.access.guard import declared_needs
+from penstock.core.principals import Needs, Principal
+from penstock.gateway.catalogue import SERVER_NAME
+from penstock.gateway.http import schemas as gateway_schemas
+from penstock.gateway.http.cluster import schemas
+from penstock.gateway.http.cluster.answers import schemas_of
+from penstock.gateway.http.cluster.calls import ClusterCalls
+from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ClusterRest
+from penstock.gateway.http.cluster.resources import BlocksRest, KeysRest, RolloutsRest, WorkersRest
+from penstock.gateway.http.cluster.watch import WatchEdge
+from penstock.gateway.http.doorman import Doorman, certificate_of
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
+from penstock.pb.v1 import access_pb2, cluster_pb2, registry_pb2
+
+log = structlog.get_logger()
+ERRORS: tuple[type[BaseModel], ...] = (gateway_schemas.OpenAiError, gateway_schemas.Error)
+TOLD = (
+    cluster_pb2.StatusResponse,
+    cluster_pb2.BlockStatus,
+    cluster_pb2.DeployBlockResponse,
+    cluster_pb2.ExplainBlockResponse,
+    cluster_pb2.WorkerStatus,
+    cluster_pb2.RolloutStatus,
+    cluster_pb2.ClusterEvent,
+    cluster_pb2.GatewaySessions,
+    access_pb2.KeyStatus,
+    access_pb2.AuditEntry,
+    registry_pb2.ModelVersion,
+)
+
+
+def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry: object = None) -> FastAPI:
+    """`registry`: the registry's routes, where this is a manager's door; that has pages of its own, too."""
+    app = FastAPI(
+        title=f"{SERVER_NAME} administration",
+        version=version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    routers = cluster_routers(calls, admit, registry)
+    if registry is not None:
+        routers.append(documentation_of(partial(cluster_document, app), admit))
+    for router in routers:
+        for route in router.routes:
+            declared_needs(getattr(route, "endpoint", route))  # raises where it declares nothing
+        app.include_router(router)
+    app.router.default = _not_found
+    answer_failures(app)
+    return app
+
+
+def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
+    edges = {"Cluster": ClusterRest, "Blocks": BlocksRest, "Workers": WorkersRest, "Keys": KeysRest}
+    routers = [routes_of(edge(calls), tag, admit) for tag, edge in {**edges, "Rollouts": RolloutsRest}.items()]
+    if registry is not None:
+        routers.append(routes_of(registry, "Model registry", admit))
+    return [*routers, WatchEdge(calls, admit).router()]
+
+
+async def cluster_document(app: FastAPI) -> dict[str, Any]:
+    models = [*models_of(schemas), *ERRORS]
+    return document_of(app, models, {**schemas_of(*TOLD), "Model": MODEL_SCHEMA})
+
+
+class ManagerApp:
+    """Whoever the doorman lets in."""
+
+    def __init__(
+        self, doorman: Doorman, build: Callable[[Admit], FastAPI], acts: Callable[[Principal, str], None]
+    ) -> None:
+        """`acts` is told who was admitted, and to what."""
+        self._doorman = doorman
+        self._acts = acts
+        self._app: ASGIApp = build(self.admit)
+
+    def admit(self, connection: HTTPConnection, needs: Needs) -> Principal:
+        scope = connection.scope
+        principal = self._doorman.admit(scope["headers"], needs, certificate_of(scope))
+        self._acts(principal, f"{scope.get('method', 'GET')} {scope['path'][:PATH_CHARS]}")
+        return principal
+
+    async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
+        refusal = self._doorman.refusal(scope["headers"], scope.get("method", ""))
+        if refusal is not None:
+            answer = await penstock_error(HTTPConnection(scope), refusal)
+            await answer(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnect:
+            log.debug("client_left", path=scope["path"][:PATH_CHARS])
+
+
+async def _not_found(scope: AsgiScope, receive: Receive, send: Send) -> None:
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; the cluster has its own at /v1/admin/watch"
+    await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))
