@@ -63,7 +63,9 @@ class Audit:
         entry = AuditedCall(at=self._clock(), who=who, what=what, changes=tuple(changes))
         number = self._newest = max(self._newest, next(reversed(self._entries), 0)) + 1 + ahead
         gone = list(self._entries)[: max(0, len(self._entries) + 1 - MAX_ENTRIES)][:MAX_CHANGES]
-        return [Write(_key(number), encode(entry)), *(Write(_key(each), None) for each in gone)]
+        may_wait = all(write.may_wait for write in writes)  # where the change itself does
+        values = {number: encode(entry), **dict.fromkeys(gone)}
+        return [Write(_key(each), value, may_wait=may_wait) for each, value in values.items()]
 
     def read(self, after: int = 0, limit: int = 100, who: str = "", before: int = 0) -> list[tuple[int, AuditedCall]]:
         """The newest of those that match, oldest first; `before`: only older ones."""
