@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar
 
-from penstock.access.keys import PREFIX, KeyTable
+from penstock.access.keys import KeyTable
 from penstock.access.showing import Shown
 from penstock.core.errors import Forbidden, Unauthenticated, Unavailable
-from penstock.core.principals import ANYBODY, NOBODY, Needs, Principal, Scope
+from penstock.core.principals import ANYBODY, KEY_PREFIX, NOBODY, Needs, Principal, Scope
 
 Asking = Literal["auto", "required", "off"]
 M = TypeVar("M", bound=Callable[..., Any])
@@ -72,7 +72,7 @@ class Guard:
         return principal
 
     def _holder(self, key: str, now: float) -> Principal:
-        if self._tokens is not None and not key.startswith(PREFIX):
+        if self._tokens is not None and not key.startswith(KEY_PREFIX):
             return self._tokens.principal(key, now)
         if self._table is None:
             raise Unavailable("this server does not know yet who has a key; try again")

@@ -16,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.core.blocks import StoredValue
 from penstock.core.cluster.access_view import AccessView
-from penstock.core.principals import KeyLimits, Principal, Scope
+from penstock.core.principals import KEY_PREFIX, KeyLimits, Principal, Scope
 
-PREFIX = "psk_"
 KEY_BYTES = 32  # of chance, in the text of a key
 SECRET_BYTES = 32  # of chance, in a cluster's secret
 MAX_SECRET_BYTES = 64  # that the digest takes
@@ -133,7 +132,7 @@ class KeyTable:
 def key_text(chance: bytes) -> str:
     """What its holder shows: made once of KEY_BYTES that nobody can guess."""
     assert len(chance) == KEY_BYTES
-    return PREFIX + urlsafe_b64encode(chance).decode().rstrip("=")
+    return KEY_PREFIX + urlsafe_b64encode(chance).decode().rstrip("=")
 
 
 def digest_of(text: str, secret: bytes) -> str:

@@ -16,6 +16,7 @@ class Scope(StrEnum):
     JOIN = "join"  # for the roles of a cluster: what workers, gateways and managers say to each other
 
 
+KEY_PREFIX = "psk_"  # of the text of every key
 Needs = frozenset[Scope]  # any of these is enough
 PUBLIC: Needs = frozenset()  # asks nothing of anybody
 ANY_SCOPE: Needs = frozenset(Scope)  # whoever has a key

@@ -1,6 +1,7 @@
 """Structured logs on standard error, one JSON object or one line for people each, whatever callers put into a name."""
 
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,11 +11,13 @@ import structlog
 
 from penstock.core.config import Telemetry
 from penstock.core.error_text import printable
+from penstock.core.principals import KEY_PREFIX
 
 VALUE_CHARS = 400
 # What says most where it is long: tracebacks, and what a model's process said last.
 LONG_CHARS = {"exception": 20_000, "traceback": 20_000, "error": 8_000, "reason": 8_000, "line": 1_100}
 ITEMS = 100  # of a list
+KEY = re.compile(rf"{KEY_PREFIX}[\w-]{{20,}}")
 
 
 def start_logs(settings: Telemetry, **context: str) -> None:
@@ -62,6 +65,8 @@ def _cut(value: Any, most: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_cut(each, most) for each in value[:ITEMS]]
     text = value if isinstance(value, str) else str(value)
+    if KEY_PREFIX in text:  # as where somebody gave a key for a model's name
+        text = KEY.sub(f"{KEY_PREFIX}…", text)
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"
 
 
