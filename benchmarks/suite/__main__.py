@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.suite import repository as repo
+from benchmarks.suite.access import access_figures
 from benchmarks.suite.baseline import Baseline
 from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
@@ -33,6 +34,7 @@ from penstock.telemetry.machine import describe_machine
 INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
+ACCESS = "access"  # servers of its own, and only where it is asked for
 TUNE = "tune"  # servers of its own: three runs of the search
 GROUPS: dict[str, list[TableLoad]] = {
     "text": [
@@ -66,6 +68,7 @@ GROUPS: dict[str, list[TableLoad]] = {
     ],
     DECISIONS: [],
     PLACEMENT: [],
+    ACCESS: [],
     TUNE: [],
     "photos": [TableLoad("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
@@ -83,7 +86,7 @@ def main() -> int:
     if arguments.check:
         Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
-    groups = arguments.only or [group for group in GROUPS if group != PLACEMENT]
+    groups = arguments.only or [group for group in GROUPS if group not in (PLACEMENT, ACCESS)]
     ceiling: list[float] = []
     limits: dict[str, float | str] = {}
     reported: list[SuiteFigure] = []
@@ -111,6 +114,10 @@ def main() -> int:
         ratios, rows = placement_ratios(arguments.models, rounds=rounds, window_s=window_s, warm_up_s=warm_up_s)
         bench.rows.update(rows)
         limits.update({figure.key: figure.value for figure in ratios})
+    if ACCESS in groups:
+        _say("measuring what a key costs, and what going direct saves")
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            figures += access_figures(Path(folder), rounds, window_s, _say)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)

@@ -1,0 +1,141 @@
+"""What a key costs, and what going direct saves: a no-op at a server that asks nobody, and at one that does."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import grpc
+import numpy as np
+
+from benchmarks.suite.figures import SuiteFigure, ratio
+from benchmarks.suite.repository import CACHED
+from penstock.app.folders import local_managers
+from penstock.client.cluster import ClusterClient
+from penstock.experiments.processes import ServerRun
+from penstock.models.convert.speed import spread
+from penstock.models.samples.noop import NOOP, write_noop
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.pb.v1.access_pb2 import CreateKeyRequest, DiscoverRequest, KeySpec
+from penstock.pb.v1.access_pb2_grpc import DirectStub
+
+GUARD_ROUNDS = 10
+CALLERS = 4  # of a server whose CPU is measured
+WARM_UP = 300
+WAIT_S = 30.0
+Metadata = tuple[tuple[str, str], ...]
+Ask = Callable[[], object]
+
+
+def access_figures(folder: Path, rounds: int, window_s: float, say: Callable[[str], None]) -> list[SuiteFigure]:
+    models = folder / "models"
+    write_noop(models / NOOP)
+    write_noop(models / CACHED, cache={"enabled": True})
+    with ServerRun(models, folder / "open") as asking_nobody, ServerRun(models, folder / "guarded") as guarded:
+        key = _bearer(_make_key(folder / "guarded" / "data"))
+        with grpc.insecure_channel(guarded.grpc) as there, grpc.insecure_channel(asking_nobody.grpc) as here:
+            _until_asked(there)
+            guard = _guard_cost(guarded, there, key, asking_nobody, here, window_s, say)
+            return [guard, _direct_share(there, key, rounds, window_s, say)]
+
+
+def _guard_cost(
+    guarded: ServerRun,
+    there: grpc.Channel,
+    key: Metadata,
+    asking_nobody: ServerRun,
+    here: grpc.Channel,
+    window_s: float,
+    say: Callable[[str], None],
+) -> SuiteFigure:
+    with_key, without = _asks(there, NOOP, key), _asks(here, NOOP)
+    _warm_up(with_key, without)
+    found = [
+        (_cpu_ms(guarded, with_key, window_s), _cpu_ms(asking_nobody, without, window_s)) for _ in range(GUARD_ROUNDS)
+    ]
+    above, below = zip(*found, strict=True)
+    say(f"  server CPU a request: {median(above):.3f} ms with a key, {median(below):.3f} ms without")
+    return ratio("guard_cost", above, below, 1.05, is_ceiling=True)
+
+
+def _direct_share(
+    gateway: grpc.Channel, key: Metadata, rounds: int, window_s: float, say: Callable[[str], None]
+) -> SuiteFigure:
+    """Of what routing takes beyond a door, that which going direct takes."""
+    way: Any = DirectStub(gateway).Discover(DiscoverRequest(model=NOOP), metadata=key, timeout=WAIT_S)
+    with grpc.insecure_channel(way.address) as worker:
+        ways = {
+            "direct": _asks(worker, way.block_id, _bearer(way.token)),
+            "routed": _asks(gateway, NOOP, key),
+            "cache hit": _asks(gateway, CACHED, key),
+        }
+        _warm_up(*ways.values())
+        found = [{name: _p50_ms(ask, window_s) for name, ask in ways.items()} for _ in range(rounds)]
+    for name in ways:
+        say(f"  {name}: p50 {median(each[name] for each in found):.3f} ms")
+    shares = [(each["direct"] - each["cache hit"]) / (each["routed"] - each["cache hit"]) for each in found]
+    return SuiteFigure("direct_share", median(shares), spread(shares), 0.5, is_ceiling=True, rounds=rounds)
+
+
+def _make_key(data_dir: Path) -> str:
+    with ClusterClient(local_managers(data_dir)) as client:
+        spec = KeySpec(name="bench", scopes=["inference"])
+        return str(client.call("CreateKey", CreateKeyRequest(spec=spec)).text)
+
+
+def _bearer(shown: str) -> Metadata:
+    return (("authorization", f"Bearer {shown}"),)
+
+
+def _until_asked(channel: grpc.Channel) -> None:
+    """Who shows nothing is refused from then on."""
+    end, ask = time.monotonic() + WAIT_S, _asks(channel, NOOP)
+    while time.monotonic() < end:
+        try:
+            ask()
+        except grpc.RpcError:
+            return
+        time.sleep(0.01)
+    raise TimeoutError("the server still asks nobody")
+
+
+def _asks(channel: grpc.Channel, model: str, shown: Metadata = ()) -> Ask:
+    message = pb.ModelInferRequest(model_name=model, raw_input_contents=[np.zeros(256, np.float32).tobytes()])
+    message.inputs.add(name="x", datatype="FP32", shape=(1, 256))
+    call: Any = GRPCInferenceServiceStub(channel).ModelInfer
+    return lambda: call(message, metadata=shown, timeout=WAIT_S)
+
+
+def _warm_up(*asks: Ask) -> None:
+    for ask in asks:
+        for _ in range(WARM_UP):
+            ask()
+
+
+def _p50_ms(ask: Ask, window_s: float) -> float:
+    """Of one caller."""
+    took, end = [], time.perf_counter() + window_s
+    while (began := time.perf_counter()) < end:
+        ask()
+        took.append(time.perf_counter() - began)
+    return 1000 * median(took)
+
+
+def _cpu_ms(server: ServerRun, ask: Ask, window_s: float) -> float:
+    """Of all its processes, for a request."""
+    end = time.perf_counter() + window_s
+
+    def go_on() -> int:
+        asked = 0
+        while time.perf_counter() < end:
+            ask()
+            asked += 1
+        return asked
+
+    before = sum(server.cpu_s().values())
+    with ThreadPoolExecutor(CALLERS) as pool:
+        asked = sum(pool.map(lambda _: go_on(), range(CALLERS)))
+    return 1000 * (sum(server.cpu_s().values()) - before) / asked
