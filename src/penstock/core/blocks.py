@@ -30,7 +30,7 @@ class BlockRole(StrEnum):
 class StoredValue(BaseModel):
     """What lies in the metadata store as JSON; a later version of Penstock may have written more."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Resources(StoredValue):

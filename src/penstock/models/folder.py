@@ -123,7 +123,7 @@ def read_version(folder: Path, version: str) -> ModelFolder:
     """One of them, whatever is wrong with the others; also one that serves until another can take its place."""
     model = ModelFolder(folder.name, folder, read_yaml(folder / "model.yaml", ModelSettings), (version,))
     if not model.file(version).is_file():
-        raise ConfigError(f"{folder}: version {version} is not there any more")
+        raise ConfigError(f"{folder}: there is no version {version}")
     return model.of_version(version)
 
 

@@ -18,6 +18,7 @@ log = structlog.get_logger()
 ASK_S = 1.0  # what a manager has to answer
 POLL_S = 1.0  # between questions while somebody leads: one that is cut off cannot say that it leads no more
 SEEK_S = 0.2  # and while nobody does
+VAIN = 15  # rounds in which nobody leads, before that is told
 MAX_MANAGERS = 32
 REFUSALS = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 Ask = Callable[[str], Awaitable[LeaderResponse]]
@@ -44,6 +45,8 @@ class AskedManagers:
         self._is_lost = True  # nobody is known to lead
         self._best = LeaderAt("", -1)
         self._refusals: dict[str, str] = {}  # what managers said last that do not let this one ask
+        self._faults: dict[str, str] = {}  # why others did not answer last
+        self._vain = 0  # rounds since somebody led
         self._newest = Newest()
 
     async def follow(self) -> AsyncIterator[LeaderAt]:
@@ -54,6 +57,10 @@ class AskedManagers:
                     self._best, self._is_lost = answer, False
                     self._newest.becomes(answer.history, answer.epoch)
                     yield answer
+            self._vain = self._vain + 1 if self._is_lost else 0
+            if self._vain == VAIN:
+                why = dict(self._faults) or "none of them leads"
+                log.warning("no_leader", managers=list(self._addresses), why=why, advice="it goes on looking")
             pause_s = (SEEK_S if self._is_lost else POLL_S) * self._rng.uniform(0.5, 1.0)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_urgent.wait(), pause_s)
@@ -87,12 +94,13 @@ class AskedManagers:
             async with asyncio.timeout(ASK_S):
                 told = await self._ask(address)
         except TimeoutError:
-            log.debug("manager_does_not_answer", address=address)
+            self._faults[address] = "it did not answer in time"
             return None
         except grpc.aio.AioRpcError as error:
             self._tell(address, error)
             return None
         self._refusals.pop(address, None)
+        self._faults.pop(address, None)
         is_over = self._newest.outlives(told.history, told.epoch)
         if told.managers and not is_over:  # one that was cut off knows nobody
             self._learn(told.managers)
@@ -104,8 +112,8 @@ class AskedManagers:
     def _tell(self, address: str, error: grpc.aio.AioRpcError) -> None:
         """Once, where it is not only away."""
         said = error.details() or ""
+        self._faults[address] = said
         if error.code() not in REFUSALS or self._refusals.get(address) == said:
-            log.debug("manager_does_not_answer", address=address, error=said)
             return
         self._refusals[address] = said
         advice = "give a key of the scope join: PENSTOCK_API_KEY, or --key-file"
@@ -120,6 +128,7 @@ class AskedManagers:
         known = dict.fromkeys([*self._given, *managers][:MAX_MANAGERS])
         for gone in self._channels.keys() - known.keys():
             self._refusals.pop(gone, None)
+            self._faults.pop(gone, None)
             del self._channels[gone]  # its calls may be under way: it closes when they are over
         self._addresses = known
 

@@ -141,6 +141,13 @@ async def test_a_block_that_replaces_the_others(cluster: Cluster) -> None:
     assert {name: blocks[name].state for name in (old, new)} == {old: "unloaded", new: "ready"}
 
 
+async def test_the_last_block_of_a_folder_stays_unloaded_however_often_it_is_removed(cluster: Cluster) -> None:
+    (block_id,) = await cluster.blocks()
+    for _ in range(2):
+        await cluster.stub.RemoveBlock(pb.RemoveBlockRequest(block_id=block_id))
+        assert cluster.manager.desired.is_unloaded("m"), "or the folder would bring it back"
+
+
 async def test_a_drained_worker_gives_its_blocks_to_others(cluster: Cluster) -> None:
     await cluster.join("w1")
     await cluster.join("w2")
@@ -192,6 +199,7 @@ async def test_what_is_wrong_is_told(cluster: Cluster, method: str, request_: An
     ("spec", "message"),
     [
         (pb.BlockSpec(model="m", cpu=-1), "cpu: Input should be greater than or equal to 0"),
+        (pb.BlockSpec(model="m", weight=float("inf")), "weight: Input should be a finite number"),
         (pb.BlockSpec(model="m", metadata="[1]"), "metadata: Input should be a valid dictionary"),
         (pb.BlockSpec(model="m", metadata="no"), "metadata is no JSON: Expecting value: line 1 column 1 (char 0)"),
     ],

@@ -65,7 +65,7 @@ def test_a_model_takes_what_its_weights_take(tmp_path: Path) -> None:
 
 def test_what_cannot_be_loaded_is_told(tmp_path: Path) -> None:
     write_identity(tmp_path, "m", "FP32")
-    with pytest.raises(ConfigError, match="version 7 is not there any more"):
+    with pytest.raises(ConfigError, match="there is no version 7"):
         load_block("blk-m", tmp_path / "m", "7", Limits())
     (tmp_path / "m" / "1" / "model.onnx").write_bytes(b"no model")
     with pytest.raises(ConfigError, match=r"model\.onnx"):

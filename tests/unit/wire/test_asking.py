@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
+from structlog.testing import capture_logs
 
+from benchmarks.waiting import until
 from penstock.pb.v1.leader_pb2 import LeaderResponse
 from penstock.wire import asking
 from penstock.wire.asking import AskedManagers
@@ -119,3 +121,17 @@ async def test_another_history_of_the_store_is_followed_and_the_one_before_no_mo
         source.hurry()
         found.append(await anext(heard))
     assert LeaderAt("old", 60, "h1") not in found[found.index(LeaderAt("a", 3, "h2")) :]
+
+
+async def test_that_nobody_answers_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ASK_S", 0.001)
+    monkeypatch.setattr(asking, "VAIN", 2)
+    managers = FakeManagers()
+    with capture_logs() as said:
+        heard = following(AskedManagers(["dead"], managers.ask))
+        seeking = asyncio.ensure_future(anext(heard))
+        await until(lambda: len(managers.asked) > 5)
+        managers.lead("dead", 5)
+        await seeking
+    (told,) = [each for each in said if each["event"] == "no_leader"]
+    assert told["why"] == {"dead": "it did not answer in time"}

@@ -1,13 +1,17 @@
 """Which managers a command asks, what they answer as plain values, and how it is printed."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.terminal.access import Authority, KeyFile, read_settings, with_options
 from penstock.cli.terminal.output import plain, print_json
+from penstock.core.error_text import printable
 from penstock.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +28,8 @@ Managers = Annotated[
 AskingConfig = Annotated[Path | None, typer.Option("--config", help="A YAML file whose cluster.join names them.")]
 AskingTimeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 TIMEOUT_S = 10.0
+SILENT_S = 3.0  # of a command that waits, before it says so
+MAX_REPLICAS = 1_000_000
 
 
 def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
@@ -45,6 +51,18 @@ def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
             command(client, **options)
 
     return with_options(command, run)
+
+
+@contextmanager
+def said_while_waiting(text: str) -> Iterator[None]:
+    """On standard error, once it takes long: a command that waits in silence looks as if it hung."""
+    timer = Timer(SILENT_S, lambda: print(f"penstock: {printable(text)}", file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def find_addresses(managers: str | None, settings: "Config") -> list[str]:

@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import (
-    asks_managers,
-    print_done,
-)
+from penstock.cli.cluster.asking import MAX_REPLICAS, asks_managers, print_done, said_while_waiting
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
@@ -21,6 +18,7 @@ BlockName = Annotated[
     str, typer.Argument(metavar="BLOCK", help="Its id, or MODEL or MODEL:VERSION where only one block has that.")
 ]
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+MAX_BYTES = 2**63
 
 
 @asks_managers
@@ -42,7 +40,7 @@ def list_blocks(
 def deploy_block(
     client: "ClusterClient",
     model: Annotated[str, typer.Argument(metavar="MODEL[:VERSION]")],
-    replicas: Annotated[int, typer.Option(min=0, help="0: every worker that may hold it.")] = 0,
+    replicas: Annotated[int, typer.Option(min=0, max=MAX_REPLICAS, help="0: every worker that may hold it.")] = 0,
     source: Annotated[str, typer.Option(help="`registry`, or a folder that workers have.")] = "",
     cpu: Annotated[float, typer.Option(min=0, help="Cores that one replica takes.")] = 0.0,
     memory: Annotated[str, typer.Option(metavar="SIZE", help="Memory that one replica takes: 2GiB.")] = "0",
@@ -76,7 +74,11 @@ def deploy_block(
     )
     request = pb.DeployBlockRequest(spec=spec, is_beside=beside, wait_s=wait)
     try:
-        made = as_values(client.call("DeployBlock", request, takes_s=wait))
+        with said_while_waiting(
+            f"waiting at most {wait:g} s until the workers have it; it stays wanted without this command, and "
+            f"`penstock block explain {model}` says where it may be"
+        ):
+            made = as_values(client.call("DeployBlock", request, takes_s=wait))
     except ModelNotReady as error:
         hint = f"it stays wanted; `penstock block explain {model}` says where it may be"
         raise ModelNotReady(f"{error.message}; {hint}") from error
@@ -89,7 +91,7 @@ def deploy_block(
 def scale_block(
     client: "ClusterClient",
     block: BlockName,
-    replicas: Annotated[int, typer.Argument(min=0, help="0: every worker that may hold it.")],
+    replicas: Annotated[int, typer.Argument(min=0, max=MAX_REPLICAS, help="0: every worker that may hold it.")],
     as_json: AsJson = False,
 ) -> None:
     """Have a block on more workers, or on fewer."""
@@ -175,9 +177,12 @@ def _size(text: str, flag: str) -> int:
     number = text.strip().lower().rstrip("abcdefghijklmnopqrstuvwxyz ")
     unit = text.strip().lower()[len(number) :].strip()
     try:
-        return int(float(number) * UNITS[unit])
-    except (ValueError, KeyError):
-        raise InvalidRequest(f"{flag} {text}: write bytes, or a size as 512MiB or 2GiB") from None
+        size = int(float(number) * UNITS[unit])
+    except (ValueError, KeyError, OverflowError):
+        size = -1
+    if not 0 <= size < MAX_BYTES:
+        raise InvalidRequest(f"{flag} {text}: write bytes, or a size as 512MiB or 2GiB")
+    return size
 
 
 def _pair(text: str) -> tuple[str, str]:

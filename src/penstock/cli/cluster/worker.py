@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import (
-    asks_managers,
-    print_done,
-)
+from penstock.cli.cluster.asking import asks_managers, print_done, said_while_waiting
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.core.errors import DeadlineExceeded, InvalidRequest
@@ -51,7 +48,10 @@ def drain_worker(
     if undo:
         print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
         return
-    is_empty = _wait_empty(client, worker, wait) if wait or leave else False
+    with said_while_waiting(
+        f"waiting at most {wait:g} s until others have what {worker} holds; `penstock block list` shows it"
+    ):
+        is_empty = _wait_empty(client, worker, wait) if wait or leave else False
     if leave:
         client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
     said = f"{worker} holds nothing more: it can be stopped" if is_empty else f"{worker} gives its blocks away"

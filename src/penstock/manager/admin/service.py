@@ -11,6 +11,7 @@ import structlog
 from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockRole, WorkerRecord
 from penstock.core.errors import Forbidden, InvalidRequest, NotFound, PenstockError, UnknownModel
+from penstock.core.manifest import SOURCE
 from penstock.core.principals import CHANGING, Scope
 from penstock.manager.access.door import watching
 from penstock.manager.admin.board import KINDS, ClusterBoard
@@ -253,12 +254,16 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         others = [each for each in self._manager.desired.of_model(block.model) if each.block_id != block_id]
         is_last = not any(each.record.role is BlockRole.CHOSEN for each in others)
         told = Notice("block_removed", block_id, f"model '{block.model}' version {block.version}")
+        # The last of a folder is unloaded rather than forgotten: the folder would bring it back.
+        records = (block.record, *(each.record for each in others))
+        is_kept = is_last and not all(each.source.startswith(SOURCE) for each in records)
         with expecting(request.expected, BLOCKS + block_id, self._manager.desired.revisions) as compares:
-            # The last of a model is unloaded rather than forgotten: its folder would bring it back.
-            if is_last and block.record.role is BlockRole.CHOSEN:
+            if is_kept and block.record.role is BlockRole.CHOSEN:
                 await self._manager.unload(block.model, told, compares=compares)
-            else:
-                await self._manager.events.commit([Write(BLOCKS + block_id, None)], [told], compares)
+            elif not is_kept or block.record.role is not BlockRole.WITHDRAWN:
+                spares = [each.block_id for each in others if is_last and each.record.role is BlockRole.SPARE]
+                writes = [Write(BLOCKS + each, None) for each in (block_id, *spares)]
+                await self._manager.events.commit(writes, [told], compares)
 
     # --- what they are made of
 

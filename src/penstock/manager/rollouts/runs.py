@@ -93,8 +93,11 @@ class Rollouts:
 
     async def undo(self, name: str, expected: str = "") -> None:
         """One whose old block is gone already is undone by another, back to it."""
+        self._manager.check_leads()
         record = self._find(name).record
-        if record.phase is not RolloutPhase.DONE or not record.is_old_gone:
+        old = self._manager.desired.blocks.get(record.old.block_id)
+        is_kept = old is not None and old.record.role is BlockRole.CHOSEN and not record.is_old_gone
+        if record.phase is not RolloutPhase.DONE or is_kept:
             await self._ask(name, UndoAsked(), expected)
             return
         plan = RolloutPlan(name=name, new=str(record.old), steps=(100.0,), hold_s=0, min_answers=0)
@@ -104,6 +107,7 @@ class Rollouts:
 
     async def forget(self, name: str, expected: str = "") -> None:
         async with self._changing:
+            self._manager.check_leads()
             rollout = self._find(name)
             self._check(name, expected)
             if not rollout.record.is_over:
@@ -155,10 +159,9 @@ class Rollouts:
 
     def _is_governed(self, model: str) -> bool:
         """Whether a rollout says which versions of the model are deployed."""
-        records = [rollout.record for rollout in self._rollouts.values()]
         return any(
-            model in (record.old.model, record.new.model) and record.phase is not RolloutPhase.DONE
-            for record in records
+            model in (rollout.record.old.model, rollout.record.new.model) and not _is_past(rollout.record)
+            for rollout in self._rollouts.values()
         )
 
     # --- starting
@@ -388,6 +391,12 @@ def _rolled(block: DesiredBlock) -> RolledBlock:
 
 def _record(plan: RolloutPlan, old: RolledBlock, new: RolledBlock, has_deployed: bool) -> RolloutRecord:
     return RolloutRecord(plan=plan, old=old, new=new, began=time.time(), has_deployed=has_deployed)
+
+
+def _is_past(record: RolloutRecord) -> bool:
+    """It is done, its old block is gone, and it did not go back to an older version, which is to stay."""
+    is_back = record.old.model == record.new.model and int(record.new.version) < int(record.old.version)
+    return record.phase is RolloutPhase.DONE and record.is_old_gone and not is_back
 
 
 def _write(record: RolloutRecord) -> Write:

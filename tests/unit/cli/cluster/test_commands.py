@@ -11,7 +11,9 @@ import grpc
 import pytest
 from typer.testing import CliRunner, Result
 
+from benchmarks.waiting import eventually
 from penstock.cli import main as cli
+from penstock.cli.cluster import asking
 from penstock.cli.cluster.asking import managers_in
 from penstock.client.cluster import ClusterClient
 from penstock.core.cluster.leaders import MANAGERS, ManagerRecord
@@ -217,11 +219,24 @@ def test_a_block_is_deployed_as_it_is_described(manager: FakeManager) -> None:
     assert (request.is_beside, request.wait_s) == (True, 1.0)
 
 
-@pytest.mark.parametrize("flags", [("--memory", "much"), ("--label", "=x"), ("--metadata", "x")])
+@pytest.mark.parametrize(
+    "flags", [("--memory", "much"), ("--memory", "-1"), ("--memory", "1e30"), ("--label", "=x"), ("--metadata", "x")]
+)
 def test_what_cannot_be_understood_is_told(manager: FakeManager, flags: tuple[str, str]) -> None:
     error = ask(manager, "block", "deploy", "m", *flags).exception
     assert isinstance(error, InvalidRequest)
     assert flags[0] in error.message
+
+
+def test_more_replicas_than_a_number_holds_are_told(manager: FakeManager) -> None:
+    scaled = ask(manager, "block", "scale", "blk-1", "99999999999")
+    assert (scaled.exit_code, isinstance(scaled.exception, SystemExit)) == (2, True)
+
+
+def test_a_command_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(asking, "SILENT_S", 0.0)
+    with asking.said_while_waiting("waiting for workers"):
+        eventually(lambda: "waiting for workers" in capsys.readouterr().err, "it says so")
 
 
 def test_blocks_are_named_by_id_or_by_what_they_are(manager: FakeManager) -> None:

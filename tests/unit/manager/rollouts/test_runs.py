@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
 from penstock.core.answer_counts import AnswerCounts, bucket_of
-from penstock.core.blocks import BlockState
+from penstock.core.blocks import BlockRole, BlockState
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.routes import NameRoute
 from penstock.manager.deployed_block import WorkerState
@@ -218,6 +218,24 @@ async def test_one_whose_old_block_is_gone_is_undone_by_going_back(repository: P
         assert bed.state("a", "1") is BlockState.READY
 
 
+async def test_one_that_is_done_is_undone_after_a_restart_and_stays_so(repository: Path, store: MetadataStore) -> None:
+    async with managing(repository, store) as bed:
+        add_version(repository, "a", 2)
+        await bed.begin("a", "2", steps=(100,), min_answers=0)
+        await until(lambda: bed.phase() is RolloutPhase.DONE)
+    async with managing(repository, store) as bed:
+        assert bed.state("a", "1") is not BlockState.UNLOADED, "the old block is kept"
+        await bed.manager.change_block(bed.block_id("a", "1"), role=BlockRole.SPARE)
+        await bed.rollouts.undo("a")
+        await until(lambda: bed.phase() is RolloutPhase.DONE and bed.shares() == {"2": 0, "1": 100})
+        plan = bed.rollouts.all("a")[0].record.plan.model_copy(update={"keep_s": 0.0})
+        bed.rollouts.all("a")[0].record = bed.rollouts.all("a")[0].record.model_copy(update={"plan": plan})
+        await until(lambda: bed.state("a", "2") is BlockState.UNLOADED)
+    async with managing(repository, store) as bed:
+        await until(lambda: bed.state("a", "1") is BlockState.READY)
+        assert bed.state("a", "2") is BlockState.UNLOADED, "the newest in the folder, but it was undone"
+
+
 async def test_two_models_share_a_name(repository: Path, store: MetadataStore) -> None:
     async with managing(repository, store) as bed:
         await bed.begin("either", "b", old="a", steps=(50,), min_answers=0, sticky="key", key="user")
@@ -239,7 +257,7 @@ async def test_two_models_share_a_name(repository: Path, store: MetadataStore) -
     ("plan", "error", "why"),
     [
         ({"name": "a", "new": "1"}, InvalidRequest, "answers for 'a' already"),
-        ({"name": "a", "new": "7"}, ConfigError, "version 7 is not there"),
+        ({"name": "a", "new": "7"}, ConfigError, "there is no version 7"),
         ({"name": "nobody", "new": "2"}, UnknownModel, "nothing answers for 'nobody'"),
         ({"name": "a", "new": "nobody:1"}, UnknownModel, "no model 'nobody'"),
         ({"name": "a b", "new": "1"}, InvalidRequest, "is no name"),

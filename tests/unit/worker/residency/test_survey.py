@@ -31,7 +31,7 @@ def test_settings_and_size_are_told(model: Path) -> None:
 
 def test_what_is_wrong_is_told_of_that_block_alone(model: Path) -> None:
     (_, missing), (_, found) = survey([assigned(model, "3"), assigned(model)])
-    assert missing == f"{model}: version 3 is not there any more"
+    assert missing == f"{model}: there is no version 3"
     assert isinstance(found, Surveyed)
     (model / "model.yaml").write_text("task: nonsense\n")
     ((_, wrong),) = survey([assigned(model)])
