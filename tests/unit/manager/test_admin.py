@@ -209,6 +209,15 @@ async def test_what_is_wrong_with_a_block_is_one_sentence(cluster: Cluster, spec
     assert answer.failure.message == f"the block cannot be deployed so: {message}"
 
 
+async def test_who_does_not_lead_any_more_is_not_told_as_the_leader(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Manager, "epoch", 0)
+    for stub in (cluster.stub, cluster.follower_stub):
+        status = await stub.Status(pb.StatusRequest())
+        assert (status.leader, [each.manager_id for each in status.managers if each.is_leader]) == ("", [])
+
+
 async def test_a_follower_reads_and_names_the_leader(cluster: Cluster) -> None:
     await cluster.join("w1")
     stub = cluster.follower_stub

@@ -53,6 +53,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
         manager, election = self._manager, self._manager.election
         desired, leader = manager.desired, election.leader
+        told = await self._ask_leader(pb.StatusResponse, request, context)
+        if told is not None and not told.is_leader:
+            leader = None  # it was, and its reign is over
         leader_id = leader.manager_id if leader is not None else ""
         status = pb.StatusResponse(
             manager_id=election.manager_id,
@@ -67,7 +70,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             gateways=[manager_pb2.GatewayMember(**each._asdict()) for each in desired.gateways.members()],
             membership=desired.membership,
         )
-        if told := await self._ask_leader(pb.StatusResponse, request, context):
+        if told is not None:
             status.workers.update(told.workers)
             status.blocks.update(told.blocks)
         else:
