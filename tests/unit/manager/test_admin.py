@@ -11,6 +11,7 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
 from penstock.core.cluster.leaders import ManagerRecord
+from penstock.manager.admin.board import ClusterBoard
 from penstock.manager.deployed_block import WorkerState
 from penstock.manager.lives import WorkerArrived, WorkerHeard
 from penstock.manager.manager import Manager, now
@@ -316,6 +317,19 @@ async def test_a_watch_tells_everything_once_and_then_what_is_another(cluster: C
     metrics = cluster.stub.WatchCluster(pb.WatchClusterRequest(kinds=["metrics"]), timeout=5)
     assert (await metrics.read()).is_snapshot
     metrics.cancel()
+
+
+async def test_who_watches_slowly_gets_many_changes_as_one(cluster: Cluster) -> None:
+    board = ClusterBoard(cluster.manager)
+    changes = board.changes(("workers",))
+    first = await anext(changes)
+    for number in range(1, 30):
+        await cluster.join(f"w{number}")
+        board._look()
+    told = await anext(changes)
+    assert (first.is_snapshot, told.is_snapshot, len(told.workers)) == (True, False, 29)
+    await changes.aclose()
+    assert board._looking is None, "nobody looks"
 
 
 async def test_events_are_read_back_from_the_newest(cluster: Cluster) -> None:

@@ -1,5 +1,6 @@
 """The gateway's HTTP application: inference first and bare, everything else routed."""
 
+import asyncio
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -89,7 +90,7 @@ def build_http_app(
     administration = LazyApp(partial(cluster, admit)) if cluster is not None else None
 
     async def document() -> dict[str, Any]:
-        found = document_of(routed, models_of(schemas, v1_schemas))
+        found = await asyncio.to_thread(document_of, routed, models_of(schemas, v1_schemas))
         if administration is not None:
             from penstock.gateway.http.cluster.app import cluster_document
 

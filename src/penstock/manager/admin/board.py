@@ -6,7 +6,7 @@ several changes as one, and whoever is so slow that what went away meanwhile is 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 
 import structlog
 from google.protobuf.message import Message
@@ -45,7 +45,7 @@ class ClusterBoard:
         self._watchers = 0
         self._news = asyncio.Event()
 
-    async def changes(self, kinds: Collection[str]) -> AsyncIterator[pb.ClusterChange]:
+    async def changes(self, kinds: Collection[str]) -> AsyncGenerator[pb.ClusterChange, None]:
         """Ends when this manager leads no more."""
         epoch, seen, told_at = self._manager.epoch, 0, 0.0
         self._watchers += 1

@@ -35,7 +35,7 @@ from penstock.pb.v1 import (
 from penstock.storage.metadata.base import Write
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
 from penstock.wire.channels import Channels
-from penstock.wire.control import ASKED_BY, RemoteControl
+from penstock.wire.control import ASKED_BY, CALLERS_KEY, RemoteControl
 from penstock.wire.leader import Leader, SoleManager
 
 
@@ -302,3 +302,20 @@ async def test_keys_are_watched_by_admins_alone(door: Door) -> None:
             except grpc.aio.AioRpcError as error:
                 codes.append(error.code())
     assert codes == [True, grpc.StatusCode.PERMISSION_DENIED]
+
+
+async def test_a_key_that_is_passed_on_counts_in_place_of_the_channels(door: Door) -> None:
+    scopes = (Scope.JOIN, Scope.ADMIN, Scope.INFERENCE)
+    keys = {scope: (await door.keys.create(wanted(str(scope), scope))).text for scope in scopes}
+    codes = []
+    for opening, address in ((Channels(keys[Scope.JOIN]), door.address), (Channels(), door.socket)):
+        async with opening.open(address) as channel:
+            for key in (keys[Scope.ADMIN], keys[Scope.INFERENCE], "psk_wrong"):
+                metadata = ((CALLERS_KEY, key.encode()), (ASKED_BY, b"somebody else"))
+                call = access_pb2_grpc.AccessStub(channel).RotateKey(
+                    pb.RotateKeyRequest(key="inference", grace_s=60), timeout=5, metadata=metadata
+                )
+                codes.append(await call.code())
+    ok, forbidden, unknown = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
+    assert codes == [ok, forbidden, unknown] * 2, "a machine's own socket asks, too, where a key is passed on"
+    assert {entry.who for _, entry in door.audit.read()} == {"admin"}, "nobody may say that it is another"

@@ -1,5 +1,6 @@
 """The applications that show a cluster over HTTP: a gateway's part of one, and the whole of a manager's door."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -77,7 +78,7 @@ def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) 
 
 async def cluster_document(app: FastAPI) -> dict[str, Any]:
     models = [*models_of(schemas), *ERRORS]
-    return document_of(app, models, {**schemas_of(*TOLD), "Model": MODEL_SCHEMA})
+    return await asyncio.to_thread(document_of, app, models, {**schemas_of(*TOLD), "Model": MODEL_SCHEMA})
 
 
 class ManagerApp:

@@ -1,6 +1,7 @@
 """The administration of a cluster over HTTP, with real managers behind it."""
 
 import asyncio
+import hashlib
 import json
 from typing import Any
 
@@ -214,6 +215,33 @@ async def test_a_key_of_some_models_sees_no_others(place: Place) -> None:
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_model"), (method, path)
 
 
+async def test_what_is_sent_to_the_registry_is_kept_with_who_did_it(place: Place) -> None:
+    key = await place.key("ci", Scope.UPLOAD)
+    ops = await place.key("ops", Scope.ADMIN)
+    files = {"model.yaml": b"task: tensor\n", "1/model.onnx": b"never read here"}
+    described = [
+        {"path": path, "size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        for path, data in files.items()
+    ]
+    shown = {"x-api-key": key}
+    begun = await place.http.post("/v1/registry/models/up/versions/1", json={"files": described}, headers=shown)
+    upload = begun.headers["location"]
+    for data in files.values():
+        headers = {**shown, "content-type": "application/offset+octet-stream", "upload-offset": "0"}
+        path = f"{upload}/files/{hashlib.sha256(data).hexdigest()}"
+        assert (await place.http.patch(path, content=data, headers=headers)).status_code == 204
+    assert (await place.http.post(f"{upload}/commit", headers=shown)).status_code == 201
+    named = await place.call("PUT", "/models/up/aliases/best", {"version": "1"}, ops)
+    assert named.status_code == 204, named.text
+    model = await place.get("/models/up", ops)
+    assert [(each["version"], sorted(each["aliases"])) for each in model["versions"]] == [("1", ["best", "latest"])]
+    audit = (await place.get("/audit", ops))["items"]
+    assert [(each["who"], each["changes"][0]["key"]) for each in audit[:2]] == [
+        ("ops", "models/up/aliases/best"),
+        ("ci", "models/up/versions/1"),
+    ]
+
+
 # --- the WebSocket
 
 
@@ -246,6 +274,15 @@ async def test_changes_and_figures_are_pushed(place: Place, follower: Place) -> 
             assert (await follower.call("DELETE", f"/blocks/{block_id}")).status_code == 204
             gone = await _until_told(socket, lambda message: message.get("removed"))
             assert gone["removed"] == [{"kind": "blocks", "id": block_id}]
+
+
+async def test_a_watch_goes_on_with_the_next_that_leads(place: Place, follower: Place) -> None:
+    async with connect(f"ws://{follower.address}/v1/admin/watch?kinds=blocks") as socket:
+        first = json.loads(await socket.recv())
+        await place.manager.close()
+        again = await _until_told(socket, lambda message: message["epoch"] > first["epoch"])
+    assert again["type"] == "snapshot"
+    assert [block["block_id"] for block in again["blocks"]] == [block["block_id"] for block in first["blocks"]]
 
 
 async def test_a_watch_is_of_those_who_may(place: Place) -> None:
