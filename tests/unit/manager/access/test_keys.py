@@ -312,9 +312,8 @@ async def test_a_key_that_is_passed_on_counts_in_place_of_the_channels(door: Doo
         async with opening.open(address) as channel:
             for key in (keys[Scope.ADMIN], keys[Scope.INFERENCE], "psk_wrong"):
                 metadata = ((CALLERS_KEY, key.encode()), (ASKED_BY, b"somebody else"))
-                call = access_pb2_grpc.AccessStub(channel).RotateKey(
-                    pb.RotateKeyRequest(key="inference", grace_s=60), timeout=5, metadata=metadata
-                )
+                request = pb.ChangeKeyRequest(key="join", changes='{"models": ["m*"]}')
+                call = access_pb2_grpc.AccessStub(channel).ChangeKey(request, timeout=5, metadata=metadata)
                 codes.append(await call.code())
     ok, forbidden, unknown = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
     assert codes == [ok, forbidden, unknown] * 2, "a machine's own socket asks, too, where a key is passed on"
