@@ -1,6 +1,7 @@
 """The client for an event loop: requests share a few streams, and answers come as they are done."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from functools import partial
 from itertools import cycle
@@ -10,13 +11,13 @@ import grpc
 
 from penstock.client import faults
 from penstock.client.calls import Ask, Calls
+from penstock.client.connection import Connection
 from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
 from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.pb.v1 import access_pb2, access_pb2_grpc
 from penstock.wire.channels import bearer
 
@@ -42,12 +43,11 @@ class AsyncClient(Calls):
         no other."""
         server = read_server(address, options)
         super().__init__(server, address, timeout_s, options)
-        self._channels = [server.channels.open(server.target, OWN_CHANNEL_OPTIONS) for _ in range(max(1, streams))]
-        self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
-        self._streams: list[InferStream | None] = [None] * len(self._stubs)
-        self._turns = cycle(self._stubs)
-        self._workers: dict[tuple[str, bool], grpc.aio.Channel] = {}  # by address, and whether it is TLS
-        self._checks: set[asyncio.Task[None]] = set()
+        self._connections = [self._connect() for _ in range(max(1, streams))]
+        self._streams: list[InferStream | None] = [None] * len(self._connections)
+        self._turns = cycle(range(len(self._connections)))
+        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
+        self._tasks_beside: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "AsyncClient":
         return self
@@ -65,8 +65,33 @@ class AsyncClient(Calls):
         for stream in self._streams:
             if stream is not None:
                 await stream.close()
-        for channel in (*self._channels, *self._workers.values()):
-            await channel.close()
+        for task in self._tasks_beside:
+            task.cancel()
+        for connection in (*self._connections, *self._workers.values()):
+            await connection.channel.close()
+
+    def _connect(self) -> Connection:
+        return Connection(self._server.channels.open(self._server.target, OWN_CHANNEL_OPTIONS))
+
+    def _leave(self, index: int, connection: Connection) -> None:
+        """Whatever comes goes by another; what is under way there ends with its deadline."""
+        if self._connections[index] is not connection:
+            return  # somebody else was as quick
+        stream, self._streams[index] = self._streams[index], None
+        self._connections[index] = self._connect()
+
+        async def close() -> None:
+            await connection.channel.close(grace=self._timeout_s)
+            if stream is not None:
+                await stream.close()
+
+        self._beside(close())
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks_beside.add(task)
+        task.add_done_callback(self._tasks_beside.discard)
+        return task
 
     async def _pause(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -92,20 +117,25 @@ class AsyncClient(Calls):
             # A stream has no deadline of its own: each request carries what it has left, in microseconds.
             if not has_timeout:
                 sent.parameters["timeout"].int64_param = max(1, int(timeout_s * 1e6))
+            index, began = self._least_busy(), time.monotonic()
+            connection, stream = self._connections[index], self._streams[index]
+            assert stream is not None, "it was just opened"
             try:
                 async with asyncio.timeout(timeout_s):
-                    return await self._least_busy().ask(sent)
+                    return await stream.ask(sent)
             except TimeoutError:
+                if max(stream.heard_at, connection.heard_at) < began:
+                    self._leave(index, connection)
                 raise faults.late() from None
 
         return ask
 
     def _worker(self, way: WorkerWay) -> Any:
-        channel = self._workers.get((way.address, way.is_tls))
-        if channel is None:
+        found = self._workers.get((way.address, way.is_tls))
+        if found is None:
             opening = self._server.of_worker(is_tls=way.is_tls)
-            channel = self._workers[way.address, way.is_tls] = opening.open(way.address, OWN_CHANNEL_OPTIONS)
-        return grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            found = self._workers[way.address, way.is_tls] = Connection(opening.open(way.address, OWN_CHANNEL_OPTIONS))
+        return found.stub
 
     async def _ask_worker(
         self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
@@ -127,9 +157,7 @@ class AsyncClient(Calls):
                 await asyncio.sleep(CHECK_S)
 
         def begin() -> None:
-            checking = asyncio.create_task(check())
-            self._checks.add(checking)
-            checking.add_done_callback(self._checks.discard)
+            checking = self._beside(check())
             call.add_done_callback(lambda _: checking.cancel())
 
         timer = asyncio.get_running_loop().call_later(CHECK_S, begin)
@@ -143,7 +171,7 @@ class AsyncClient(Calls):
             timer.cancel()
 
     async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
-        stub = access_pb2_grpc.DirectStub(self._channels[0])
+        stub = access_pb2_grpc.DirectStub(self._connections[0].channel)
         return await stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
@@ -166,21 +194,28 @@ class AsyncClient(Calls):
 
         return ask
 
-    def _least_busy(self) -> InferStream:
-        """Streams open when they are needed, and anew when they have ended."""
-        best: InferStream | None = None
+    def _least_busy(self) -> int:
+        """Its stream's place. Streams open when they are needed, and anew when they have ended."""
+        best, least = 0, -1
         for index, stream in enumerate(self._streams):
             if stream is None or stream.is_closed:
-                if best is not None and not len(best):
+                if least == 0:
                     continue
-                stream = self._streams[index] = InferStream(self._stubs[index], self.address)
-            if best is None or len(stream) < len(best):
-                best = stream
-        assert best is not None, "there is at least one stream"
+                stream = self._streams[index] = InferStream(self._connections[index].stub, self.address)
+            if least < 0 or len(stream) < least:
+                best, least = index, len(stream)
         return best
 
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        return await getattr(self._stubs[0], method)(message, timeout=timeout_s)
+        connection, began = self._connections[0], time.monotonic()
+        try:
+            answer = await getattr(connection.stub, method)(message, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if connection.is_dead_after(error, began):
+                self._leave(0, connection)
+            raise
+        connection.heard()
+        return answer
 
     def _stream(
         self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
@@ -188,6 +223,8 @@ class AsyncClient(Calls):
         sent = pb.ModelInferRequest()
         sent.CopyFrom(message)  # as it is now
         # On a shared stream, who takes answers slowly would hold up the others.
-        stub, shown = (next(self._turns), ()) if way is None else (self._worker(way), bearer(way.token))
+        stub, shown = self._connections[next(self._turns)].stub, bearer("")
+        if way is not None:
+            stub, shown = self._worker(way), bearer(way.token)
         call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
         return call, aiter(call)

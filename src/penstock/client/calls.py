@@ -39,6 +39,7 @@ R = TypeVar("R")
 Ask = Callable[[float], Awaitable[R]]  # within so many seconds
 BATCH, WINDOW = 128, 8  # texts in a request, and requests on their way: far below a server's limits
 MOST_TEXTS = 1024  # in one request
+SHORT_S = 2.0  # time that is not worth sharing out
 SESSION = ("session_id", "sequence_id")  # a request that has one of these is never sent twice at once
 
 
@@ -265,18 +266,23 @@ class Calls:
     async def _trying(
         self, ask: Ask[R], timeout_s: float | None, *, is_repeatable: bool, is_patient: bool = False
     ) -> R:
-        """One deadline for all attempts; whoever is patient tries as often as there is time for."""
+        """One deadline for all attempts; whoever is patient tries as often as there is time for, and gives no attempt
+        all of it."""
         left_s = self._timeout_s if timeout_s is None else timeout_s
         end = time.monotonic() + left_s
         attempts: Attempts | None = None
         while True:
+            is_sharing = is_patient and left_s > SHORT_S and self._retries.attempts > 1
             try:
-                answer = await ask(left_s)
+                answer = await ask(left_s / 2 if is_sharing else left_s)
             except (grpc.RpcError, PenstockError) as error:
                 fault, cause = self._fault(error)
             else:
                 self._budget.earn()
                 return answer
+            if is_sharing and isinstance(fault, DeadlineExceeded):
+                left_s = max(0.001, end - time.monotonic())
+                continue
             budget = None if is_patient else self._budget
             attempts = attempts or Attempts(self._retries, self._rng, budget, is_repeatable=is_repeatable)
             pause_s = attempts.pause_s(fault, end - time.monotonic())

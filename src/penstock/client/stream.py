@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
@@ -29,6 +30,7 @@ class InferStream:
         self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue(MAX_WAITING)
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._ended: PenstockError | None = None
+        self.heard_at = time.monotonic()  # when the last answer came
         self._answers = stub.ModelStreamInfer(self._requests(), metadata=METADATA)
         self._reader = asyncio.create_task(self._read(), name="penstock-stream")
 
@@ -71,6 +73,7 @@ class InferStream:
         ended: PenstockError = faults.unreachable(self._address, "the server ended the stream")
         try:
             async for answer in self._answers:
+                self.heard_at = time.monotonic()
                 self._take(answer)
         except grpc.aio.AioRpcError as error:
             ended = faults.from_call(error, self._address)

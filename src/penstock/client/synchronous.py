@@ -12,12 +12,12 @@ import grpc
 
 from penstock.client import faults, messages
 from penstock.client.calls import Ask, Calls
+from penstock.client.connection import Connection
 from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 from penstock.client.options import ClientOptions, ServerAddress, read_server
 from penstock.client.ordered import check_window
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.inference import grpc_service_pb2_grpc
 from penstock.pb.v1 import access_pb2, access_pb2_grpc
 from penstock.wire.channels import bearer
 
@@ -99,28 +99,26 @@ class _BlockingCalls(Calls):
     def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
         super().__init__(server, address, timeout_s, options)
         # What is asked for again goes by a connection of its own.
-        count = 1 if self._hedge_after_s is None else 2
-        self._channels = [
-            server.channels.open_blocking(server.target, messages.OWN_CHANNEL_OPTIONS) for _ in range(count)
-        ]
-        self._stubs = [grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel) for channel in self._channels]
-        self._stub = self._stubs[0]
-        self._workers: dict[tuple[str, bool], grpc.Channel] = {}  # by address, and whether it is TLS
+        self._connections = [self._connect() for _ in range(1 if self._hedge_after_s is None else 2)]
+        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
 
     def close(self) -> None:
-        for channel in (*self._channels, *self._workers.values()):
-            channel.close()
+        for connection in (*self._connections, *self._workers.values()):
+            connection.channel.close()
+
+    def _connect(self) -> Connection:
+        return Connection(self._server.channels.open_blocking(self._server.target, messages.OWN_CHANNEL_OPTIONS))
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
 
     def _worker(self, way: WorkerWay) -> Any:
-        channel = self._workers.get((way.address, way.is_tls))
-        if channel is None:
+        found = self._workers.get((way.address, way.is_tls))
+        if found is None:
             opening = self._server.of_worker(is_tls=way.is_tls)
-            channel = opening.open_blocking(way.address, messages.OWN_CHANNEL_OPTIONS)
-            self._workers[way.address, way.is_tls] = channel
-        return grpc_service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            found = Connection(opening.open_blocking(way.address, messages.OWN_CHANNEL_OPTIONS))
+            self._workers[way.address, way.is_tls] = found
+        return found.stub
 
     async def _ask_worker(
         self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
@@ -144,7 +142,7 @@ class _BlockingCalls(Calls):
             raise faults.silent(way.address) from error
 
     async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
-        stub = access_pb2_grpc.DirectStub(self._channels[0])
+        stub = access_pb2_grpc.DirectStub(self._connections[0].channel)
         return stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
@@ -158,12 +156,12 @@ class _BlockingCalls(Calls):
                 asked[-1].add_done_callback(answered.put)
 
             try:
-                send(self._stubs[0], timeout_s)
+                send(self._connections[0].stub, timeout_s)
                 try:
                     done = answered.get(timeout=after_s)
                 except Empty:
                     if self._budget.take():
-                        send(self._stubs[1], max(0.001, timeout_s - (time.monotonic() - began)))
+                        send(self._connections[1].stub, max(0.001, timeout_s - (time.monotonic() - began)))
                     done = answered.get()
                 if done.exception() is not None and len(asked) > 1:
                     done = answered.get()
@@ -191,14 +189,22 @@ class _BlockingCalls(Calls):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        return getattr(self._stub, method)(message, timeout=timeout_s)
+        connection, began = self._connections[0], time.monotonic()
+        try:
+            answer = getattr(connection.stub, method)(message, timeout=timeout_s)
+        except grpc.RpcError as error:
+            if connection.is_dead_after(error, began) and self._connections[0] is connection:
+                self._connections[0] = self._connect()  # what others have under way there ends with its deadline
+            raise
+        connection.heard()
+        return answer
 
     def _stream(
         self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
         sent = pb.ModelInferRequest()
         sent.CopyFrom(message)  # as it is now
-        stub, shown = (self._stub, ()) if way is None else (self._worker(way), bearer(way.token))
+        stub, shown = (self._connections[0].stub, ()) if way is None else (self._worker(way), bearer(way.token))
         call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
 
         async def answers() -> AsyncIterator[pb.ModelStreamInferResponse]:

@@ -27,11 +27,15 @@ class Embedder(rpc.GRPCInferenceServiceServicer):
         self.at_once = self.most_at_once = 0
         self.rows: list[int] = []
         self.codes = ["queue_full", "worker_lost"]
+        self.silences = 0
 
     async def _embed(self, message: pb.ModelInferRequest) -> pb.ModelInferResponse | str:
         if message.model_name != "minilm":
             return "unknown_model"
         self.asked += 1
+        if self.silences:
+            self.silences -= 1
+            await asyncio.sleep(60)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0.001 * (self.asked % 4))
@@ -162,3 +166,10 @@ async def test_what_does_not_get_better_ends_it(server: Embedder) -> None:
     server.codes = ["queue_full"]
     with Client(server.address, retries=Retries(attempts=1)) as blocking, pytest.raises(QueueFull):
         await asyncio.to_thread(lambda: list(blocking.embed_many(Texts(30), batch=5, window=1)))
+
+
+async def test_who_says_nothing_is_not_waited_for_until_the_end(server: Embedder) -> None:
+    server.silences = 1
+    async with AsyncClient(server.address, retries=QUICK, streams=1) as client:
+        blocks = [block async for block in client.embed_many(Texts(5), timeout_s=2.1)]
+    assert ordered(blocks) == list(range(5))

@@ -41,6 +41,7 @@ class Server(rpc.GRPCInferenceServiceServicer):
     ended: int = 0  # streams
     metadata: dict[str, str] = field(default_factory=dict)
     requests: list[pb.ModelInferRequest] = field(default_factory=list)
+    peers: set[str] = field(default_factory=set)  # of unary calls
     failures: int = 0
     code: str = "queue_full"  # of those
 
@@ -59,6 +60,7 @@ class Server(rpc.GRPCInferenceServiceServicer):
         self, message: pb.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> pb.ModelInferResponse:
         self.unary += 1
+        self.peers.add(context.peer())
         self.requests.append(message)
         if message.model_name == "silent" or self._is_first_silent(message):
             await asyncio.sleep(60)
@@ -390,3 +392,26 @@ async def test_a_slow_request_is_hedged_where_that_is_asked_for(server: Server) 
         assert len(server.requests) == 1
         with pytest.raises(DeadlineExceeded):  # both
             await client.infer("silent", numbers(5), timeout_s=0.2)
+
+
+async def test_a_connection_on_which_nothing_comes_is_left(server: Server) -> None:
+    with Client(server.address) as client:
+        for _ in range(2):
+            await ask_sync(client)
+        assert len(server.peers) == 1
+        with pytest.raises(DeadlineExceeded):
+            await ask_sync(client, "silent", timeout_s=0.05)
+        await ask_sync(client)
+        assert len(server.peers) == 2
+    async with AsyncClient(server.address, streams=1) as client:
+        with pytest.raises(DeadlineExceeded):
+            await client.infer("silent", numbers(1), timeout_s=0.05)
+        await client.infer("m", numbers(1))
+        assert server.streams == 2
+        waiting = asyncio.create_task(client.infer("silent", numbers(1), timeout_s=0.1))
+        while not waiting.done():
+            await client.infer("m", numbers(1))
+        with pytest.raises(DeadlineExceeded):
+            await waiting
+        await client.infer("m", numbers(1))
+        assert server.streams == 2
