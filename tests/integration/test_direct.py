@@ -1,9 +1,12 @@
 """Direct sessions on a real server: Discover, a worker's own door, and whom it lets in."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -190,14 +193,19 @@ async def test_a_key_is_for_its_own_models_and_its_end_is_that_of_its_tokens(ask
     assert await infer(kept, kept.token) == [3.0]
 
 
-async def test_signing_keys_are_rotated_and_what_was_signed_stays_good(asker: Asker, key: str) -> None:
+async def test_signing_keys_are_rotated_and_what_was_signed_stays_good(
+    asker: Asker, key: str, server: ServerProcess
+) -> None:
     before = await asker.discover(key, model="identity")
-    made = asker.ask("RotateSigning", pb.RotateSigningRequest())
+    command = [sys.executable, "-m", "penstock", "key", "rotate-signing", "--json"]
+    where = {**os.environ, "PENSTOCK_DATA_DIR": str(server.log.parent / "data")}
+    said = await asyncio.to_thread(subprocess.run, command, env=where, capture_output=True, text=True, check=True)
+    kid = json.loads(said.stdout)["kid"]
 
     async def is_new() -> bool:
         way = await asker.discover(key, model="identity")
         assert await infer(way, way.token) == [3.0]  # whichever signed it
-        return bool(jwt.get_unverified_header(way.token)["kid"] == made.kid)
+        return bool(jwt.get_unverified_header(way.token)["kid"] == kid)
 
     async with asyncio.timeout(WAIT_S):
         while not await is_new():  # noqa: ASYNC110

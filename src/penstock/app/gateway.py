@@ -101,6 +101,7 @@ class Gateway:
         """`guard` stands at every door, and hears of keys with what else the cluster is. A worker's own takes session
         tokens alone, and owns no session: it is none of the cluster's gateways."""
         self.gateway_id = gateway_id
+        self._is_workers = is_workers
         self._tokens = Tokens()
         if guard is None and is_workers:
             guard = Guard(config.asks_at(config.host), self._tokens)
@@ -344,7 +345,8 @@ class Gateway:
         self._cache.publish()
         self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
         self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
-        self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
+        if not self._is_workers:  # which tells of its own
+            self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
         self._sessions.tick()
         sessions = self._ordered.statistics()
         self._session_metrics.open.set(sessions["open"])

@@ -20,7 +20,7 @@ from penstock.manager.manager import Manager
 from penstock.manager.reign import Facts, Load, Reign
 from penstock.manager.telling.boards import ROUTE
 
-OPEN_S = 5.0  # what a worker gets to open its door
+OPEN_S = 10.0  # what a worker gets to open its door
 SERVABLE = (BlockState.READY, BlockState.DORMANT)
 ROUTED = "go through a gateway"
 NO_LOAD = Load()
