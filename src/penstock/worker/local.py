@@ -1,6 +1,7 @@
 """A worker's link to the gateway in its own process: its door for clients that go direct."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from penstock.core.statistics import BlockStatistics
 from penstock.core.tensors import Tensor
 from penstock.tasks.base import TaskRequest
 from penstock.worker.job import Holder, WorkerJob
+
+now = time.monotonic
+IDLE_S = 10.0  # without a job, after which it counts no more
 
 
 @dataclass(slots=True)
@@ -35,10 +39,14 @@ class LocalLink:
         self._ears: LocalEars | None = None
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_called = False  # by the door: it hears nothing before that is over
+        self._used = 0.0  # when the last job came
+        self.is_in_use = False  # it counts among those who share the worker
 
-    @property
-    def is_open(self) -> bool:
-        return self._ears is not None
+    def tick(self, now: float) -> None:
+        """One that nobody comes to takes nothing from others."""
+        if self.is_in_use and not self._jobs and now - self._used > IDLE_S:
+            self.is_in_use = False
+            self._owner.announce()
 
     # --- what the door asks
 
@@ -52,11 +60,16 @@ class LocalLink:
         self._jobs.clear()
         for job, holder in abandoned:
             holder.cancel(job)
+        self.is_in_use = False
         self._owner.announce()
 
     def run(self, task: LocalTask) -> None:
         holder = self._owner.holder(task.block_id)
+        self._used = now()
         with self._called():
+            if not self.is_in_use:
+                self.is_in_use = True
+                self._owner.announce()
             if holder is None or task.job_id in self._jobs:
                 self._return([task.job_id])
                 return

@@ -199,17 +199,16 @@ class Worker:
             zone=self._zone,
         )
 
-    def _share(self, block: BlockDescription) -> int:
+    def _share(self, block: BlockDescription, has_door: bool) -> int:
         """What each link may send of a block's jobs: none takes what another would need."""
-        links = len(self._links) + self._local.is_open
-        return max(1, credits_of(block.settings, block.instances) // max(1, links))
+        return max(1, credits_of(block.settings, block.instances) // max(1, len(self._links) + has_door))
 
     def _offer(self, block: BlockDescription, is_dormant: bool) -> job_pb2.BlockOffer:
         return job_pb2.BlockOffer(
             block_id=block.block_id,
             model=block.model,
             version=block.version,
-            credits=self._share(block),
+            credits=self._share(block, self._local.is_in_use),
             description=encode_description(block),
             weight=self._weight * block.instances,
             is_dormant=is_dormant,
@@ -218,7 +217,7 @@ class Worker:
     # --- clients that come direct
 
     def _local_offers(self) -> list[LocalOffer]:
-        return [LocalOffer(block, self._share(block), is_dormant) for block, is_dormant in self._blocks.offers()]
+        return [LocalOffer(block, self._share(block, True), is_dormant) for block, is_dormant in self._blocks.offers()]
 
     def _tokens_changed(self, access: AccessView) -> None:
         if self._door is not None:
@@ -255,6 +254,7 @@ class Worker:
         while True:
             await asyncio.sleep(TICK_S)
             self._blocks.tick()
+            self._local.tick(time.monotonic())
             if time.monotonic() >= next_flush:
                 next_flush = time.monotonic() + FLUSH_S
                 self._blocks.flush()

@@ -15,7 +15,7 @@ from penstock.core.requests import Controls, InferRequest, InferResponse, Sessio
 from penstock.core.tensors import from_array, to_array
 from penstock.models.settings import ModelSettings
 from penstock.worker.job import Holder
-from penstock.worker.local import LocalLink, LocalOwner
+from penstock.worker.local import IDLE_S, LocalLink, LocalOwner
 from tests.worker_bed import Bed
 
 
@@ -84,7 +84,6 @@ async def linked() -> AsyncIterator[Linked]:
 
 
 async def test_who_attaches_hears_what_is_here_and_gets_answers(linked: Linked) -> None:
-    assert linked.link.is_open
     assert [offer.block.block_id for offer in linked.ears.offers[0]] == ["blk"]
     session = Controls(priority=2, session=SessionStep("s", is_ordered=False))
     task = linked.run(1, 4.0)
@@ -126,5 +125,18 @@ async def test_a_door_that_closes_hears_nothing_more_and_its_jobs_end(linked: Li
     linked.bed.engine.gate.set()
     await linked.bed.runner.drain()
     assert not linked.ears.answers
-    assert not linked.link.is_open
-    assert linked.announced == 2
+    assert not linked.link.is_in_use
+
+
+async def test_it_shares_the_worker_with_others_for_as_long_as_somebody_comes(linked: Linked) -> None:
+    assert (linked.link.is_in_use, linked.announced) == (False, 1)
+    linked.run(1, 1.0)
+    linked.run(2, 1.0)
+    assert (linked.link.is_in_use, linked.announced) == (True, 2)
+    linked.link.tick(time.monotonic() + 2 * IDLE_S)
+    assert linked.link.is_in_use  # they run
+    await until(lambda: len(linked.ears.answers) == 2)
+    linked.link.tick(time.monotonic())
+    assert linked.link.is_in_use
+    linked.link.tick(time.monotonic() + 2 * IDLE_S)
+    assert (linked.link.is_in_use, linked.announced) == (False, 3)
