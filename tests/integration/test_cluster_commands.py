@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -112,6 +113,22 @@ def test_a_block_is_scaled_and_explains_where_it_is(cluster: Asked) -> None:
         assert sentences[0].endswith("wants one replica: 1 placed.")
         assert any(sentence.startswith(f"{holder} holds it: ") for sentence in sentences)
         assert any(sentence.startswith(f"{other} not: ") for sentence in sentences)
+
+
+def test_the_administration_is_at_the_managers_door_and_at_the_gateways(cluster: Asked) -> None:
+    for door in (f"http://{cluster.address(MANAGER)}:7412", f"http://{cluster.address(DOOR)}:8080"):
+        with httpx.Client(base_url=f"{door}/v1/admin", timeout=WAIT_S) as client:
+            assert [worker["worker_id"] for worker in client.get("/workers").json()["items"]] == WORKERS
+            tag = client.get("/workers/h1.worker-0").headers["etag"]
+            labels, shown = {"labels": {"asked-at": door}}, {"if-match": tag}
+            changed = client.patch("/workers/h1.worker-0", json=labels, headers=shown)
+            assert changed.json()["facts"]["labels"] == {"asked-at": door}
+            assert client.patch("/workers/h1.worker-0", json=labels, headers=shown).status_code == 412
+            (gateway,) = client.get("/sessions").json()["items"]
+            assert (gateway["gateway_id"], gateway["counts"]["open"]) == ("h1.gateway-0", 0)
+    newest = cluster.ask("audit")[-1]
+    assert (newest["who"], newest["what"]) == ("anybody", "Cluster.ChangeWorker")
+    assert json.loads(newest["changes"][0]["after"])["labels"] == {"asked-at": door}
 
 
 def test_draining_moves_blocks_before_they_go_and_removing_forgets(cluster: Asked) -> None:

@@ -34,7 +34,10 @@ class Overview:
         return ClusterCollector(self.look())
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self.look()), default=str)
+        figures = asdict(self.look())
+        for block in figures["blocks"]:
+            block["answers"] = block["answers"] and block["answers"]._asdict()
+        return json.dumps(figures)
 
     def look(self) -> ClusterFigures:
         manager = self._manager
