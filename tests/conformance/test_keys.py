@@ -1,5 +1,9 @@
-"""Clients that others wrote, as they are, against a server with TLS that asks for keys: each has a place for them."""
+"""Clients that others wrote, as they are, and the examples in C++ and TypeScript, against a server with TLS that asks
+for keys."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,3 +149,55 @@ async def test_kserve_over_grpc(keyed: KeyedServer) -> None:
             await client.infer(kserve_request(), headers=tuple(keyed.headers(WRONG).items()))
         error: Any = refused.value
         assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+# --- the examples
+
+
+TEXTS = ("How do plants eat?", "Photosynthesis turns light into sugar.", "A red car.")
+
+
+def run(command: list[str | Path], **environment: str) -> tuple[int, str]:
+    given = {"PATH": f"{sys.prefix}/bin:{os.environ['PATH']}", **environment}
+    ran = subprocess.run(command, capture_output=True, text=True, env=given, timeout=150, check=False)
+    return ran.returncode, ran.stdout + ran.stderr
+
+
+def check_likeness(told: str) -> None:
+    rows = [line.split("\t") for line in told.splitlines()]
+    assert [(row[1], row[2]) for row in rows] == [("384", text) for text in TEXTS], told
+    itself, near, far = (float(row[0]) for row in rows)
+    assert itself == pytest.approx(1.0, abs=1e-3)
+    assert near > far + 0.1
+
+
+def test_cpp(keyed: KeyedServer, tmp_path: Path) -> None:
+    build = ["make", "-C", ROOT / "examples/cpp", f"BUILD={tmp_path}", "CXXFLAGS=-O0"]
+    code, told = run(build)
+    assert code == 0, told
+    embed: list[str | Path] = [tmp_path / "embed", "--address", keyed.grpc, "--ca", keyed.ca]
+    code, told = run([*embed, *TEXTS], PENSTOCK_API_KEY=keyed.key)
+    assert code == 0, told
+    check_likeness(told)
+    (tmp_path / "key").write_text(f"{keyed.key}\n")
+    assert run([*embed, "--key-file", tmp_path / "key", *TEXTS])[0] == 0
+    assert run([*embed, *TEXTS], PENSTOCK_API_KEY=WRONG) == (
+        1,
+        "refused (16): this key is not known here: it is wrong, or it was revoked\n",
+    )
+
+
+def test_typescript(keyed: KeyedServer) -> None:
+    folder = ROOT / "examples/typescript"
+    modules = Path(sys.prefix) / "clients/typescript/node_modules"
+    node = f"{sys.prefix}/bin/node"
+    types = [node, modules / "typescript/bin/tsc", "-p", folder, "--typeRoots", modules / "@types"]
+    code, told = run(types)
+    assert code == 0, told
+    environment = {"PENSTOCK_URL": keyed.url, "NODE_EXTRA_CA_CERTS": keyed.ca}
+    code, told = run([node, folder / "embed.ts", *TEXTS], PENSTOCK_API_KEY=keyed.key, **environment)
+    assert code == 0, told
+    check_likeness(told)
+    code, told = run([node, folder / "embed.ts"], PENSTOCK_API_KEY=WRONG, **environment)
+    assert code == 1
+    assert told.startswith("refused (401 unauthenticated): this key is not known here")
