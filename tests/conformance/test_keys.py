@@ -172,7 +172,7 @@ def check_likeness(told: str) -> None:
 
 
 def test_cpp(keyed: KeyedServer, tmp_path: Path) -> None:
-    build = ["make", "-C", ROOT / "examples/cpp", f"BUILD={tmp_path}", "CXXFLAGS=-O0"]
+    build: list[str | Path] = ["make", "-C", ROOT / "examples/cpp", f"BUILD={tmp_path}", "CXXFLAGS=-O0"]
     code, told = run(build)
     assert code == 0, told
     embed: list[str | Path] = [tmp_path / "embed", "--address", keyed.grpc, "--ca", keyed.ca]
@@ -191,7 +191,7 @@ def test_typescript(keyed: KeyedServer) -> None:
     folder = ROOT / "examples/typescript"
     modules = Path(sys.prefix) / "clients/typescript/node_modules"
     node = f"{sys.prefix}/bin/node"
-    types = [node, modules / "typescript/bin/tsc", "-p", folder, "--typeRoots", modules / "@types"]
+    types: list[str | Path] = [node, modules / "typescript/bin/tsc", "-p", folder, "--typeRoots", modules / "@types"]
     code, told = run(types)
     assert code == 0, told
     environment = {"PENSTOCK_URL": keyed.url, "NODE_EXTRA_CA_CERTS": keyed.ca}
