@@ -14,6 +14,7 @@ class Connection:
     channel: Any  # of either flavour
     stub: Any = field(init=False)
     heard_at: float = field(default_factory=time.monotonic)
+    is_left: bool = False  # whoever waits there waits in vain
 
     def __post_init__(self) -> None:
         self.stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self.channel)

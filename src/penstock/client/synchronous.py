@@ -13,10 +13,11 @@ import grpc
 from penstock.client import faults, messages
 from penstock.client.calls import Ask, Calls
 from penstock.client.connection import Connection
-from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
+from penstock.client.direct import WorkerWay
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 from penstock.client.options import ClientOptions, ServerAddress, read_server
 from penstock.client.ordered import check_window
+from penstock.client.watching import WorkerWatch
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.v1 import access_pb2, access_pb2_grpc
 from penstock.wire.channels import bearer
@@ -101,8 +102,10 @@ class _BlockingCalls(Calls):
         # What is asked for again goes by a connection of its own.
         self._connections = [self._connect() for _ in range(1 if self._hedge_after_s is None else 2)]
         self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
+        self._watch = WorkerWatch(self._leave_worker)
 
     def close(self) -> None:
+        self._watch.close()
         for connection in (*self._connections, *self._workers.values()):
             connection.channel.close()
 
@@ -112,34 +115,30 @@ class _BlockingCalls(Calls):
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
 
-    def _worker(self, way: WorkerWay) -> Any:
+    def _worker(self, way: WorkerWay) -> Connection:
         found = self._workers.get((way.address, way.is_tls))
         if found is None:
             opening = self._server.of_worker(is_tls=way.is_tls)
             found = Connection(opening.open_blocking(way.address, messages.OWN_CHANNEL_OPTIONS))
             self._workers[way.address, way.is_tls] = found
-        return found.stub
+        return found
+
+    def _leave_worker(self, connection: Connection) -> None:
+        self._workers = {way: each for way, each in self._workers.items() if each is not connection}
+        connection.channel.close()
 
     async def _ask_worker(
         self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
         worker = self._worker(way)
-        call = worker.ModelInfer.future(message, timeout=timeout_s, metadata=bearer(way.token))
-        try:
-            while True:
-                try:
-                    return call.result(CHECK_S)  # type: ignore[no-any-return]
-                except grpc.FutureTimeoutError:
-                    self._check(worker, way)
-        finally:
-            call.cancel()
-
-    def _check(self, worker: Any, way: WorkerWay) -> None:
-        try:
-            worker.ServerLive(pb.ServerLiveRequest(), timeout=PROBE_S)
-        except grpc.RpcError as error:
-            self._workers.pop((way.address, way.is_tls), None)  # what is open is left with its calls
-            raise faults.silent(way.address) from error
+        with self._watch.over(worker):
+            try:
+                answer = worker.stub.ModelInfer(message, timeout=timeout_s, metadata=bearer(way.token))
+            except (grpc.RpcError, ValueError) as error:  # the second: it is closed
+                if worker.is_left:
+                    raise faults.silent(way.address) from error
+                raise
+        return answer  # type: ignore[no-any-return]
 
     async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
         stub = access_pb2_grpc.DirectStub(self._connections[0].channel)
@@ -204,7 +203,7 @@ class _BlockingCalls(Calls):
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
         sent = pb.ModelInferRequest()
         sent.CopyFrom(message)  # as it is now
-        stub, shown = (self._connections[0].stub, ()) if way is None else (self._worker(way), bearer(way.token))
+        stub, shown = (self._connections[0].stub, ()) if way is None else (self._worker(way).stub, bearer(way.token))
         call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
 
         async def answers() -> AsyncIterator[pb.ModelStreamInferResponse]:
