@@ -1,6 +1,7 @@
 """A server's doors over TLS: plain callers stay outside, limits hold, certificates are exchanged under load."""
 
 import asyncio
+import json
 import socket
 import ssl
 import time
@@ -11,9 +12,11 @@ from threading import Event
 
 import grpc
 import httpx
+import psutil
 import pytest
 from websockets.asyncio.client import connect
 
+from benchmarks.waiting import eventually
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from penstock.pb.v1.access_pb2 import DiscoverRequest
@@ -36,9 +39,15 @@ def server(authority: TestAuthority, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("tls")
     write_factor(folder / "models", "factor", 2.0)
     write_identity(folder / "models", "bytes", "BYTES")
+    write_identity(folder / "models", "numbers", "FP32")
     settings = {
         **authority.settings(client_auth="optional"),
-        "limits": {"header_timeout_s": HEADERS_S, "max_header_bytes": 4096, "max_connections": 64},
+        "limits": {
+            "header_timeout_s": HEADERS_S,
+            "answer_timeout_s": 1.0,
+            "max_header_bytes": 4096,
+            "max_connections": 64,
+        },
     }
     with TlsServer(authority, folder / "models", folder, settings) as running:
         yield running
@@ -138,6 +147,28 @@ def test_slow_and_large_headers_are_refused_and_that_is_heard(server: TlsServer,
         large.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n" + b"x: " + b"y" * 5000 + b"\r\n\r\n")
         assert b" 431 " in read_all(large).split(b"\r\n")[0]
         assert b" 408 " in read_all(slow).split(b"\r\n")[0]
+
+
+def test_an_answer_that_is_not_taken_is_given_up(server: TlsServer, authority: TestAuthority) -> None:
+    """Most of it waits below TLS; and whoever came before has gone, so the clocks are looked at still."""
+    numbers = 4_000_000
+    tensor = {"name": "x", "shape": [1, numbers], "datatype": "FP32", "parameters": {"binary_data_size": 4 * numbers}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    lines = (
+        f"POST /v2/models/numbers/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(head) + 4 * numbers}\r\n"
+    )
+    lines += f"inference-header-content-length: {len(head)}\r\n\r\n"
+    (gateway,) = server.children("gateway").values()
+    with secured(server, authority) as opened:
+        opened.sendall(lines.encode() + head + bytes(4 * numbers))
+        assert opened.recv(15) == b"HTTP/1.1 200 OK"
+        port = opened.getsockname()[1]
+
+        def is_gone() -> bool:
+            return port not in [getattr(each.raddr, "port", 0) for each in psutil.Process(gateway).connections()]
+
+        eventually(is_gone, "the gateway has closed it", WAIT_S)
+        assert len(read_all(opened)) < 4 * numbers
 
 
 def test_certificates_are_exchanged_under_load_and_nothing_fails(server: TlsServer, authority: TestAuthority) -> None:

@@ -57,7 +57,7 @@ class SlowConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._turnstile.unsent.hold(self, self.transport.get_write_buffer_size())
+        self._turnstile.unsent.hold(self, unsent_bytes(self.transport))
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -65,6 +65,14 @@ class SlowConnection(asyncio.Protocol):
 
     def give_up(self) -> None:
         self.transport.abort()
+
+
+def unsent_bytes(transport: asyncio.Transport) -> int:
+    """What its client has not taken; of a TLS connection that has ended, nothing can be asked."""
+    try:
+        return transport.get_write_buffer_size()
+    except AttributeError:
+        return 0
 
 
 class Outlet:

@@ -12,15 +12,17 @@ from typing import Any
 
 import httptools
 import orjson
+import structlog
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from penstock.core.errors import HeadersTooLarge, InvalidRequest, Overloaded, PenstockError, TooSlow
 from penstock.gateway import statuses
 from penstock.gateway.http.doorman import CERTIFICATE
-from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile
+from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile, unsent_bytes
 from penstock.wire.credentials.names import names_of_transport
 
+log = structlog.get_logger()
 PIPELINED = 128  # requests that a client may send ahead of an answer
 LINGER_S = 2.0  # what is still coming when a request is refused is read and dropped, so that the refusal is heard
 LINGER_BYTES = 1024 * 1024  # of it, where it is not a body: a client that sends more does not listen
@@ -200,7 +202,7 @@ class BoundedProtocol(SlowConnection, HttpToolsProtocol):
     def look(self, now: float) -> None:
         """Now and then: ends what takes too long."""
         limits, phase = self._limits, self._phase
-        if self._outlet.is_stuck(self.transport.get_write_buffer_size(), now, limits.answer_timeout_s) or (
+        if self._outlet.is_stuck(unsent_bytes(self.transport), now, limits.answer_timeout_s) or (
             phase is Phase.REFUSED and self._refusal is None and now - self._begun > LINGER_S
         ):
             self.transport.abort()
@@ -303,7 +305,10 @@ class BoundedServer(uvicorn.Server):
             self._unseen, self._together = iter(connections), len(connections) // 9 + 1
         now = asyncio.get_running_loop().time()
         for connection in islice(self._unseen, self._together):
-            connection.look(now)
+            try:
+                connection.look(now)
+            except Exception:  # else no other connection would be looked at any more
+                log.exception("bug", where="http connection")
         return await super().on_tick(counter)
 
     @contextmanager

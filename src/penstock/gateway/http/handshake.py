@@ -51,6 +51,12 @@ class Handshake(SSLProtocol):
         else:
             transport.abort()
 
+    def _get_write_buffer_size(self) -> int:
+        """What waits below TLS waits as well: there most of a large answer is."""
+        waiting: int = super()._get_write_buffer_size()  # type: ignore[misc]
+        below: Any = self._transport
+        return waiting + (0 if below is None else below.get_write_buffer_size())
+
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._address is not None:
             self._turnstile.left(self._address)

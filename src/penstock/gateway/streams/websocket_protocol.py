@@ -12,7 +12,7 @@ from websockets.frames import CloseCode, Frame
 
 from penstock.gateway.streams.websocket import LEAVING
 from penstock.gateway.streams.websocket_codec import Utf8
-from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile
+from penstock.gateway.turnstile import Outlet, SlowConnection, Turnstile, unsent_bytes
 
 NOT_TEXT = 1007
 PIECE_BYTES = 64 * 1024
@@ -135,7 +135,7 @@ class StreamProtocol(SlowConnection, WebSocketsSansIOProtocol):
     def look(self, now: float) -> None:
         """Now and then."""
         patience_s = self._turnstile.limits.answer_timeout_s
-        if self._outlet.is_stuck(self.transport.get_write_buffer_size(), now, patience_s):
+        if self._outlet.is_stuck(unsent_bytes(self.transport), now, patience_s):
             self.transport.abort()
 
     def shutdown(self) -> None:
