@@ -13,7 +13,7 @@ from penstock.app.folders import data_folder
 from penstock.app.orphans import adopt_orphans
 from penstock.app.places import advertised_manager, check_bind, check_store, is_store, manager_address
 from penstock.app.ports import reserve_port
-from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
+from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector, start_role_logs
 from penstock.core.cluster.addresses import Address
 from penstock.core.cluster.leaders import LEADER, ManagerRecord
 from penstock.core.config import Config
@@ -47,6 +47,7 @@ def run_manager(start: RoleStart) -> None:
     assert start.config is not None
     check_bind(start.config)
     check_store(start.config)
+    start_role_logs("manager", start, start.config)
     with data_folder(start.config.data_dir):
         run_role("manager", start, _manage)
 

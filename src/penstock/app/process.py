@@ -52,11 +52,17 @@ class RoleRun:
 Main = Callable[[RoleRun], Coroutine[Any, Any, None]]
 
 
+def start_role_logs(role: str, start: RoleStart, config: Config) -> None:
+    start_logs(config.telemetry, role=role, **{"task_worker" if role == "tasks" else role: start.name})
+
+
 def run_role(role: str, start: RoleStart, main: Main) -> None:
     """The role and its name are on every line of the log."""
     try:
+        if start.config is not None:
+            start_role_logs(role, start, start.config)
         with _places(start) as (places, config):
-            start_logs(config.telemetry, role=role, **{"task_worker" if role == "tasks" else role: start.name})
+            start_role_logs(role, start, config)
             uvloop.run(_run(start, places, config, main))
     except PenstockError as error:
         if not start.tether.say_failed(error):

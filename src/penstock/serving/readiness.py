@@ -60,7 +60,10 @@ class Readiness:
         if not self._has_settled:
             awaited = [view for view in wanted if not _is_settled(view, held)]
             if awaited:
-                return f"{_name(awaited[0])} is being loaded"
+                is_elsewhere = awaited[0].state in SERVABLE
+                return f"{_name(awaited[0])} " + (
+                    "has no worker at this gateway yet" if is_elsewhere else "is being loaded"
+                )
             self._has_settled = True
         serving = {view.model for view in wanted if view.block_id in held}
         for view in wanted:

@@ -34,7 +34,7 @@ def test_it_is_ready_when_the_first_models_have_settled() -> None:
 def test_a_gateway_that_starts_while_a_version_is_replaced_does_not_wait_for_the_new_one() -> None:
     readiness = Readiness()
     new = replace(view(2, LOADING), is_new=True)
-    assert "version 1 is being loaded" in readiness.problem([view(), new], set())
+    assert "version 1 has no worker at this gateway yet" in readiness.problem([view(), new], set())
     assert readiness.problem([view(), new], {"blk-m1"}) == ""
 
 

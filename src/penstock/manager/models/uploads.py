@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import structlog
 
 from penstock.core.config import RegistrySettings
-from penstock.core.errors import Conflict, Corrupted, InvalidRequest, Overloaded, RequestTooLarge, Unavailable
+from penstock.core.errors import Conflict, Corrupted, InvalidRequest, NotFound, Overloaded, RequestTooLarge, Unavailable
 from penstock.core.manifest import DIGEST, Manifest, ModelFacts, read_document, read_manifest
 from penstock.storage.objects.base import ObjectStore
 from penstock.storage.objects.keys import blob_key
@@ -70,7 +70,7 @@ class Uploads:
             manifest = await asyncio.to_thread((self._place(upload_id) / "manifest.json").read_bytes)
             facts = await asyncio.to_thread((self._place(upload_id) / "facts.json").read_bytes)
         except (FileNotFoundError, NotADirectoryError):
-            raise InvalidRequest(
+            raise NotFound(
                 "there is no such upload: it was finished or has expired; begin it again", reason="unknown_upload"
             ) from None
         return read_manifest(manifest), read_document(ModelFacts, facts, "metadata")
@@ -200,7 +200,7 @@ class Uploads:
 
     def _place(self, upload_id: str) -> Path:
         if not re.fullmatch(DIGEST, upload_id):
-            raise InvalidRequest("an upload's id is the SHA-256 of its manifest", reason="unknown_upload")
+            raise NotFound("an upload's id is the SHA-256 of its manifest", reason="unknown_upload")
         return self._folder / upload_id
 
     def _part(self, upload_id: str, sha256: str) -> Path:

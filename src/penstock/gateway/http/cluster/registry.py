@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.core.errors import InvalidRequest, UnknownModel
+from penstock.core.errors import InvalidRequest, NotFound, UnknownModel
 from penstock.core.manifest import VERSION, ModelFacts, make_manifest, read_document
 from penstock.core.principals import CHANGING, Scope, needs
 from penstock.gateway.http.cluster.bodies import document_of, pieces_of
@@ -110,7 +110,7 @@ class RegistryRest:
         progress = await self._registry.progress(request.path_params["upload"])
         sha256 = request.path_params["sha256"]
         if sha256 not in progress.offsets:
-            raise InvalidRequest("the upload has no such file")
+            raise NotFound("the upload has no such file")
         told = {"upload-offset": progress.offsets[sha256], "upload-length": progress.manifest.blobs[sha256]}
         return Response(headers={**TUS, "cache-control": "no-store", **{key: str(n) for key, n in told.items()}})
 
