@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
-from benchmarks.chaos.access import direct_attack, matrix, rates, rotation
+from benchmarks.chaos.access import direct, direct_attack, matrix, rates, rotation
 from benchmarks.chaos.report import ChaosPlan, Result, Scenario
 
 PARTS: Mapping[str, Scenario] = {
     "doors": matrix.run,
     "rates": rates.run,
     "rotation": rotation.run,
+    "direct": direct.run,
     "attack": direct_attack.run,
 }
 

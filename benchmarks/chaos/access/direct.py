@@ -1,0 +1,121 @@
+"""Workers killed, cut off and stopped under the load of clients that go to them directly: no caller sees it."""
+
+import asyncio
+import itertools
+import json
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.chaos.report import ChaosPlan, Result
+from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, add_echo
+from benchmarks.cluster import MANAGER_PORT, ClusterHosts
+from benchmarks.waiting import until, until_seen
+from penstock.client import AsyncClient
+from penstock.core.errors import PenstockError
+
+MANAGER, GATEWAY, WORKERS = 0, 1, (2, 3, 4)
+CALLERS = 6
+DEADLINE_S = 20.0  # more than it takes to notice that a worker is gone
+PAUSE_S = 0.01
+FAULTS = ("killed", "cut off", "stopped")
+FAULT_S = 6.0
+CALM = 150  # answers between two faults
+BACK_S = 60.0
+
+
+@dataclass(slots=True)
+class DirectLoad:
+    target: str
+    is_over: bool = False
+    answered: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
+    _numbers: Any = field(default_factory=lambda: itertools.count(1))
+
+    async def call(self) -> None:
+        async with AsyncClient(self.target, timeout_s=DEADLINE_S, direct=True) as client:
+            while not self.is_over:
+                number = next(self._numbers)
+                given = np.full((1, ECHO_FLOATS), number, np.float32)
+                began = time.monotonic()
+                try:
+                    found = await client.infer(ECHO, {"x": given})
+                except PenstockError as error:
+                    self.failures[f"{error.code}: {error.message}"[:200]] += 1
+                else:
+                    self.answered += 1
+                    if not np.array_equal(found["y"], given):
+                        self.failures["another's answer"] += 1
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                await asyncio.sleep(PAUSE_S)
+
+    async def more(self, count: int) -> None:
+        goal = self.answered + count
+        await until(lambda: self.answered >= goal, f"{count} more answers", BACK_S)
+
+
+async def run(plan: ChaosPlan) -> Result:
+    models = plan.folder / "direct-models"
+    add_echo(models)
+    rounds = 1 if plan.is_quick else 3
+    with ClusterHosts(1 + max(WORKERS), plan.folder / "direct") as hosts:
+        join = f"{hosts.address(MANAGER)}:{MANAGER_PORT}"
+        hosts.manager(MANAGER, models)
+        hosts.gateway(GATEWAY, join)
+        for host in WORKERS:
+            _start(hosts, join, host)
+        hosts.wait_ready(GATEWAY)
+        await _until_whole(hosts)
+        load = DirectLoad(f"{hosts.address(GATEWAY)}:50051")
+        tasks = [asyncio.create_task(load.call()) for _ in range(CALLERS)]
+        for number, fault in enumerate(FAULTS * rounds):
+            await load.more(CALM)
+            plan.say(f"a worker is {fault}")
+            await _harm(hosts, join, WORKERS[number % len(WORKERS)], fault)
+            await _until_whole(hosts)
+        await load.more(CALM)
+        load.is_over = True
+        await asyncio.gather(*tasks)
+        routed = _routed(hosts)
+    details = {"answered": load.answered, "routed": routed, "failures": dict(load.failures)}
+    result = Result(details=details | {"longest_s": round(load.longest_s, 3)})
+    result.must("direct_failed", sum(load.failures.values()), high=0)
+    result.must("direct_answered", 1 - routed / load.answered, low=0.5)  # else it was not these that were harmed
+    return result
+
+
+def _start(hosts: ClusterHosts, join: str, host: int) -> None:
+    hosts.worker(host, join, "--host", hosts.address(host), "--insecure")
+
+
+async def _harm(hosts: ClusterHosts, join: str, host: int, fault: str) -> None:
+    process = hosts.roles[f"h{host}.worker"]
+    match fault:
+        case "killed":
+            process.kill()
+            await asyncio.sleep(FAULT_S)
+            _start(hosts, join, host)
+        case "cut off":
+            hosts.cut_off(host)
+            await asyncio.sleep(FAULT_S)
+            hosts.heal(host)
+        case _:
+            process.signal(signal.SIGSTOP)
+            await asyncio.sleep(FAULT_S)
+            process.signal(signal.SIGCONT)
+
+
+async def _until_whole(hosts: ClusterHosts) -> None:
+    await until_seen(lambda: len(hosts.workers(GATEWAY)) == len(WORKERS), "every worker is there", BACK_S)
+
+
+def _routed(hosts: ClusterHosts) -> float:
+    """What came to the gateway."""
+    metrics = json.loads(hosts.http(GATEWAY, "/metrics.json")[1])
+    samples = [sample for metric in metrics.values() for sample in metric["samples"]]
+    return float(sum(each["value"] for each in samples if each["name"] == "penstock_requests_total"))
