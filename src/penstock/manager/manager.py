@@ -8,7 +8,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ OnCounts = Callable[[str, Sequence[AnswerCounts]], None]
 OnAnswers = Callable[[str, str, Sequence[ModelAnswers]], None]
 OnSessions = Callable[[str, Mapping[str, int]], None]
 OnReign = Callable[[Reign], None]
-Watched = Callable[[], Sequence[Message]]
+Watched = Callable[[], Iterable[Message]]
 BeforeLoad = Callable[[str], Awaitable[None]]
 
 

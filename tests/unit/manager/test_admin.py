@@ -325,7 +325,7 @@ async def test_who_watches_slowly_gets_many_changes_as_one(cluster: Cluster) -> 
     first = await anext(changes)
     for number in range(1, 30):
         await cluster.join(f"w{number}")
-        board._look()
+        await board._look()
     told = await anext(changes)
     assert (first.is_snapshot, told.is_snapshot, len(told.workers)) == (True, False, 29)
     await changes.aclose()

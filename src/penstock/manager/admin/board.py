@@ -31,6 +31,7 @@ KINDS = (*IDS, METRICS)
 EVENTS = "events/"
 LATEST = 100  # events that are told at first
 LOOK_S = 0.25
+MANY = 64
 SHARE = 10  # of the time, one part of so many is spent looking, however large the cluster is
 METRICS_S = 1.0
 
@@ -50,7 +51,7 @@ class ClusterBoard:
         epoch, seen, told_at = self._manager.epoch, 0, 0.0
         self._watchers += 1
         try:
-            self._look_on()
+            await self._look_on()
             while epoch and self._manager.epoch == epoch:
                 news, delta = self._news, self._ledger.since(seen)
                 change, is_news = _change(delta, kinds, epoch), delta.is_snapshot
@@ -67,26 +68,28 @@ class ClusterBoard:
                 self._looking.cancel()
                 self._looking = None
 
-    def _look_on(self) -> None:
+    async def _look_on(self) -> None:
         if self._looking is None:
-            self._look()
+            await self._look()
+        if self._looking is None:
             self._looking = asyncio.create_task(self._look_forever(), name="watched-cluster")
 
     async def _look_forever(self) -> None:
         while True:
             begun = now()
             try:
-                self._look()
+                await self._look()
             except Exception:
                 log.exception("bug", where="watched-cluster")
             await asyncio.sleep(max(LOOK_S, (now() - begun) * SHARE))
 
-    def _look(self) -> None:
-        found = {
-            f"{kind}/{getattr(status, IDS[kind])}": without_figures(status)
-            for kind, look in self._manager.watched.items()
-            for status in look()
-        }
+    async def _look(self) -> None:
+        found: dict[str, Message] = {}
+        for kind, look in self._manager.watched.items():
+            for status in look():
+                found[f"{kind}/{getattr(status, IDS[kind])}"] = without_figures(status)
+                if not len(found) % MANY:
+                    await asyncio.sleep(0)  # a large cluster is looked at in parts: others go on meanwhile
         if self._ledger.replace(found):
             self._news.set()
             self._news = asyncio.Event()

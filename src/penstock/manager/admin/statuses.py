@@ -1,6 +1,7 @@
 """How workers and blocks stand, as operators see them."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from penstock.core.blocks import BlockRecord, BlockRole
@@ -20,11 +21,11 @@ class Statuses:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
 
-    def workers(self) -> list[pb.WorkerStatus]:
+    def workers(self) -> Iterator[pb.WorkerStatus]:
         names = {*self._manager.reign.lives.items(), *self._manager.desired.workers}
-        return [self.worker(name) for name in sorted(names)]
+        return map(self.worker, sorted(names))
 
-    def blocks(self, model: str = "") -> list[pb.BlockStatus]:
+    def blocks(self, model: str = "") -> Iterator[pb.BlockStatus]:
         """Those that operators see: what only stands in where others fail is not among them."""
         found = [
             block
@@ -32,7 +33,7 @@ class Statuses:
             if model in ("", block.model) and (block.is_shown or block.record.role is not BlockRole.SPARE)
         ]
         found.sort(key=lambda block: (block.model, int(block.version)))
-        return [self.block(block) for block in found]
+        return map(self.block, found)
 
     def state(self, block: DeployedBlock) -> str:
         return str(block.state()[0]) if self._manager.epoch else UNKNOWN
