@@ -125,6 +125,9 @@ async def test_a_door_that_asks_nobody_lets_anybody_in_that_discover_sends(asker
     assert len(affine) == 1
     lazy = await asker.discover("", model="lazy")
     assert await infer(lazy, lazy.token) == [6.0]
+    await asker.routed.RepositoryModelUnload(oip.RepositoryModelUnloadRequest(model_name="lazy"), timeout=WAIT_S)
+    assert await code_of(infer(lazy, lazy.token)) is Code.UNAVAILABLE
+    assert await code_of(asker.routed.ModelInfer(floats(lazy.block_id, 1.0))) is Code.UNAVAILABLE
 
 
 async def test_a_token_opens_its_block_on_its_worker_and_a_stream_goes_on(asker: Asker, key: str) -> None:

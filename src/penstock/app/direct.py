@@ -5,6 +5,7 @@ It is opened, and what it is made of is imported, when the first client asks for
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.telemetry.traces import Traces
     from penstock.wire.credentials.certificates import Certificates
 
+MAX_GONE = 256  # blocks that are remembered
 MAX_PORTS = 64  # that are tried from worker.direct_port on: a machine's workers have one each
 
 
@@ -38,7 +40,7 @@ class DirectDoor:
         self._traces = traces
         self._certificates = certificates
         self._access = NO_KEYS
-        self._blocks: tuple[BlockView, ...] = ()
+        self._blocks: dict[str, BlockView] = {}  # those that went, too: who asks for one is told so
         self._gateway: Gateway | None = None
 
     def access_changed(self, access: AccessView) -> None:
@@ -77,12 +79,14 @@ class DirectDoor:
         raise ConfigError(f"none of the ports {first} to {ports[-1]} is free (setting worker.direct_port)")
 
     def _offered(self, offers: Sequence[LocalOffer]) -> None:
-        self._blocks = tuple(_view(offer) for offer in offers)
+        here = {offer.block.block_id: _view(offer) for offer in offers}
+        gone = [view for block_id, view in self._blocks.items() if block_id not in here][-MAX_GONE:]
+        self._blocks = {view.block_id: replace(view, state=BlockState.UNLOADED) for view in gone} | here
         self._show()
 
     def _show(self) -> None:
         if self._gateway is not None:
-            self._gateway.cluster_changed(ClusterPicture(self._blocks, access=self._access))
+            self._gateway.cluster_changed(ClusterPicture(list(self._blocks.values()), access=self._access))
 
 
 class NoControl:
