@@ -207,9 +207,9 @@ class Resolver:
         return sorted({view.model for view in self.views(principal)}.union(routes))
 
     def _unknown(self, model: str, version: str, principal: Principal) -> PenstockError:
-        if (known := self._views.get(model)) is not None and principal.may_ask(known.model, model) and not version:
-            why = "has no worker at this gateway yet" if known.state in SERVABLE else f"is {_standing(known)}"
-            return ModelNotReady(f"block '{model}' of model '{known.model}' {why}")
+        if (block := self._views.get(model)) is not None and principal.may_ask(block.model, model) and not version:
+            why = "has no worker at this gateway yet" if block.state in SERVABLE else f"is {_standing(block)}"
+            return ModelNotReady(f"block '{model}' of model '{block.model}' {why}")
         views = [view for view in self.views(principal) if view.model == model]
         if not views:
             names = self._names(principal)
