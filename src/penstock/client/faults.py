@@ -83,6 +83,15 @@ def unreachable(address: str, details: str) -> Unavailable:
     return error
 
 
+def unsent(error: PenstockError) -> PenstockError:
+    """The same of what never left: it did not run."""
+    if not isinstance(error, Unavailable) or error.is_definite:
+        return error
+    found = Unavailable(error.message)
+    found.retry_after_s = error.retry_after_s
+    return found
+
+
 def silent(address: str) -> Unavailable:
     """Whether it ran is not known."""
     error = Unavailable(f"the worker at {address} does not answer")

@@ -28,6 +28,7 @@ class InferStream:
         self._numbers = count(1)
         self._waiting: dict[str, asyncio.Future[pb.ModelInferResponse]] = {}
         self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue(MAX_WAITING)
+        self._sent: set[str] = set()  # of those that wait
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._ended: PenstockError | None = None
         self.heard_at = time.monotonic()  # when the last answer came
@@ -57,6 +58,7 @@ class InferStream:
                 raise Overloaded(f"{MAX_WAITING} requests wait to be sent: the server takes none; try later") from None
             finally:
                 del self._waiting[message.id]
+                self._sent.discard(message.id)
 
     async def close(self) -> None:
         self._end(Cancelled("the client was closed"))
@@ -67,6 +69,7 @@ class InferStream:
         while True:
             message = await self._unsent.get()
             if message.id in self._waiting:  # else its caller has left
+                self._sent.add(message.id)
                 yield message
 
     async def _read(self) -> None:
@@ -98,6 +101,6 @@ class InferStream:
 
     def _end(self, error: PenstockError) -> None:
         self._ended = self._ended or error
-        for future in self._waiting.values():
+        for request_id, future in self._waiting.items():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(error if request_id in self._sent else faults.unsent(error))

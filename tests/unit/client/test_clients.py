@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +26,8 @@ from penstock.core.errors import (
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference import grpc_service_pb2_grpc as rpc
+from penstock.wire.credentials.certificates import Certificates
+from tests.tls import TestAuthority
 
 NOBODY = "127.0.0.1:1"
 Stream = AsyncIterator[pb.ModelInferRequest]
@@ -415,3 +418,21 @@ async def test_a_connection_on_which_nothing_comes_is_left(server: Server) -> No
             await waiting
         await client.infer("m", numbers(1))
         assert server.streams == 2
+
+
+async def test_a_client_shows_its_own_certificate(tmp_path: Path) -> None:
+    authority = TestAuthority(tmp_path / "certs")
+    authority.issue("alice@example.com", is_client=True)
+    certificates, edge = Certificates(authority.files("server"), "required"), Server()
+    serving = grpc.aio.server()
+    rpc.add_GRPCInferenceServiceServicer_to_server(edge, serving)
+    address = f"localhost:{certificates.add_port(serving, 'localhost:0')}"
+    await serving.start()
+    mine = authority.files("alice@example.com")
+    with Client(address, ca=mine.ca, cert=Path(mine.cert), cert_key=mine.key) as client:
+        assert (await ask_sync(client))["x"].tolist() == [1, 2]
+    async with AsyncClient(address, ca=mine.ca, cert=mine.cert, cert_key=mine.key) as client:
+        assert (await client.infer("m", numbers(1)))["x"].tolist() == [1]
+    with Client(address, ca=mine.ca, retries=Retries(attempts=1)) as stranger, pytest.raises(Unavailable):
+        await ask_sync(stranger)
+    await serving.stop(0)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.client import stream
 from penstock.client.stream import InferStream
-from penstock.core.errors import Overloaded
+from penstock.core.errors import Overloaded, Unavailable
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 
@@ -43,4 +43,22 @@ async def test_callers_who_leave_do_not_pile_up_what_they_asked_for(monkeypatch:
     with pytest.raises(Overloaded):
         await made.ask(pb.ModelInferRequest())
     assert len(made) == 0
+    await made.close()
+
+
+async def test_what_was_never_sent_did_not_run() -> None:
+    class Ending(Stalled):
+        """Takes one request, and ends."""
+
+        def ModelStreamInfer(self, requests: AsyncIterator[Any], metadata: object) -> "Stalled":
+            self._requests = requests
+            return self
+
+        async def __anext__(self) -> Any:
+            await anext(self._requests)
+            raise StopAsyncIteration
+
+    made = InferStream(Ending(), "nowhere")
+    ends = await asyncio.gather(*(made.ask(pb.ModelInferRequest()) for _ in range(3)), return_exceptions=True)
+    assert [end.is_definite for end in ends if isinstance(end, Unavailable)] == [False, True, True]
     await made.close()
