@@ -41,6 +41,9 @@ USUAL_PORT = 7412
 def open_registry(
     config: Config, store: MetadataStore, tell: Callable[[str, str, str], None], stack: AsyncExitStack
 ) -> ModelRegistry:
+    if config.cluster.join and not config.registry.objects:
+        advice = "where several managers run, set registry.objects to a folder that all see, or to s3://BUCKET/PREFIX"
+        log.warning("models_kept_by_one_manager", folder=str(config.data_dir / "objects"), advice=advice)
     objects = open_objects(config.registry.objects, config.data_dir / "objects", config.s3)
     registry = ModelRegistry(store, objects, config.data_dir / "uploads", config.registry, tell)
     collecting = asyncio.create_task(registry.collect_forever(), name="collect-models")

@@ -140,7 +140,10 @@ class ModelRegistry:
             async for piece in self._objects.get((manifest_key if is_manifest else blob_key)(sha256), offset):
                 yield piece
         except FileNotFoundError:
-            raise UnknownModel(f"the registry has no file with the SHA-256 {sha256[:64]}") from None
+            raise UnknownModel(
+                f"the registry has no file with the SHA-256 {sha256[:64]} at this manager; several managers need one "
+                "store for their files (setting registry.objects)"
+            ) from None
 
     async def set_alias(self, model: str, alias: str, version: str) -> None:
         await self._records.set_alias(model, alias, version)

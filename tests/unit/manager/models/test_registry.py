@@ -264,6 +264,11 @@ async def test_what_is_told_must_be_so(client: RegistryClient, tmp_path: Path, f
         await client.push(manifest_of(files), write_files(tmp_path / "m", files), facts)
 
 
+async def test_a_file_that_is_not_there_tells_of_managers_that_share_none(client: RegistryClient) -> None:
+    with pytest.raises(UnknownModel, match="registry.objects"):
+        await read(client, "0" * 64)
+
+
 async def test_names_that_are_paths_reach_no_file(bed: RegistryBed, client: RegistryClient) -> None:
     (bed.folder / "secret").write_text("secret")
     for name in ("../../secret", "../secret", "a" * 63, "A" * 64, ""):
