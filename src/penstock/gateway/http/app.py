@@ -9,7 +9,6 @@ from typing import Any, cast
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -32,6 +31,7 @@ from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
 from penstock.gateway.http.v1 import schemas as v1_schemas
 from penstock.gateway.http.v1.rerank import RerankRest
@@ -43,19 +43,6 @@ from penstock.serving.serve import Serving
 
 INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
 ADMINISTRATION = "/v1/admin/"
-METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")  # that pages of allowed origins may use
-EXPOSED = (
-    "etag",
-    "location",
-    "penstock-code",
-    "penstock-limit",
-    "retry-after",
-    "retry-after-ms",
-    "ratelimit",
-    "ratelimit-policy",
-    "x-request-id",
-    "inference-header-content-length",
-)
 
 
 def build_http_app(
@@ -138,11 +125,7 @@ class HttpApp:
         self._routed = routed
         self._administration = administration
         self._serving = serving
-        self._inside: ASGIApp = self._answer
-        if doorman.origins:
-            self._inside = CORSMiddleware(
-                self._answer, doorman.origins, METHODS, ("*",), allow_private_network=True, expose_headers=EXPOSED
-            )
+        self._inside = shared_with(doorman.origins, self._answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self.doorman.refusal(scope["headers"], scope.get("method", ""))

@@ -10,7 +10,7 @@ from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
-from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 from starlette.websockets import WebSocket
 
@@ -26,6 +26,7 @@ from penstock.gateway.http.cluster.resources import BlocksRest, KeysRest, Rollou
 from penstock.gateway.http.cluster.watch import WatchEdge
 from penstock.gateway.http.doorman import Doorman, certificate_of
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
 from penstock.pb.v1 import access_pb2, cluster_pb2, registry_pb2
 
@@ -90,7 +91,7 @@ class ManagerApp:
         """`acts` is told who was admitted, and to what."""
         self._doorman = doorman
         self._acts = acts
-        self._app: ASGIApp = build(self.admit)
+        self._app = shared_with(doorman.origins, build(self.admit))
 
     def admit(self, connection: HTTPConnection, needs: Needs) -> Principal:
         scope = connection.scope

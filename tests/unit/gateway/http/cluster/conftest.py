@@ -106,7 +106,7 @@ async def _open(name: str, folder: Path, store: SqliteMetadataStore, stack: Asyn
     stack.push_async_callback(server.stop, None)
     leader = Leader(ElectedManager(manager, own), Channels(lambda: manager.managers_key()))
     stack.push_async_callback(leader.close)
-    config = load_config(registry={"http_port": 0})
+    config = load_config(registry={"http_port": 0}, allowed_origins=["https://ui.example"])
     address = await open_http_door(config, BehindDoor(registry, guard, leader), "127.0.0.1", Certificates(), stack)
     http = await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://{address}", timeout=20))
     return Place(manager, keys, http, str(address))

@@ -242,6 +242,18 @@ async def test_what_is_sent_to_the_registry_is_kept_with_who_did_it(place: Place
     ]
 
 
+async def test_pages_of_allowed_origins_may_use_it_and_no_others(place: Place) -> None:
+    asking = {"access-control-request-method": "PATCH", "access-control-request-headers": "if-match, x-api-key"}
+    for origin, code in (("https://ui.example", 200), ("https://other.example", 400)):
+        asked = await place.http.options("/v1/admin/blocks/b", headers={"origin": origin, **asking})
+        assert asked.status_code == code, origin
+    answer = await place.http.get("/v1/admin/status", headers={"origin": "https://ui.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://ui.example"
+    assert "etag" in answer.headers["access-control-expose-headers"]
+    acting = await place.http.post("/v1/admin/keys", json={"name": "x"}, headers={"origin": "https://other.example"})
+    assert (acting.status_code, acting.json()["error"]["code"]) == (403, "forbidden")
+
+
 # --- the WebSocket
 
 
