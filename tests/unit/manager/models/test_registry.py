@@ -265,7 +265,7 @@ async def test_what_is_told_must_be_so(client: RegistryClient, tmp_path: Path, f
 
 
 async def test_a_file_that_is_not_there_tells_of_managers_that_share_none(client: RegistryClient) -> None:
-    with pytest.raises(UnknownModel, match="registry.objects"):
+    with pytest.raises(UnknownModel, match=r"registry\.objects"):
         await read(client, "0" * 64)
 
 
