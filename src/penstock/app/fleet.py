@@ -1,6 +1,7 @@
 """Gateways and workers on the machines of a Ray cluster: what is started there, and how many of each."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import redirect_stdout
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.app.places import SECRETS, check_join
 from penstock.app.process import LEAVE_S
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, Unavailable
 from penstock.manager.fleet.base import FleetRole, RoleResources
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 GATEWAY, WORKER = "gateway", "worker"
 Standings = list[dict[str, Any]]
+REACH_S = 5.0  # what the head of a Ray cluster gets to take a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def status(address: str, name: str) -> Standings:
 
 
 def _in_fleet(address: str, name: str, act: "Callable[[RayFleet], Coroutine[Any, Any, None]] | None") -> Standings:
+    check_answers(address)
     try:
         from penstock.manager.fleet.ray import RayFleet
     except ModuleNotFoundError as error:
@@ -129,6 +132,19 @@ def _in_fleet(address: str, name: str, act: "Callable[[RayFleet], Coroutine[Any,
 
     with redirect_stdout(sys.stderr):  # Ray prints what it notices: that is not the answer
         return asyncio.run(run())
+
+
+def check_answers(address: str) -> None:
+    """Of HOST:PORT; Ray itself would look for it for minutes, and say nothing that a person can use."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+    except (OSError, OverflowError) as error:
+        raise Unavailable(
+            f"no Ray cluster answers at {address}: {error}. Give --address HOST:PORT of its head, usually port 6379"
+        ) from error
 
 
 def parse_resources(texts: Sequence[str]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import pytest
 from penstock.app import fleet
 from penstock.app.fleet import FleetPlan, parse_resources
 from penstock.core.config import Config, load_config
-from penstock.core.errors import ConfigError
+from penstock.core.errors import ConfigError, Unavailable
 from penstock.manager.fleet.base import RoleResources
 
 
@@ -37,6 +37,12 @@ def test_what_cannot_come_up_is_told() -> None:
     plan(joined(), host="127.0.0.1").check()
     plan(joined(), gateways=0).check()
     plan(joined(insecure=True)).check()
+
+
+@pytest.mark.parametrize("port", ["1", "99999999"])
+def test_a_ray_cluster_that_is_not_there_is_told_at_once(port: str) -> None:
+    with pytest.raises(Unavailable, match="no Ray cluster answers"):
+        fleet.status(f"127.0.0.1:{port}", "penstock")
 
 
 def test_resources_are_named_amounts() -> None:
