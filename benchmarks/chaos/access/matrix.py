@@ -283,13 +283,21 @@ async def try_bound(findings: Findings, places: Places, doors: Sequence[DoorToTr
         async with places.bed.channel(places.grpc["gateway"]) as channel:
             for door, field in _of_models(doors):
                 await _compare_grpc(findings, channel, door, field, name, list(shown(key)))
+        async with places.client("registry") as client:
+            for door in _of_models_over_http(doors, "registry"):
+                await _compare_http(findings, client, door, name, list(shown(key)))
         async with places.client("gateway") as client:
-            for door in doors:
-                if door.place == "gateway" and "{model}" in door.name and not door.name.startswith(WEBSOCKET):
-                    await _compare_http(findings, client, door, name, list(shown(key)))
+            for door in _of_models_over_http(doors, "gateway"):
+                await _compare_http(findings, client, door, name, list(shown(key)))
             listed = (await client.get("/v1/models", headers=list(shown(key)))).text
             index = (await client.post("/v2/repository/index", headers=list(shown(key)))).text
             findings.alike(f"lists of models × {name}", [""], HIDDEN not in listed + index)
+
+
+def _of_models_over_http(doors: Sequence[DoorToTry], place: str) -> Iterator[DoorToTry]:
+    for door in doors:
+        if door.place == place and "{model}" in door.name and not door.name.startswith(WEBSOCKET):
+            yield door
 
 
 def _of_models(doors: Sequence[DoorToTry]) -> Iterator[tuple[DoorToTry, str]]:
@@ -327,6 +335,10 @@ async def _compare_http(
         tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [0.0]}
         body: dict[str, Any] = {"inputs": [tensor]} if path.endswith("/infer") else {}
         body = {"policy": "round_robin"} if path.endswith("/routing") else body
+        if "/registry/" in path and path.endswith("/versions/{version}"):
+            body = {"files": [{"path": "model.yaml", "size_bytes": 1, "sha256": "0" * 64}]}
+        if "/aliases/" in path:
+            body = {"version": "1"}
         content: dict[str, Any] = {"json": body} if method in ("POST", "PUT") else {}
         answer = await client.request(method, filled(path, model), headers=headers, **content)
         answers.append((answer.status_code, answer.text.replace(model, "NAME")))

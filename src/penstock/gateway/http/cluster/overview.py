@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import InvalidRequest, NotFound, UnknownModel
+from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.principals import CHANGING, MEASURING
 from penstock.gateway.http.cluster import schemas
 from penstock.gateway.http.cluster.answers import (
@@ -23,7 +23,7 @@ from penstock.gateway.http.cluster.answers import (
 )
 from penstock.gateway.http.cluster.bodies import body_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
-from penstock.gateway.http.cluster.resources import ROOT, check_model, seen_blocks
+from penstock.gateway.http.cluster.resources import ROOT, check_change, check_model, no_model, seen_blocks
 from penstock.gateway.http.openapi import Route, json_answer, principal_of
 from penstock.pb.v1 import access_pb2, cluster_pb2, manager_pb2, registry_pb2
 
@@ -70,7 +70,7 @@ class ClusterRest:
         name = _model(request)
         found = await self._models(request, name)
         if not found:
-            raise UnknownModel(f"there is no model '{name[:128]}': it is neither deployed nor in the registry")
+            raise no_model(name)
         return resource_of(found[0], request)
 
     @Route(
@@ -81,7 +81,7 @@ class ClusterRest:
         binary_answer=documented("Model"),
     )
     async def load(self, request: Request) -> Response:
-        asked = manager_pb2.LoadRequest(model=_model(request))
+        asked = manager_pb2.LoadRequest(model=await self._changed(request))
         await self._calls.ask(request, "Manager.Load", asked, LOAD_S)
         return await self.model(request)
 
@@ -93,13 +93,13 @@ class ClusterRest:
         binary_answer=documented("Model"),
     )
     async def unload(self, request: Request) -> Response:
-        asked = manager_pb2.UnloadRequest(model=_model(request))
+        asked = manager_pb2.UnloadRequest(model=await self._changed(request))
         await self._calls.ask(request, "Manager.Unload", asked, UNLOAD_S)
         return await self.model(request)
 
     @Route("DELETE", MODEL + "/versions/{version}", "Delete a version from the registry", needs=CHANGING, status=204)
     async def delete_version(self, request: Request) -> Response:
-        asked = registry_pb2.DeleteVersion(model=_model(request), version=request.path_params["version"])
+        asked = registry_pb2.DeleteVersion(model=await self._changed(request), version=request.path_params["version"])
         await self._calls.ask(request, "ModelRegistry.Delete", asked)
         return Response(status_code=204)
 
@@ -114,13 +114,13 @@ class ClusterRest:
     async def set_alias(self, request: Request) -> Response:
         body = await body_of(request, schemas.AliasVersion)
         alias = request.path_params["alias"]
-        asked = registry_pb2.SetAliasRequest(model=_model(request), alias=alias, version=body.version)
+        asked = registry_pb2.SetAliasRequest(model=await self._changed(request), alias=alias, version=body.version)
         await self._calls.ask(request, "ModelRegistry.SetAlias", asked)
         return Response(status_code=204)
 
     @Route("DELETE", MODEL + "/aliases/{alias}", "Take an alias away", needs=CHANGING, status=204)
     async def delete_alias(self, request: Request) -> Response:
-        asked = registry_pb2.SetAliasRequest(model=_model(request), alias=request.path_params["alias"])
+        asked = registry_pb2.SetAliasRequest(model=await self._changed(request), alias=request.path_params["alias"])
         await self._calls.ask(request, "ModelRegistry.SetAlias", asked)
         return Response(status_code=204)
 
@@ -188,6 +188,11 @@ class ClusterRest:
         found = getattr(await self._calls.ask(request, method, asking(limit, before)), field)
         items = [told(each) for each in reversed(found)]
         return page_of(items, (lambda item: item["number"]) if len(items) == limit else None)
+
+    async def _changed(self, request: Request) -> str:
+        name = _model(request)
+        await check_change(self._calls, request, name)
+        return name
 
     async def _models(self, request: Request, name: str = "") -> list[dict[str, Any]]:
         deployed = await self._calls.ask(request, "Cluster.ListBlocks", cluster_pb2.ListBlocksRequest(model=name))

@@ -55,7 +55,7 @@ class BlocksRest:
     )
     async def deploy(self, request: Request) -> Response:
         body = await body_of(request, schemas.DeployBody)
-        check_model(request, body.model)
+        await check_change(self._calls, request, body.model)
         fields = body.model_dump(exclude={"is_beside", "wait_s", "metadata"}, exclude_unset=True)
         metadata = orjson.dumps(body.metadata).decode() if body.metadata else ""
         asked = cluster_pb2.DeployBlockRequest(
@@ -355,7 +355,23 @@ def seen_blocks(request: Request, blocks: Iterable[cluster_pb2.BlockStatus]) -> 
 def check_model(request: Request, model: str) -> None:
     principal = principal_of(request)
     if principal.models and not replace(principal, blocks=()).may_ask(model, ""):
-        raise UnknownModel(f"there is no model '{model[:128]}': it is neither deployed nor in the registry")
+        raise no_model(model)
+
+
+async def check_change(calls: ClusterCalls, request: Request, model: str) -> None:
+    """What is done to a model is done to all its blocks."""
+    check_model(request, model)
+    principal = principal_of(request)
+    if not principal.blocks:
+        return
+    deployed = await calls.ask(request, "Cluster.ListBlocks", cluster_pb2.ListBlocksRequest(model=model))
+    block_ids = [block.block_id for block in deployed.blocks if block.spec.model == model]
+    if not all(principal.may_ask(model, block_id) for block_id in block_ids or [""]):
+        raise no_model(model)
+
+
+def no_model(model: str) -> UnknownModel:
+    return UnknownModel(f"there is no model '{model[:128]}': it is neither deployed nor in the registry")
 
 
 def _id(request: Request) -> str:
