@@ -33,7 +33,7 @@ class Asked(ClusterHosts):
         found = CliRunner().invoke(cli.app, [*arguments, *manager])
         if found.exception is not None:
             raise found.exception
-        return json.loads(found.output)
+        return json.loads(found.stdout)
 
     def block(self, model: str) -> dict[str, Any]:
         (found,) = self.ask("block", "list", "--model", model)
