@@ -18,7 +18,7 @@ from penstock.pb.v1 import access_pb2 as pb
 AUTO_AFTER = 10  # requests for a model: fewer are not worth a question
 DISCOVER_S = 2.0  # what Discover gets; the request then goes through a gateway
 AGAIN_S, NEVER_S = 1.0, 60.0  # until it is asked again: there was no worker (doubles); there is no such thing
-AVOID_S = 30.0  # a worker that did not answer
+AVOID_S = 10.0  # a worker that did not answer
 RENEW_SHARE, RENEW_AGAIN_S = 0.2, 10.0  # of a token's time that is left when another is asked for
 LEAST_S = 10.0  # of a token, whatever this machine's clock says
 CHECK_S, PROBE_S = 1.0, 1.0  # without an answer for so long a worker is asked whether it lives; what it gets for that

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -11,7 +12,7 @@ import grpc
 
 from penstock.client import faults
 from penstock.client.messages import is_partial
-from penstock.core.errors import Cancelled, InvalidRequest, Overloaded, PenstockError
+from penstock.core.errors import Cancelled, Forbidden, InvalidRequest, Overloaded, PenstockError, Unauthenticated
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 # The server may answer in any order, so that a slow request holds up no other.
@@ -19,6 +20,7 @@ METADATA = (("penstock-unordered", "1"),)
 # Requests of one stream that wait for an answer; beyond it, callers wait to send theirs.
 MAX_WAITING = 1024
 CLOSE_S = 5.0
+NOT_WRITTEN = "Internal error from Core"  # gRPC's words where a stream had ended before a request was written
 
 
 class InferStream:
@@ -27,8 +29,10 @@ class InferStream:
         self._prefix = secrets.token_hex(4)  # ids are in the server's logs: no two streams share them
         self._numbers = count(1)
         self._waiting: dict[str, asyncio.Future[pb.ModelInferResponse]] = {}
-        self._unsent: asyncio.Queue[pb.ModelInferRequest] = asyncio.Queue(MAX_WAITING)
+        self._unsent: asyncio.Queue[pb.ModelInferRequest | None] = asyncio.Queue(MAX_WAITING)  # None: there are no more
+        self._stub = stub
         self._sent: set[str] = set()  # of those that wait
+        self._writing = ""  # the last that was given to gRPC
         self._room = asyncio.Semaphore(MAX_WAITING)
         self._ended: PenstockError | None = None
         self.heard_at = time.monotonic()  # when the last answer came
@@ -68,8 +72,11 @@ class InferStream:
     async def _requests(self) -> AsyncIterator[pb.ModelInferRequest]:
         while True:
             message = await self._unsent.get()
+            if message is None or self._ended is not None:
+                return
             if message.id in self._waiting:  # else its caller has left
                 self._sent.add(message.id)
+                self._writing = message.id
                 yield message
 
     async def _read(self) -> None:
@@ -79,13 +86,26 @@ class InferStream:
                 self.heard_at = time.monotonic()
                 self._take(answer)
         except grpc.aio.AioRpcError as error:
-            ended = faults.from_call(error, self._address)
+            if error.details() == NOT_WRITTEN:
+                self._sent.discard(self._writing)
+                ended = await self._refusal() or ended
+            else:
+                ended = faults.from_call(error, self._address)
         except asyncio.CancelledError:
             ended = Cancelled("the client was closed")
             if not self.is_closed:  # not by `close`: the task itself is cancelled, with its loop
                 raise
         finally:
             self._end(ended)
+
+    async def _refusal(self) -> PenstockError | None:
+        """Why the server ended the stream, which gRPC does not tell then, where it was because of who asks."""
+        try:
+            await self._stub.ModelReady(pb.ModelReadyRequest(name="-"), timeout=CLOSE_S)
+        except grpc.aio.AioRpcError as error:
+            found = faults.from_call(error, self._address)
+            return found if isinstance(found, Unauthenticated | Forbidden) else None
+        return None
 
     def _take(self, answer: pb.ModelStreamInferResponse) -> None:
         future = self._waiting.get(answer.infer_response.id)
@@ -101,6 +121,8 @@ class InferStream:
 
     def _end(self, error: PenstockError) -> None:
         self._ended = self._ended or error
+        with suppress(asyncio.QueueFull):
+            self._unsent.put_nowait(None)
         for request_id, future in self._waiting.items():
             if not future.done():
                 future.set_exception(error if request_id in self._sent else faults.unsent(error))

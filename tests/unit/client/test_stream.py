@@ -4,11 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import pytest
 
 from penstock.client import stream
 from penstock.client.stream import InferStream
-from penstock.core.errors import Overloaded, Unavailable
+from penstock.core.errors import Overloaded, Unauthenticated, Unavailable
 from penstock.pb.inference import grpc_service_pb2 as pb
 
 
@@ -58,7 +59,29 @@ async def test_what_was_never_sent_did_not_run() -> None:
             await anext(self._requests)
             raise StopAsyncIteration
 
-    made = InferStream(Ending(), "nowhere")
-    ends = await asyncio.gather(*(made.ask(pb.ModelInferRequest()) for _ in range(3)), return_exceptions=True)
-    assert [end.is_definite for end in ends if isinstance(end, Unavailable)] == [False, True, True]
+    class Refusing(Ending):
+        """Ends while the first is written."""
+
+        async def __anext__(self) -> Any:
+            await anext(self._requests)
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, nothing, nothing, stream.NOT_WRITTEN)
+
+        async def ModelReady(self, request: object, timeout: float) -> None:
+            if self.is_stranger:
+                nothing = grpc.aio.Metadata()
+                raise grpc.aio.AioRpcError(grpc.StatusCode.UNAUTHENTICATED, nothing, nothing, "who are you?")
+
+        is_stranger = False
+
+    for server, expected in ((Ending(), [False, True, True]), (Refusing(), [True, True, True])):
+        made = InferStream(server, "nowhere")
+        ends = await asyncio.gather(*(made.ask(pb.ModelInferRequest()) for _ in range(3)), return_exceptions=True)
+        assert [end.is_definite for end in ends if isinstance(end, Unavailable)] == expected
+        await made.close()
+    stranger = Refusing()
+    stranger.is_stranger = True
+    made = InferStream(stranger, "nowhere")
+    with pytest.raises(Unauthenticated):
+        await made.ask(pb.ModelInferRequest())
     await made.close()
