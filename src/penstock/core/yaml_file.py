@@ -198,7 +198,7 @@ def _read(path: Path) -> _Source:
         node = _compose(text)
         if node is not None:
             _note_lines(path, node, (), lines)
-        document = {} if node is None else yaml.safe_load(text)
+        document = {} if node is None else yaml.load(text, Loader=_NamedKeys)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error) or "nested too deeply"
@@ -209,9 +209,19 @@ def _read(path: Path) -> _Source:
 
 
 def parse_yaml(text: str) -> Any:
-    """As `yaml.safe_load`, of a text that stays small when its aliases are expanded. Raises yaml.YAMLError."""
+    """Of a text that stays small when its aliases are expanded; keys are names. Raises yaml.YAMLError."""
     _compose(text)
-    return yaml.safe_load(text)
+    return yaml.load(text, Loader=_NamedKeys)
+
+
+class _NamedKeys(yaml.SafeLoader):
+    """A key is a name also where YAML 1.1 takes it for a truth: `on`, `no`, `y`."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 def _compose(text: str) -> yaml.Node | None:

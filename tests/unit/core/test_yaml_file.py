@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import examine_yaml, parse_yaml, read_yaml
 from penstock.models.folder import MODEL_ONLY, read_model_folder
@@ -201,3 +202,9 @@ def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
     file = tmp_path / "model.yaml"
     file.write_text("tags: &tags [a, b]\ndescription: &said text\n")
     assert list(read_yaml(file, ModelSettings).tags) == parse_yaml("x: &a [a, b]\ny: *a")["y"]
+
+
+def test_a_key_is_a_name_also_where_yaml_takes_it_for_a_truth(tmp_path: Path) -> None:
+    text = "triggers:\n  - on: [rollout_failed]\n    command: [/bin/true]\n"
+    (trigger,) = read_yaml(write(tmp_path, "penstock.yaml", text), Config).triggers
+    assert trigger.on == ("rollout_failed",)

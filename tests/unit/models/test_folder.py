@@ -50,7 +50,7 @@ def test_a_version_is_read_whatever_is_wrong_with_the_others(model: Path) -> Non
     with pytest.raises(ConfigError, match="nonsense"):
         read_model_folder(model)
     assert read_version(model, "1").versions == ("1",), "it may be the one that serves"
-    with pytest.raises(ConfigError, match="version 3 is not there"):
+    with pytest.raises(ConfigError, match="there is no version 3"):
         read_version(model, "3")
 
 
