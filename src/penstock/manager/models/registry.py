@@ -13,12 +13,21 @@ import structlog
 from penstock.core.config import RegistrySettings
 from penstock.core.errors import (
     Conflict,
+    Forbidden,
     InvalidRequest,
     PenstockError,
     RequestTooLarge,
     UnknownModel,
 )
-from penstock.core.manifest import Manifest, ModelFacts, VersionRecord, check_digest, read_manifest
+from penstock.core.manifest import (
+    Manifest,
+    ModelFacts,
+    VersionRecord,
+    check_digest,
+    read_manifest,
+    split_reference,
+)
+from penstock.manager.access.door import acting
 from penstock.manager.deploying.deployment import Choice
 from penstock.manager.models.records import ModelRecords, RegisteredVersion, taken
 from penstock.manager.models.uploads import Uploads
@@ -65,6 +74,7 @@ class ModelRegistry:
 
     async def begin(self, manifest: Manifest, facts: ModelFacts) -> UploadProgress:
         """Begins an upload, or tells how far it is; raises Conflict where the version has other files."""
+        _check(manifest.model)
         there = await self._records.get(manifest.model, manifest.version)
         if there is not None:
             if there.digest != manifest.digest or there.is_going:
@@ -76,6 +86,7 @@ class ModelRegistry:
 
     async def progress(self, upload_id: str) -> UploadProgress:
         manifest, _ = await self._uploads.read(upload_id)
+        _check(manifest.model)
         return UploadProgress(upload_id, manifest, await self._uploads.offsets(manifest))
 
     async def append(self, upload_id: str, sha256: str, offset: int, pieces: AsyncIterator[bytes]) -> int:
@@ -84,6 +95,7 @@ class ModelRegistry:
     async def commit(self, upload_id: str) -> RegisteredVersion:
         """Makes the version; where it is refused, nothing of the upload stays."""
         manifest, told = await self._uploads.read(upload_id)
+        _check(manifest.model)
         await self._check_whole(manifest)
         try:
             facts = await self._complete(manifest, told)
@@ -108,11 +120,14 @@ class ModelRegistry:
 
     async def abort(self, upload_id: str) -> None:
         manifest, _ = await self._uploads.read(upload_id)
+        _check(manifest.model)
         await self._give_up(upload_id, manifest)
 
     # --- what is there
 
     async def find(self, reference: str) -> RegisteredVersion:
+        if not _is_seen(split_reference(reference)[0]):
+            raise UnknownModel(f"the registry has no '{reference}'")
         return await self._records.find(reference)
 
     async def choose(self, reference: str) -> Choice:
@@ -123,7 +138,7 @@ class ModelRegistry:
         return Choice(found.model, found.source, [found.version], compares=(self._records.compare(found),))
 
     async def list(self, model: str = "") -> "list[RegisteredVersion]":
-        return await self._records.list(model)
+        return [found for found in await self._records.list(model) if _is_seen(found.model)]
 
     async def manifest(self, digest: str) -> Manifest:
         check_digest(digest)
@@ -146,11 +161,13 @@ class ModelRegistry:
             ) from None
 
     async def set_alias(self, model: str, alias: str, version: str) -> None:
+        _check(model)
         await self._records.set_alias(model, alias, version)
         said = f"'{alias}' names version {version}" if version else f"'{alias}' names no version any more"
         self._tell("model_alias", model, said)
 
     async def delete(self, model: str, version: str) -> None:
+        _check(model)
         record = await self._records.remove(model, version)
         self._tell("model_deleted", model, f"version {version} is deleted from the registry")
         try:
@@ -238,3 +255,14 @@ def _write(file: Path, content: bytes) -> None:
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
+
+
+def _is_seen(model: str) -> bool:
+    """By whoever a call is for: a key's allow list counts here, too."""
+    asked = acting.get()
+    return asked is None or asked.principal.may_ask(model, "")
+
+
+def _check(model: str) -> None:
+    if not _is_seen(model):
+        raise Forbidden(f"this key may not change the model '{model[:128]}': it is for others")

@@ -17,6 +17,7 @@ from penstock.core.config import RegistrySettings
 from penstock.core.errors import (
     Conflict,
     Corrupted,
+    Forbidden,
     InvalidRequest,
     Overloaded,
     PenstockError,
@@ -25,6 +26,8 @@ from penstock.core.errors import (
     UnknownModel,
 )
 from penstock.core.manifest import ModelFacts, make_manifest
+from penstock.core.principals import Principal, Scope
+from penstock.manager.access.door import Acting, acting
 from penstock.manager.models.registry import ModelRegistry
 from tests.registry_bed import RegistryBed, manifest_of, model_of, registry_bed, write_files
 
@@ -395,3 +398,30 @@ async def test_what_happened_is_told(bed: RegistryBed, client: RegistryClient, t
     await client.set_alias("m", "stable", "")
     await client.delete("m", "1")
     assert told == [("model_registered", "m"), ("model_alias", "m"), ("model_alias", "m"), ("model_deleted", "m")]
+
+
+async def test_a_key_s_allow_list_counts_at_the_registry(
+    bed: RegistryBed, client: RegistryClient, tmp_path: Path
+) -> None:
+    for model in ("mine", "other"):
+        await push(client, tmp_path, model_of(), model=model)
+    registry = bed.registry
+    uploader = Principal("uploader", "key-1", frozenset({Scope.UPLOAD}), models=("mine*",))
+    token = acting.set(Acting(uploader, "test"))
+    try:
+        assert {found.model for found in await registry.list()} == {"mine"}
+        assert (await registry.find("mine:1")).version == "1"
+        for reference in ("other:1", "absent:1"):
+            with pytest.raises(UnknownModel, match=f"^the registry has no '{reference}'$"):
+                await registry.find(reference)
+        manifest = manifest_of({"model.yaml": b"task: embed\n"}, "other", "2")
+        for call in (
+            registry.begin(manifest, ModelFacts()),
+            registry.set_alias("other", "good", "1"),
+            registry.delete("other", "1"),
+        ):
+            with pytest.raises(Forbidden, match="for others"):
+                await call
+    finally:
+        acting.reset(token)
+    assert {found.model for found in await registry.list()} == {"mine", "other"}
