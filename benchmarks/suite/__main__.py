@@ -78,6 +78,7 @@ GROUPS: dict[str, list[TableLoad]] = {
 }
 ONE_AT_A_TIME = Schedule(1, 2, 1)
 CEILING_TEXTS = 512
+PRINTED = "-"  # in place of a file
 BASELINE = Path("benchmarks/baseline.json")
 
 
@@ -123,12 +124,13 @@ def main() -> int:
             found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
         figures += found
         limits.update(facts)
-    _print(bench.rows, ceiling, figures)
+    _print(bench.rows, ceiling, figures, Console(width=150, stderr=arguments.json == PRINTED))
     for name, value in limits.items():
         _say(f"{name}: {value if isinstance(value, str) else f'{value:.3f}'} (in this run, without a bar)")
     if arguments.json:
         report = {**_report(bench.rows, ceiling, figures), "limits": limits}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        text = json.dumps(report, indent=2) + "\n"
+        sys.stdout.write(text) if arguments.json == PRINTED else Path(arguments.json).write_text(text)
     if arguments.update_baseline:
         known = Baseline.read(BASELINE) if BASELINE.exists() else Baseline({})
         known.with_run(figures).write(BASELINE)
@@ -162,7 +164,9 @@ def _check(figures: Sequence[SuiteFigure]) -> int:
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short windows: about a quarter of an hour")
-    parser.add_argument("--json", type=Path, help="write the figures and all rounds here")
+    parser.add_argument(
+        "--json", nargs="?", const=PRINTED, metavar="FILE", help="the figures and all rounds, there or printed"
+    )
     parser.add_argument("--only", action="append", choices=list(GROUPS), help="one group of windows; may repeat")
     parser.add_argument(
         "--check", action="store_true", help=f"fail where a ratio is worse than in {BASELINE} beyond noise"
@@ -192,7 +196,7 @@ def _engine_queries(model: Path, rounds: int, window_s: float) -> float:
     return median(ratios)
 
 
-def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> None:
+def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure], console: Console) -> None:
     table = Table(
         "load", "conc.", "per s", "±", "of ceiling", "p50 ms", "p95 ms", "p99 ms", "CPU ms: gateway", "worker", "load"
     )
@@ -211,7 +215,6 @@ def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFi
             *percentiles,
             *cpu,
         )
-    console = Console(width=150)
     console.print(table)
     shown = Table("figure", "value", "±", "bar", "")
     for figure in figures:

@@ -1,10 +1,13 @@
 """What a key costs, and what going direct saves: a no-op at a server that asks nobody, and at one that does."""
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
+from threading import local
 from typing import Any
 
 import grpc
@@ -38,27 +41,30 @@ def access_figures(folder: Path, rounds: int, window_s: float, say: Callable[[st
         key = _bearer(_make_key(folder / "guarded" / "data"))
         with grpc.insecure_channel(guarded.grpc) as there, grpc.insecure_channel(asking_nobody.grpc) as here:
             _until_asked(there)
-            guard = _guard_cost(guarded, there, key, asking_nobody, here, window_s, say)
-            return [guard, _direct_share(there, key, rounds, window_s, say)]
+            ways = {
+                "guard_cost": (_asks(there, NOOP, key), _asks(here, NOOP)),
+                "guard_cost_rest": (_posts(guarded.http, key), _posts(asking_nobody.http)),
+            }
+            costs = [_guard_cost(name, guarded, asking_nobody, *asks, window_s, say) for name, asks in ways.items()]
+            return [*costs, _direct_share(there, key, rounds, window_s, say)]
 
 
 def _guard_cost(
+    name: str,
     guarded: ServerRun,
-    there: grpc.Channel,
-    key: Metadata,
     asking_nobody: ServerRun,
-    here: grpc.Channel,
+    with_key: Ask,
+    without: Ask,
     window_s: float,
     say: Callable[[str], None],
 ) -> SuiteFigure:
-    with_key, without = _asks(there, NOOP, key), _asks(here, NOOP)
     _warm_up(with_key, without)
     found = [
         (_cpu_ms(guarded, with_key, window_s), _cpu_ms(asking_nobody, without, window_s)) for _ in range(GUARD_ROUNDS)
     ]
     above, below = zip(*found, strict=True)
-    say(f"  server CPU a request: {median(above):.3f} ms with a key, {median(below):.3f} ms without")
-    return ratio("guard_cost", above, below, 1.05, is_ceiling=True)
+    say(f"  {name}: server CPU a request {median(above):.3f} ms with a key, {median(below):.3f} ms without")
+    return ratio(name, above, below, 1.05, is_ceiling=True)
 
 
 def _direct_share(
@@ -107,6 +113,25 @@ def _asks(channel: grpc.Channel, model: str, shown: Metadata = ()) -> Ask:
     message.inputs.add(name="x", datatype="FP32", shape=(1, 256))
     call: Any = GRPCInferenceServiceStub(channel).ModelInfer
     return lambda: call(message, metadata=shown, timeout=WAIT_S)
+
+
+def _posts(address: str, shown: Metadata = ()) -> Ask:
+    """The same over REST, each thread on a connection of its own."""
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 256], "parameters": {"binary_data_size": 1024}}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"inference-header-content-length": str(len(head)), **dict(shown)}
+    own = local()
+
+    def ask() -> None:
+        if not hasattr(own, "connection"):
+            own.connection = HTTPConnection(address, timeout=WAIT_S)
+        own.connection.request("POST", f"/v2/models/{NOOP}/infer", head + bytes(1024), headers)
+        answer = own.connection.getresponse()
+        said = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(said)
+
+    return ask
 
 
 def _warm_up(*asks: Ask) -> None:
