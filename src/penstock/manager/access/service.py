@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from penstock.access.guard import needs_scope
 from penstock.access.keys import KeyChanges, KeyRecord
 from penstock.core.error_text import first_problem
-from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.core.principals import KeyLimits, Scope
+from penstock.core.errors import Forbidden, InvalidRequest, PenstockError
+from penstock.core.principals import ANYBODY, KeyLimits, Scope
 from penstock.manager.access.audit import Audit, AuditedCall
 from penstock.manager.access.door import acting
 from penstock.manager.access.keys import Keys, MadeKey
@@ -73,6 +73,12 @@ class AccessService(access_pb2_grpc.AccessServicer):
         return await _answered(pb.RotateSigningResponse, self._rotate_signing())
 
     async def _create(self, spec: pb.KeySpec) -> dict[str, Any]:
+        asked = acting.get()
+        if asked is not None and asked.principal.name == ANYBODY.name and not self._keys.all():
+            raise Forbidden(
+                "the first key is made on the manager's machine, with `penstock key create`: from then on every door "
+                "asks for one"
+            )
         return self._made(await self._keys.create(_wanted(spec)))
 
     async def _find(self, key: str) -> dict[str, Any]:

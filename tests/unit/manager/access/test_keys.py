@@ -318,3 +318,12 @@ async def test_a_key_that_is_passed_on_counts_in_place_of_the_channels(door: Doo
     ok, forbidden, unknown = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
     assert codes == [ok, forbidden, unknown] * 2, "a machine's own socket asks, too, where a key is passed on"
     assert {entry.who for _, entry in door.audit.read()} == {"admin"}, "nobody may say that it is another"
+
+
+async def test_the_first_key_is_made_on_the_managers_machine(door: Door) -> None:
+    create = pb.CreateKeyRequest(spec=pb.KeySpec(name="first", scopes=["admin"]))
+    refused = await door.call(access_pb2_grpc.AccessStub, "CreateKey", create)
+    assert refused.failure.code == "forbidden", "whoever reaches an open door would shut it for all others"
+    async with grpc.aio.insecure_channel(door.socket) as channel:
+        made = await access_pb2_grpc.AccessStub(channel).CreateKey(create, timeout=5)
+    assert made.text
