@@ -149,7 +149,7 @@ class Manager:
             raise ModelNotReady(f"model '{model}' version {versions} is not on every worker after {timeout_s} s{why}")
         if failure := registry.failure(model):
             raise ModelNotReady(f"model '{model}' {failure}")
-        await self._waiters.becomes(lambda: registry.is_settled(model), GO_S)
+        await self._waiters.becomes(lambda: registry.has_gone(model), GO_S)
 
     async def unload(self, model: str, *further: Notice, compares: Sequence[Compare] = ()) -> None:
         """It stays unloaded, over restarts too, until it is loaded. `compares`: what must be so until it is written."""
@@ -160,7 +160,7 @@ class Manager:
             told = Notice("model_unloaded", model, "it stays unloaded until it is loaded")
             await self.events.commit(self._deployment().unload(model), [told, *further], compares)
         registry = self.reign.registry
-        if not await self._waiters.becomes(lambda: registry.is_settled(model), UNLOAD_S):
+        if not await self._waiters.becomes(lambda: registry.has_gone(model), UNLOAD_S):
             self._check_reign(registry)
             raise ModelNotReady(f"model '{model}' takes no more requests, but some worker runs it after {UNLOAD_S} s")
 

@@ -197,11 +197,9 @@ class Registry:
 
     # --- how far it is
 
-    def is_settled(self, model: str) -> bool:
-        """Every worker has answered the newest revision of what was chosen, well or badly; what went has gone."""
-        return self.has_answered(model) and not any(
-            block.workers for block in self.of_model(model) if not block.is_wanted
-        )
+    def has_gone(self, model: str) -> bool:
+        """What is not wanted of it any more, no worker has."""
+        return not any(block.workers for block in self.of_model(model) if not block.is_wanted)
 
     def has_answered(self, model: str) -> bool:
         blocks = [block for block in self.of_model(model) if block.role is Role.CHOSEN]

@@ -24,6 +24,10 @@ class Cluster:
         for worker in workers:
             self.say(worker)
 
+    def is_settled(self, model: str) -> bool:
+        """Every worker has answered the newest revision of what was chosen, well or badly; what went has gone."""
+        return self.registry.has_answered(model) and self.registry.has_gone(model)
+
     def deploy(self, *versions: int, spares: tuple[int, ...] = ()) -> None:
         """As the manager writes it: what serves keeps its revision, whatever its role is now."""
         self.revision += 1
@@ -85,7 +89,7 @@ def test_a_block_goes_from_loading_to_ready() -> None:
     assert cluster.registry.worker_reported("w", report)
     assert block.state() == (READY, "")
     assert not cluster.registry.worker_reported("w", report)
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
 
 
 def test_one_ready_worker_is_enough_and_all_failed_is_failed() -> None:
@@ -106,12 +110,12 @@ def test_a_new_revision_is_settled_only_when_answered_and_the_old_one_is_ready_m
     cluster.deploy(1)
     cluster.serve(1)
     cluster.deploy(1)
-    assert not cluster.registry.is_settled("m")
+    assert not cluster.is_settled("m")
     cluster.say("w", 1, LOADING)
-    assert not cluster.registry.is_settled("m")
+    assert not cluster.is_settled("m")
     assert cluster.states() == {"1": READY}
     cluster.say("w", 1, READY)
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
 
 
 def test_a_revision_that_does_not_load_leaves_the_block_ready_and_is_told() -> None:
@@ -120,7 +124,7 @@ def test_a_revision_that_does_not_load_leaves_the_block_ready_and_is_told() -> N
     cluster.serve(1)
     cluster.deploy(1)
     cluster.say("w", 1, FAILED, "no model")
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
     assert cluster.registry.blocks()[0].state() == (READY, "serves, but was not loaded anew: no model")
     assert cluster.registry.failure("m") == (
         "version 1 failed to load: no model; what served before serves on (version 1)"
@@ -133,9 +137,9 @@ def test_withdrawn_is_settled_when_nobody_holds_it() -> None:
     cluster.serve(1)
     cluster.unload()
     assert cluster.assigned() == []
-    assert not cluster.registry.is_settled("m")
+    assert not cluster.is_settled("m")
     cluster.say("w", 1)
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
     assert cluster.states() == {"1": UNLOADED}
 
 
@@ -145,7 +149,7 @@ def test_a_dormant_block_is_settled_and_counts_until_some_worker_has_it() -> Non
     (block,) = cluster.registry.blocks()
     cluster.say("w1", 1, DORMANT)
     assert block.state() == (DORMANT, "")
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
     assert cluster.registry.failure("m") == ""
     cluster.say("w2", 1, FAILED, "no")
     assert block.state() == (DORMANT, ""), "the other worker can still load it"
@@ -175,9 +179,9 @@ def test_the_old_version_goes_when_every_worker_has_the_new_one() -> None:
     assert cluster.states() == {"1": UNLOADED, "2": READY}
     assert cluster.assigned() == ["2"]
     assert cluster.registry.has_answered("m")
-    assert not cluster.registry.is_settled("m"), "the old one is still there"
+    assert not cluster.is_settled("m"), "the old one is still there"
     cluster.serve(2)
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
 
 
 @pytest.mark.parametrize("is_on_one", [True, False])
@@ -352,7 +356,7 @@ def test_a_block_that_is_not_everywhere_looks_at_the_workers_that_should_hold_it
     cluster.registry.place({"blk-1": ["w2"]})
     assert cluster.registry.assigned_to(block) == {"w2"}
     cluster.say("w2", 1, READY)
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
 
 
 def test_whoever_serves_a_block_keeps_it_until_its_new_holder_has_it() -> None:
@@ -427,7 +431,7 @@ def test_what_was_written_without_a_reload_reloads_nothing() -> None:
     cluster.serve(1)
     cluster.write(1, BlockRole.CHOSEN, 1, weight=2.0)
     cluster.apply()
-    assert cluster.registry.is_settled("m")
+    assert cluster.is_settled("m")
     assert cluster.states() == {"1": READY}
 
 
@@ -462,7 +466,7 @@ def test_what_is_settled_is_as_it_was() -> None:
     assert after.states() == {"1": READY}
     assert [(block.revision, block.is_new) for block in after.registry.assigned()] == [(1, False)]
     attach(after, "w2")
-    assert after.registry.is_settled("m")
+    assert after.is_settled("m")
 
 
 def test_a_replacement_goes_on_where_it_was() -> None:
@@ -512,4 +516,4 @@ def test_what_was_unloaded_stays_so() -> None:
     attach(after, "w1")
     assert after.assigned() == []
     assert after.states() == {"1": UNLOADED}
-    assert not after.registry.is_settled("m"), "the worker has not heard of it yet"
+    assert not after.is_settled("m"), "the worker has not heard of it yet"
