@@ -1,10 +1,11 @@
 """The engine protocol: load, warm up, infer, close."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from penstock.core.generation import Generation, GenerationStep
 from penstock.core.requests import Parameter
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array
@@ -72,4 +73,28 @@ class ContextEngine(Protocol):
 
     def probe(self, instance: int) -> str:
         """Empty, or what is wrong. Called from an instance's thread; the model's code gets no request for it."""
+        ...
+
+
+@runtime_checkable
+class GeneratingEngine(Protocol):
+    """An engine that generates text for many requests at once, which join and leave between its steps.
+
+    A generation has a number, which its caller chooses and which is not used again.
+    """
+
+    def start(self, tell: Callable[[GenerationStep], None]) -> None:
+        """Once, after `load`: `tell` is called in a thread of the engine's with each step that brought something."""
+        ...
+
+    def add(self, number: int, generation: Generation) -> None:
+        """Does not wait. It joins when there is room for it; what is wrong with it is told as its failure."""
+        ...
+
+    def cancel(self, number: int) -> None:
+        """Does not wait. Nothing more is told of it, and what it held is free before the next step."""
+        ...
+
+    def probe(self, instance: int) -> str:
+        """Empty, or what is wrong."""
         ...
