@@ -15,8 +15,8 @@ from penstock.client.messages import is_partial
 from penstock.core.errors import Cancelled, Forbidden, InvalidRequest, Overloaded, PenstockError, Unauthenticated
 from penstock.pb.inference import grpc_service_pb2 as pb
 
-# The server may answer in any order, so that a slow request holds up no other.
-METADATA = (("penstock-unordered", "1"),)
+# The server may answer in any order, so that a slow request holds up no other, and gives whole answers.
+METADATA = (("penstock-unordered", "1"), ("penstock-single", "1"))
 # Requests of one stream that wait for an answer; beyond it, callers wait to send theirs.
 MAX_WAITING = 1024
 CLOSE_S = 5.0

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+GENERATE = "generate"  # the task of blocks that generate text
 DEVICE = re.compile(r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")
 Policy = Literal[
     "power_of_two",
@@ -145,3 +146,8 @@ class SharedSettings(Section):
 
 class BlockSettings(SharedSettings):
     is_decoupled: bool = False  # gives any number of answers to one request
+
+    @property
+    def may_stream(self) -> bool:
+        """Whether it gives several answers to who asks for a stream; what generates gives others one whole answer."""
+        return self.is_decoupled or self.task == GENERATE

@@ -19,6 +19,7 @@ from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 SERVER_NAME = "penstock"
 EXTENSIONS = (
     "binary_tensor_data",
+    "generate",
     "model_configuration",
     "model_repository",
     "model_repository(unload_dependents)",

@@ -71,7 +71,7 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
         config.sequence_batching.max_sequence_idle_microseconds = int(settings.sessions.idle_s * 1e6)
     elif block.max_batch_size:
         _put_batching(config.dynamic_batching, settings)
-    config.model_transaction_policy.decoupled = settings.is_decoupled
+    config.model_transaction_policy.decoupled = settings.may_stream
     config.response_cache.enable = settings.cache.enabled
     for name, value in {
         "block_id": block.block_id,

@@ -27,6 +27,7 @@ now = time.monotonic
 TICK_S = 0.02
 # Answers of a decoupled model that may be on their way to a caller that has not taken them.
 ANSWERS_AHEAD = 8
+ALLOWED_AT_ONCE = ANSWERS_AHEAD // 2  # further ones: a message for each would cost as much as the answers
 
 
 class Dispatcher:
@@ -90,14 +91,16 @@ class Dispatcher:
         job = self._job(block, request, deadline)
         job.answers_ahead = ANSWERS_AHEAD
         answers = self._streams[job.job_id] = AnswerStream(ANSWERS_AHEAD)
-        is_over = False
+        is_over, taken = False, 0
         try:
             self._perform(self._table.submit(job, now()))
             while not is_over:
                 response = await answers.get()
                 is_over = response.is_final
-                if not is_over and job.slot is not None:
-                    self._members[job.slot.worker].lane.allow(job.slot.worker, job.job_id, 1)
+                taken += 1
+                if taken == ALLOWED_AT_ONCE and not is_over and job.slot is not None:
+                    self._members[job.slot.worker].lane.allow(job.slot.worker, job.job_id, taken)
+                    taken = 0
                 yield response
         except PenstockError:
             is_over = True

@@ -51,6 +51,7 @@ class Plan:
         self._request_s = settings.timeouts.request_s
         self.is_cached = settings.cache.enabled
         self.is_decoupled = settings.is_decoupled
+        self.may_stream = settings.may_stream
         self.answered = metrics.answered
 
     def read(self, request: InferRequest) -> float:

@@ -71,7 +71,7 @@ class Serving:
     async def stream(
         self, request: InferRequest, block: BlockDescription | None = None
     ) -> AsyncGenerator[InferResponse, None]:
-        """The answers to one request: one, or what a decoupled model gives, made as they are taken."""
+        """The answers to one request: one, or what a model gives that may give several, made as they are taken."""
         with _Admitted(self, request, block) as admitted:
             if request.principal.limits is not None or self.meter.has_defaults:
                 admitted.metered = await self.meter.take(request, admitted.plan.block)
@@ -79,7 +79,7 @@ class Serving:
                 plan = admitted.plan
                 block = plan.block
                 try:
-                    if not plan.is_decoupled:
+                    if not plan.may_stream:
                         response = admitted.response = await self._route(plan, request, admitted.deadline)
                         response.version = plan.version
                         break

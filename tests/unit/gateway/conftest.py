@@ -1,7 +1,7 @@
 """The HTTP application over a serving that answers from memory."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, cast
 
 import httpx
@@ -58,6 +58,16 @@ BLOCKS = [
         [TensorSpec("a", "INT64", (-1, -1)), TensorSpec("h", "FP16", (-1,))],
         [TensorSpec("a", "INT64", (-1, -1))],
     ),
+    block(
+        "writer",
+        "generate",
+        [
+            TensorSpec("text_input", "BYTES", (-1,)),
+            TensorSpec("messages", "BYTES", (1,)),
+            TensorSpec("stream", "BOOL", (1,)),
+        ],
+        [TensorSpec("text_output", "BYTES", (-1,)), TensorSpec("usage", "INT32", (3,))],
+    ),
 ]
 
 
@@ -80,6 +90,7 @@ class FakeServing:
         self.delay_s = 0.0
         self.is_called = asyncio.Event()
         self.turned: list[PenstockError] = []
+        self.parts: list[InferResponse | asyncio.Event] = []  # an event: it goes on when that is set
         self.meter = Meter(MemoryLimitStore(), AccessSettings(), LimitMetrics(CollectorRegistry()))
 
     def turned_away(self, protocol: str, error: PenstockError) -> None:
@@ -96,6 +107,24 @@ class FakeServing:
         if self.error is not None:
             raise self.error
         return self.answer(request)
+
+    async def stream(
+        self, request: InferRequest, block: BlockDescription | None = None
+    ) -> AsyncGenerator[InferResponse, None]:
+        """What a test puts into `parts`, then the error if there is one."""
+        self.requests.append(request)
+        try:
+            for part in self.parts:
+                if isinstance(part, asyncio.Event):
+                    self.is_called.set()
+                    await part.wait()
+                else:
+                    yield part
+            if self.error is not None:
+                raise self.error
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
 
     @property
     def last(self) -> InferRequest:

@@ -294,14 +294,17 @@ async def test_a_stream_has_the_answers_in_order_and_asks_for_more_as_they_are_t
     worker = await bed.worker()
     stream, first, job = await begin(bed, worker)
     assert job.response_credits == AHEAD
-    worker.answer(job, is_partial=True)
-    worker.answer(job, is_partial=True)
+    for _ in range(AHEAD):
+        worker.answer(job, is_partial=True)
     assert [(found.is_final, len(found.outputs)) for found in [await first]] == [(False, 1)]
+    assert not worker.has("more")
+    for _ in range(AHEAD // 2 - 1):
+        await anext(stream)
     frame, _ = await worker.get("more")
-    assert (frame.more.job_id, frame.more.credits) == (job.job_id, 1)
+    assert (frame.more.job_id, frame.more.credits) == (job.job_id, AHEAD // 2)
     worker.answer(job, outputs=[])
     rest = [response async for response in stream]
-    assert [(found.is_final, len(found.outputs)) for found in rest] == [(False, 1), (True, 0)]
+    assert [(found.is_final, len(found.outputs)) for found in rest] == [*[(False, 1)] * (AHEAD // 2), (True, 0)]
     assert bed.dispatcher.jobs() == 0
     assert not worker.has("cancel")
 

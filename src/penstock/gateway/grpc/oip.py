@@ -35,6 +35,8 @@ log = structlog.get_logger()
 Context: TypeAlias = grpc.aio.ServicerContext
 # A client that matches answers by id may ask for them as they come, out of order.
 UNORDERED = "penstock-unordered"
+# One that wants whole answers, also of models that would give them in parts, may say so.
+SINGLE = "penstock-single"
 # What readers make of a message: themselves where they may not parse it, an error where it cannot be parsed. gRPC
 # itself would answer that with UNKNOWN, and never end the stream.
 InferMessage: TypeAlias = pb.ModelInferRequest | TypedMessage | PenstockError
@@ -87,9 +89,10 @@ class OipGrpc:
     async def ModelStreamInfer(  # noqa: N802
         self, messages: AsyncIterator[InferMessage], context: Context, principal: Principal
     ) -> None:
-        is_ordered = UNORDERED not in dict(context.invocation_metadata() or ())
+        said = dict(context.invocation_metadata() or ())
+        admit = partial(self._admit_again, context)
         stream: RequestStream[pb.ModelStreamInferResponse] = RequestStream(
-            self._serving, is_ordered, "grpc-stream", partial(self._admit_again, context)
+            self._serving, UNORDERED not in said, "grpc-stream", admit, SINGLE in said
         )
         try:
             await stream.run(self._exchanges(context), context.write)

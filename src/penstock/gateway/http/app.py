@@ -27,6 +27,7 @@ from penstock.gateway.http.lazy import LazyApp
 from penstock.gateway.http.live.routes import LiveRest
 from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.message import Receive, Scope, Send
+from penstock.gateway.http.oip.generate import GenerateRest
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
@@ -90,6 +91,7 @@ def build_http_app(
     calls = RestCalls(serving, catalogue, limits, large)
     routers = [
         routes_of(OipRest(catalogue, calls), "Open Inference Protocol", admit),
+        routes_of(GenerateRest(calls, catalogue), "Open Inference Protocol", admit),
         routes_of(OpenAiRest(calls, catalogue), "REST under /v1", admit),
         routes_of(RerankRest(calls), "REST under /v1", admit),
         routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations", admit),

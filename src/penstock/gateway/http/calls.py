@@ -1,8 +1,8 @@
 """Calls to routes: read within the limits, given a model that does the task, served while their client stays."""
 
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -17,9 +17,9 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
-from penstock.gateway.http.attendance import serve_attended
+from penstock.gateway.http.attendance import Attendance, serve_attended
 from penstock.gateway.http.message import Headers, content_type, parse_object, read_body
-from penstock.gateway.http.openapi import json_answer, principal_of
+from penstock.gateway.http.openapi import admit_again, json_answer, principal_of
 from penstock.gateway.http.v1.multipart import FormPart, parse_multipart
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
 from penstock.serving.serve import Serving
@@ -89,8 +89,11 @@ class RestCalls:
         """What `work` makes of the body's object; `or_else` names what the route takes beside JSON."""
         if call.content_type not in ("", "application/json"):
             raise InvalidRequest(f"content-type '{call.content_type[:80]}': send application/json{or_else}")
-        size_bytes = len(call.body)
-        return await self.off_loop(size_bytes, lambda: work(parse_object(call.take_body(), self.limits)))
+        return await self.read_json(call, work)
+
+    async def read_json(self, call: RestCall, work: Callable[[dict[str, Any]], T]) -> T:
+        """The same, whatever the caller says that the body is: curl says that it is a form."""
+        return await self.off_loop(len(call.body), lambda: work(parse_object(call.take_body(), self.limits)))
 
     async def form(self, call: RestCall) -> list[FormPart]:
         kind = call.headers[b"content-type"]
@@ -124,6 +127,24 @@ class RestCalls:
             raise
 
     async def serve(self, call: RestCall, request: InferRequest) -> InferResponse:
+        self._complete(call, request)
+        response = await serve_attended(self._serving, request, call.request.receive)
+        call.standings = request.standings
+        return response
+
+    async def stream(self, call: RestCall, request: InferRequest) -> AsyncGenerator[InferResponse, None]:
+        """The answers as they come; whoever takes them sees to it that the client is there."""
+        self._complete(call, request)
+        async with aclosing(self._serving.stream(request)) as responses:
+            async for response in responses:
+                call.standings = request.standings
+                admit_again(call.request)  # it may go on for long
+                yield response
+
+    def attended(self, call: RestCall) -> Attendance:
+        return Attendance(call.request.receive)
+
+    def _complete(self, call: RestCall, request: InferRequest) -> None:
         request.request_id = call.request_id = request.request_id or call.request_id
         request.protocol = "rest"
         request.principal = call.principal
@@ -131,9 +152,6 @@ class RestCalls:
         request.timeout_s = http_message.timeout_s(call.headers)
         request.traceparent = http_message.traceparent(call.headers)
         request.size_bytes = sum(len(tensor.data) for tensor in request.inputs)
-        response = await serve_attended(self._serving, request, call.request.receive)
-        call.standings = request.standings
-        return response
 
     async def task_block(self, call: RestCall, model: str, *tasks: str) -> BlockDescription:
         """The named model if it does one of the tasks; without a name, the only one, the first task coming first."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from importlib.resources import files
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from penstock.gateway.http import schemas
 Handler = Callable[[Request], Awaitable[Response]]
 Admit = Callable[[HTTPConnection, Needs], Principal]  # raises where it does not
 H = TypeVar("H", bound=Callable[..., Awaitable[Response]])
-PRINCIPAL = "principal"  # in a request's scope
+PRINCIPAL, ADMIT = "principal", "admit"  # in a request's scope: who was admitted, and what admits again
 OPENAI = "/v1/"  # paths whose errors are as OpenAI's clients read them
 # Where the server asks for keys; each method needs one of the scopes that it names.
 SECURITY: Mapping[str, Any] = {
@@ -86,6 +87,7 @@ def admitted(handler: Handler, needs: Needs, admit: Admit) -> Handler:
     @needs_scope(*needs)
     async def answer(request: Request) -> Response:
         request.scope[PRINCIPAL] = admit(request, needs)
+        request.scope[ADMIT] = partial(admit, request, needs)
         return await handler(request)
 
     return answer
@@ -95,6 +97,11 @@ def principal_of(request: HTTPConnection) -> Principal:
     """Who was admitted."""
     found: Principal = request.scope[PRINCIPAL]
     return found
+
+
+def admit_again(request: HTTPConnection) -> None:
+    """Raises where who was admitted is so no more."""
+    request.scope[ADMIT]()
 
 
 def json_answer(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, RootModel
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from penstock.core.settings import Routing
 from penstock.telemetry import live_view
@@ -22,6 +22,12 @@ Outputs come as bytes where `binary_data` (one output) or `binary_data_output` (
 travel as bytes only; NaN is `null` in JSON; infinities and bytes that are not UTF-8 must be asked for as bytes.
 Bodies may be compressed (`Content-Encoding: gzip` or `deflate`), answers are where `Accept-Encoding` says so.
 `x-request-id`, `x-request-timeout-ms` and `traceparent` are understood."""
+
+
+GENERATE_DESCRIPTION = """Triton's generate extension, for any model. A key that is the name of an input is that input:
+a string, a number, a boolean, or a list of them; an object, or a list of objects, is its JSON text. Others, and those
+under `parameters`, are parameters of the request. The answer has each output under its name: one element as itself,
+others as a flat list."""
 
 
 class Error(BaseModel):
@@ -129,6 +135,25 @@ class InferAnswer(BaseModel):
     id: str | None = None
     parameters: Parameters | None = None
     outputs: list[InferAnswerOutput]
+
+
+class GenerateBody(BaseModel):
+    """The inputs of blocks that generate; any block's own inputs are taken by their names."""
+
+    model_config = ConfigDict(extra="allow")
+
+    text_input: str | list[str] | None = Field(None, description="The prompt as it is")
+    messages: list[dict[str, Any]] | str | None = Field(None, description="A chat, for the model's own template")
+    parameters: dict[str, Any] | None = Field(None, description="As docs/generation.md lists them; here or beside it")
+    id: str = ""
+
+
+class GenerateAnswer(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    model_name: str
+    model_version: str
+    text_output: str | list[str] | None = Field(None, description="And each other output of the block")
 
 
 class LoadBody(BaseModel):

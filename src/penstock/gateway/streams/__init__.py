@@ -1,1 +1,1 @@
-"""Clients' streams of requests, over gRPC and WebSockets."""
+"""Clients' streams of requests over gRPC and WebSockets, and answers as server-sent events."""

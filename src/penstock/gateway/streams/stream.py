@@ -41,9 +41,18 @@ class Exchange(Protocol[A_co]):
 
 
 class RequestStream(Generic[A]):
-    def __init__(self, serving: Serving, is_ordered: bool, where: str, admit: Callable[[], Principal]) -> None:
-        """`where` names the edge in the log; `admit` raises where the client is admitted no more."""
+    def __init__(
+        self,
+        serving: Serving,
+        is_ordered: bool,
+        where: str,
+        admit: Callable[[], Principal],
+        is_single: bool = False,
+    ) -> None:
+        """`where` names the edge in the log; `admit` raises where the client is admitted no more; `is_single`: the
+        client wants one answer to each request wherever the model can give one."""
         self._serving = serving
+        self._is_single = is_single
         self._admit = admit
         self._where = where
         self._admission = serving.admission
@@ -112,13 +121,16 @@ class RequestStream(Generic[A]):
             self._put(self._buffer.begin(exchange.size_bytes, is_decoupled=False), *exchange.refuse(request))
             return
         block = self._resolve(request)
-        slot = self._buffer.begin(exchange.size_bytes, block is not None and block.settings.is_decoupled)
+        slot = self._buffer.begin(exchange.size_bytes, block is not None and self._has_several(block))
         task = asyncio.create_task(self._answer(request, block, exchange, slot))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
+    def _has_several(self, block: BlockDescription) -> bool:
+        return block.settings.is_decoupled if self._is_single else block.settings.may_stream
+
     def _resolve(self, request: InferRequest) -> BlockDescription | None:
-        """The order of the answers depends on whether the block is decoupled."""
+        """The order of the answers depends on whether the block may give several."""
         try:
             return self._serving.resolver.choose(request)
         except PenstockError:

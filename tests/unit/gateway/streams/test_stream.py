@@ -79,7 +79,8 @@ class Serving:
         if model == "unknown":
             raise UnknownModel("unknown")
         self.resolved.append(model)
-        return SimpleNamespace(model=model, settings=SimpleNamespace(is_decoupled=model.startswith("many")))
+        settings = SimpleNamespace(is_decoupled=model.startswith("many"), may_stream=model.startswith(("many", "text")))
+        return SimpleNamespace(model=model, settings=settings)
 
     async def serve(self, request: InferRequest, block: Any) -> InferResponse:
         assert (block.model if block else "unknown") == request.model
@@ -116,13 +117,15 @@ class Serving:
 class Client:
     """One end of a stream, in the hands of the test."""
 
-    def __init__(self, serving: Serving, is_ordered: bool = True, empty_final: bool = False) -> None:
+    def __init__(
+        self, serving: Serving, is_ordered: bool = True, empty_final: bool = False, is_single: bool = False
+    ) -> None:
         self.read = 0  # messages that were asked for
         self.heard: list[str] = []
         self.may_hear = asyncio.Semaphore(0)
         self._said: asyncio.Queue[str | None] = asyncio.Queue()
         self._parameters = {EMPTY_FINAL: True} if empty_final else {}
-        made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test", serving.admit)
+        made: RequestStream[str] = RequestStream(cast(Any, serving), is_ordered, "test", serving.admit, is_single)
         self.task = asyncio.create_task(made.run(self._messages(), self._send))
 
     async def _messages(self) -> AsyncIterator[Exchange]:
@@ -218,6 +221,17 @@ async def test_a_decoupled_model_answers_often(serving: Serving) -> None:
     assert [answer for answer in heard if answer.startswith("many")] == ["many=0+", "many=1+", "many=2+"]
     assert "quick=ok" in heard
     assert serving.resolved == ["many", "quick"]
+
+
+async def test_what_may_be_streamed_is_whole_for_who_wants_it_so(serving: Serving) -> None:
+    client = Client(serving)
+    client.listen()
+    client.say("text")
+    assert await client.end() == ["text=0+", "text=1+", "text=2+"]
+    client = Client(serving, is_single=True)
+    client.listen()
+    client.say("text", "many")
+    assert await client.end() == ["text=ok", "many=0+", "many=1+", "many=2+"]
 
 
 async def test_the_empty_last_answer_is_sent_where_it_is_asked_for(serving: Serving) -> None:

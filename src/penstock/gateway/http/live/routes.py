@@ -1,7 +1,6 @@
 """The live view over HTTP: the page at `/` and the stream of events that it draws."""
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from importlib.resources import files
 
@@ -10,11 +9,13 @@ from fastapi.responses import Response
 
 from penstock.core.errors import Forbidden, InvalidRequest, Unauthenticated
 from penstock.core.principals import MEASURING
+from penstock.gateway import statuses
 from penstock.gateway.catalogue import SERVER_NAME
 from penstock.gateway.http import schemas
 from penstock.gateway.http.live.streams import LiveStreams, LiveWatch
-from penstock.gateway.http.message import Receive, Scope, Send, prefers_json
-from penstock.gateway.http.openapi import REF, Admit, Handler, Route, admitted, json_answer, routes_of
+from penstock.gateway.http.message import prefers_json
+from penstock.gateway.http.openapi import REF, Admit, Handler, Route, admit_again, admitted, json_answer, routes_of
+from penstock.gateway.streams.events import EVENT_STREAM, EventStream, event
 
 DEFAULT_INTERVAL_S = 1.0
 MIN_INTERVAL_S = 0.2
@@ -31,15 +32,10 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
     "vary": "accept",
 }
-STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
-]
 DESCRIPTION = """Server-sent events. Each is a `LiveEvent` in JSON: what the whole server (all gateways and workers) did
 since the last one, and what is inside now. The first comes after one interval, or at once where others watch with the
 same. A gateway holds a bounded number of streams and refuses more. A client that reads slowly misses events."""
-EVENTS = {"text/event-stream": {"schema": {"$ref": REF.format(model="LiveEvent")}}}
+EVENTS = {EVENT_STREAM: {"schema": {"$ref": REF.format(model="LiveEvent")}}}
 
 
 class LiveRest:
@@ -81,7 +77,9 @@ class LiveRest:
         query={"interval": "Seconds between events, 0.2 to 60; 1 where it is not given"},
     )
     async def live(self, request: Request) -> Response:
-        return _EventStream(self._streams.watch(_interval_s(request)), partial(self._admit, request, MEASURING))
+        watch = self._streams.watch(_interval_s(request))
+        events = _events(watch, partial(admit_again, request))
+        return EventStream(events, lambda error: event(statuses.told(error).encode()), send_s=SEND_S)
 
     def _part(self, name: str) -> Handler:
         async def part(request: Request) -> Response:
@@ -94,39 +92,17 @@ class LiveRest:
         return Response(self._files[name], headers=PAGE_HEADERS, media_type=media_type)
 
 
-class _EventStream(Response):
-    """Ends when its client leaves, when it takes nothing any more, when it is admitted no more, or with the watch."""
-
-    def __init__(self, watch: LiveWatch, admit: Callable[[], object]) -> None:
-        super().__init__()
-        self._watch = watch
-        self._admit = admit
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        leaving = asyncio.create_task(self._await_leaving(receive), name="live-client")
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
-            await _send(send, RETRY)
-            while (event := await self._watch.next()) is not None:
-                self._admit()
-                await _send(send, b"data: " + event + b"\n\n")
-            await _send(send, b"", is_last=True)
-        except (TimeoutError, Unauthenticated, Forbidden):
-            return  # the connection is closed with the answer unfinished
-        finally:
-            leaving.cancel()
-            self._watch.close()
-
-    async def _await_leaving(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self._watch.end()
-
-
-async def _send(send: Send, body: bytes, is_last: bool = False) -> None:
-    """Waits while the client's buffers are full."""
-    async with asyncio.timeout(SEND_S):
-        await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+async def _events(watch: LiveWatch, admit: Callable[[], object]) -> AsyncGenerator[bytes, None]:
+    """Until the watch ends, or who watches is admitted no more."""
+    try:
+        yield RETRY
+        while (found := await watch.next()) is not None:
+            admit()
+            yield event(found)
+    except (Unauthenticated, Forbidden):
+        return
+    finally:
+        watch.close()
 
 
 def _interval_s(request: Request) -> float:
