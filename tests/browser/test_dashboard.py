@@ -39,6 +39,25 @@ ASK = """path => new Promise((answered, failed) => {
     socket.onmessage = message => answered(message.data);
     socket.onerror = () => failed(new Error('the WebSocket failed'));
 })"""
+FIRST = {"count": 9, "mean_ms": 90.0, "p50_ms": 80.0, "p95_ms": 200.0, "p99_ms": 240.0}
+BETWEEN = {"count": 99, "mean_ms": 19.0, "p50_ms": 18.0, "p95_ms": 23.0, "p99_ms": 25.0}
+NONE = {"count": 0, "mean_ms": None, "p50_ms": None, "p95_ms": None, "p99_ms": None}
+GENERATING = {
+    "tokens_per_s": 412.0,
+    "prompt_tokens_per_s": 220.0,
+    "request_tokens_per_s": 51.5,
+    "answers": {"stop": 2.0},
+    "first_token": NONE,  # no answer is streamed: the engine's own is shown
+    "between_tokens": BETWEEN,
+    "engine_first_token": FIRST,
+    "engine_between_tokens": NONE,
+    "prefix_hits": 0.25,
+    "running": 8,
+    "waiting": 2,
+    "cache_blocks_used": 16,
+    "cache_blocks": 64,
+    "preemptions": {"count": 1, "total": 3},
+}
 PHONE = ViewportSize(width=390, height=844)
 
 
@@ -220,13 +239,24 @@ def take_screenshots(page: Page, folder: Path) -> None:
     page.set_viewport_size(before)
 
 
-def test_names_are_text_and_a_refused_stream_is_tried_again(browser: BrowserContext, server: ServerProcess) -> None:
+def check_generated_text(page: Page) -> None:
+    cells = page.locator("#generators td").all_inner_texts()
+    assert cells[1:8] == ["412", "51.5", "220", "80.0 ms", "240 ms", "18.0 ms", "25.0 ms"]
+    assert cells[8:] == ["8", "2", "16 of 64", "25 %", "3"]
+    expect(page.locator("#chart-tokens .legend")).to_contain_text("generated412")
+    expect(page.locator("#chart-first-token .legend")).to_contain_text("p99240 ms")
+
+
+def test_names_are_text_and_a_refused_stream_is_tried_again(
+    browser: BrowserContext, server: ServerProcess, tmp_path: Path
+) -> None:
     with httpx.stream("GET", f"{server.http_url}/v1/live?interval=0.2", timeout=30) as answer:
         event = json.loads(
             next(line for line in answer.iter_lines() if line.startswith("data: ")).removeprefix("data: ")
         )
     hostile = "<img src=x onerror=alert(1)>"
-    event["blocks"][0] |= {"model": hostile, "reason": hostile, "state": hostile}
+    event["generating"] = GENERATING
+    event["blocks"][0] |= {"model": hostile, "reason": hostile, "state": hostile, "generating": GENERATING}
     event["workers"][0]["id"] = hostile
     event["requests_by_model"] = {hostile: 5.0}
     event["work"]["by_code"] = {hostile: 5.0}
@@ -244,8 +274,10 @@ def test_names_are_text_and_a_refused_stream_is_tried_again(browser: BrowserCont
 
     page.route("**/v1/live", answer_stream)
     page.goto(server.http_url)
-    for place in ("#blocks", "#workers", "#chart-requests .legend", "#troubles"):
+    for place in ("#blocks", "#workers", "#chart-requests .legend", "#troubles", "#generators"):
         expect(page.locator(place)).to_contain_text(hostile)
+    check_generated_text(page)
+    take_screenshots(page, tmp_path)
     assert page.locator("img").count() == 0
     assert len(tries) >= 2
     assert [said for said in watch.complaints if "429" not in said] == []

@@ -1,7 +1,7 @@
 """`penstock status`: what a running server holds and how busy it is."""
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from penstock.cli.terminal.http import no_answer, open_path
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
 from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import InternalError, Unavailable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 PATH = "/v1/status"
 
@@ -69,3 +72,19 @@ def _print(http: str, found: dict[str, Any]) -> None:
         cells = (block["model"], block["version"], block["block_id"], block["state"])
         blocks.add_row(*cells, str(queue["waiting"]), str(queue["running"]), block["reason"])
     console.print(blocks if blocks.rows else "no model is deployed")
+    if generation := found.get("generation"):
+        _print_generation(console, {block["block_id"]: block["model"] for block in found["blocks"]}, generation)
+
+
+def _print_generation(console: "Console", models: dict[str, str], generation: dict[str, dict[str, int]]) -> None:
+    from rich.table import Table
+
+    names = ("running", "waiting", "cache blocks", "prompt tokens", "prefix hits", "generated", "preemptions")
+    table = Table("generates text", *names)
+    for block_id, told in generation.items():
+        cache = f"{told['cache_blocks_used']} of {told['cache_blocks']}"
+        hits = "-" if told["cached_tokens"] < 0 else str(told["cached_tokens"])
+        counts = (told["prompt_tokens"], hits, told["generated_tokens"], told["preemptions"])
+        cells = (told["running"], told["waiting"], cache, *counts)
+        table.add_row(models.get(block_id, block_id), *map(str, cells))
+    console.print(table)

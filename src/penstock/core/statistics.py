@@ -1,7 +1,9 @@
 """What a block has done since its worker started, in the terms of the protocol's ModelStatistics."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+from penstock.core.generation import GenerationStanding
 
 DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
 BATCH_DURATIONS = DURATIONS[3:]
@@ -47,6 +49,7 @@ class BlockStatistics:
     compute_output: Duration = field(default_factory=Duration)
     batches: dict[int, BatchStatistics] = field(default_factory=dict)
     closed: dict[str, int] = field(default_factory=dict)
+    generation: GenerationStanding | None = None  # of one that generates text
 
     def merge(self, other: "BlockStatistics") -> None:
         self.last_inference_ms = max(self.last_inference_ms, other.last_inference_ms)
@@ -58,6 +61,21 @@ class BlockStatistics:
             self.batches.setdefault(rows, BatchStatistics()).merge(batch)
         for reason, count in other.closed.items():
             self.closed[reason] = self.closed.get(reason, 0) + count
+        if other.generation is not None:
+            self.generation = add_standings(self.generation or GenerationStanding(), other.generation)
+
+    def depart(self) -> None:
+        """Who counted is gone: what it had done stays, and it does nothing any more."""
+        if (standing := self.generation) is not None:
+            standing.running = standing.waiting = standing.cache_blocks = standing.cache_blocks_used = 0
+
+
+def add_standings(a: GenerationStanding, b: GenerationStanding) -> GenerationStanding:
+    """What one engine does not tell is what the other told."""
+    both = {each.name: getattr(a, each.name) + getattr(b, each.name) for each in fields(GenerationStanding)}
+    if min(a.cached_tokens, b.cached_tokens) < 0:
+        both["cached_tokens"] = max(a.cached_tokens, b.cached_tokens)
+    return GenerationStanding(**both)
 
 
 def summed(found: Iterable[BlockStatistics]) -> list[BlockStatistics]:

@@ -8,7 +8,7 @@ from penstock.core.blocks import BlockDescription, Control
 from penstock.core.error_text import for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.principals import Principal
-from penstock.core.settings import Routing
+from penstock.core.settings import GENERATE, Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
@@ -104,6 +104,13 @@ class Catalogue:
             and version in ("", found.version)
             and principal.may_ask(found.model, found.block_id)
         ]
+
+    async def generation(self) -> dict[str, dict[str, int]]:
+        """How the engines of blocks that generate text stand, by block; asked from the workers where there are any."""
+        if not any(block.settings.task == GENERATE for block in self.resolver.blocks()):
+            return {}
+        found = await self._dispatcher.statistics()
+        return {each.block_id: asdict(each.generation) for each in found if each.generation is not None}
 
     # --- the repository
 

@@ -97,12 +97,12 @@ class Overview:
             load.waiting,
             load.busy,
             load.instances,
-            [BlockOnWorker(block_id, *_of(count)) for block_id, count in load.counts.items()],
+            [_on_worker(block_id, count) for block_id, count in load.counts.items()],
         )
 
 
-def _of(count: BlockCount) -> tuple[int, int, float]:
-    return count.requests, count.errors, count.latency_s
+def _on_worker(block_id: str, count: BlockCount) -> BlockOnWorker:
+    return BlockOnWorker(block_id, count.requests, count.errors, count.latency_s, count.generation)
 
 
 def _add(totals: dict[Key, ModelAnswers], more: Iterable[ModelAnswers]) -> None:

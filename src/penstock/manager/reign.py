@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
 from penstock.core.cluster.access_view import AccessView
+from penstock.core.generation import GenerationStanding
 from penstock.core.routes import NameRoute
 from penstock.manager.deployed_block import DeployedBlock, WorkerState
 from penstock.manager.desired import DesiredState, Folded, PresentWorkers
@@ -64,6 +65,7 @@ class BlockCount:
     requests: int = 0
     errors: int = 0
     latency_s: float = 0.0
+    generation: GenerationStanding | None = None  # of one that generates text
 
 
 @dataclass(slots=True)

@@ -42,6 +42,7 @@ from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
 from penstock.wire.failures import encode_failure
+from penstock.wire.forms import decode_standing
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -284,8 +285,13 @@ def _load(load: pb.WorkerLoad) -> Load:
         load.waiting,
         load.busy,
         load.instances,
-        {each.block_id: BlockCount(each.requests, each.errors, each.latency_s) for each in load.counts},
+        {each.block_id: _count(each) for each in load.counts},
     )
+
+
+def _count(told: pb.BlockCounts) -> BlockCount:
+    generation = decode_standing(told.generation) if told.HasField("generation") else None
+    return BlockCount(told.requests, told.errors, told.latency_s, generation)
 
 
 def _counts(counts: pb.AnswerCounts) -> AnswerCounts:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from penstock.core.blocks import BlockDescription
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.routes import NameRoute
-from penstock.core.settings import Routing
+from penstock.core.settings import GENERATE, Routing
 from penstock.serving.controls import TIMEOUT, ControlReader
+from penstock.serving.pace import TokenPaces
 from penstock.serving.watches import BlockWatch, Watches
 from penstock.telemetry.metrics import ServingMetrics
 from penstock.telemetry.tally import Tallies
@@ -27,6 +28,7 @@ class BlockMetrics:
         self._request_seconds = tallies.histogram(metrics.request_seconds.labels(*labels))
         self._admit_seconds = tallies.histogram(metrics.admit_seconds.labels(*labels))
         self._reply_seconds = tallies.histogram(metrics.reply_seconds.labels(*labels))
+        self.paces = TokenPaces(metrics, block, tallies) if block.settings.task == GENERATE else None
 
     def answered(self, request: InferRequest, start: float, routed: float, end: float, response: InferResponse) -> None:
         timing = response.timing
@@ -53,6 +55,7 @@ class Plan:
         self.is_decoupled = settings.is_decoupled
         self.may_stream = settings.may_stream
         self.answered = metrics.answered
+        self.paces = metrics.paces  # None: it generates no text
 
     def read(self, request: InferRequest) -> float:
         """Sets what the request asks of the server, and returns the seconds that it has.

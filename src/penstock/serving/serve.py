@@ -16,6 +16,7 @@ from penstock.serving.admission import Admission
 from penstock.serving.cache.responses import ResponseCache
 from penstock.serving.callers import CallerCounts
 from penstock.serving.meter import Meter, Metered
+from penstock.serving.pace import StreamPace
 from penstock.serving.plans import Plan, Plans
 from penstock.serving.resolve import Resolver
 from penstock.serving.sessions.ordered import OrderedSessions
@@ -88,8 +89,11 @@ class Serving:
                         made = self.sessions.stream(block, request, admitted.deadline, self.dispatcher.stream)
                     else:
                         made = self.dispatcher.stream(block, request, admitted.deadline)
+                    pace = StreamPace(plan.paces, admitted.start) if plan.paces is not None else None
                     async with aclosing(made) as answers:
                         async for response in answers:
+                            if pace is not None:
+                                pace.answered(response, now())
                             if not response.is_final and admitted.metered is not None:
                                 admitted.metered.answered(response)
                             admitted.response = response
@@ -129,12 +133,13 @@ class _Admitted:
         "_routed",
         "_serving",
         "_span",
-        "_start",
         "deadline",
         "metered",
         "plan",
         "response",
+        "start",
     )
+    start: float  # when it came
     plan: Plan
     deadline: float
     response: InferResponse  # the last one
@@ -142,7 +147,7 @@ class _Admitted:
     _routed: float  # when admission and resolution were done
 
     def __init__(self, serving: Serving, request: InferRequest, block: BlockDescription | None) -> None:
-        self._start = now()
+        self.start = now()
         self._serving = serving
         self._request = request
         self._block = block
@@ -161,7 +166,7 @@ class _Admitted:
                 if block.max_batch_size:
                     serving.admission.check_rows(request)
                 plan = self.plan = serving.plans.of(block)
-                self.deadline = self._start + plan.read(request)
+                self.deadline = self.start + plan.read(request)
             except BaseException:
                 serving.admission.release(request)
                 raise
@@ -181,7 +186,7 @@ class _Admitted:
             self._fail(error, self.plan.block, self.plan)
             return
         response = self.response
-        self.plan.answered(self._request, self._start, self._routed, now(), response)
+        self.plan.answered(self._request, self.start, self._routed, now(), response)
         if self._request.principal.key_id:
             self._serving.callers.answered(self._request.principal)
         if self._span is not None:

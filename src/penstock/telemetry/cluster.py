@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.core.generation import GenerationStanding
 from penstock.telemetry.metrics import SECONDS
 
 BOUNDS = tuple(floatToGoString(bound) for bound in (*SECONDS, inf))
@@ -34,6 +35,7 @@ class BlockOnWorker:
     requests: int
     errors: int
     latency_s: float  # the sum
+    generation: GenerationStanding | None = None  # of one that generates text
 
 
 @dataclass(slots=True)
@@ -77,6 +79,7 @@ class ClusterCollector(Collector):
         yield from self._rates()
         yield from self._uses()
         yield from self._shares()
+        yield from self._generations()
 
     def _control(self) -> Iterator[Metric]:
         found = self._figures
@@ -145,6 +148,32 @@ class ClusterCollector(Collector):
                 requests.add_metric((*labels, "error"), block.errors)
                 seconds.add_metric(labels, block.latency_s)
         yield from (requests, seconds)
+
+    def _generations(self) -> Iterator[Metric]:
+        """What each worker's engines that generate text do."""
+        both = ("worker", "block")
+        name = "penstock_cluster_worker"
+        running = GaugeMetricFamily(
+            f"{name}_generations", "Running sequences, waiting requests", labels=(*both, "state")
+        )
+        cache = GaugeMetricFamily(f"{name}_kv_cache_blocks", "In use, and there", labels=(*both, "kind"))
+        tokens = CounterMetricFamily(f"{name}_tokens", "Of prompts, and generated", labels=(*both, "kind"))
+        preemptions = CounterMetricFamily(f"{name}_preemptions", "Sequences put back", labels=both)
+        for worker in self._figures.workers:
+            for block in worker.blocks:
+                if (told := block.generation) is None:
+                    continue
+                labels = (worker.worker_id, block.block_id)
+                running.add_metric((*labels, "running"), told.running)
+                running.add_metric((*labels, "waiting"), told.waiting)
+                cache.add_metric((*labels, "used"), told.cache_blocks_used)
+                cache.add_metric((*labels, "all"), told.cache_blocks)
+                tokens.add_metric((*labels, "prompt"), told.prompt_tokens)
+                tokens.add_metric((*labels, "generated"), told.generated_tokens)
+                if told.cached_tokens >= 0:
+                    tokens.add_metric((*labels, "prefix_hit"), told.cached_tokens)
+                preemptions.add_metric(labels, told.preemptions)
+        yield from (running, cache, tokens, preemptions)
 
 
 def _counted(name: str, what: str, states: Iterable[str]) -> Metric:

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from penstock.telemetry.live_view import (
     Batches,
     BlockStanding,
+    Generating,
     Happened,
     InstancesAtWork,
     Latency,
@@ -44,8 +45,9 @@ def compare(before: Snapshot, after: Snapshot, seconds: float, at: float, standi
         work=_work(counts, seconds),
         now=_now(gauges),
         troubles=_troubles(counts, totals),
+        generating=_generating(counts, totals, gauges, seconds),
         requests_by_model=_rates(counts.by("model", "penstock_requests_total"), seconds),
-        blocks=[_block(block, counts, gauges, seconds) for block in standing.blocks],
+        blocks=[_block(block, counts, totals, gauges, seconds) for block in standing.blocks],
         workers=[
             _worker(name, known.get(name), grown.get(name, {}), after.get(name, nothing).gauges, seconds)
             for name in sorted(names)
@@ -170,10 +172,10 @@ def _troubles(counts: _Figures, totals: _Figures) -> Troubles:
     )
 
 
-def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: float) -> LiveBlock:
+def _block(block: BlockStanding, counts: _Figures, totals: _Figures, gauges: _Figures, seconds: float) -> LiveBlock:
     jobs = gauges.having(("block", block.block_id)).by("state", "penstock_queue_jobs")
     its = (("model", block.model), ("version", block.version))
-    counts, gauges = counts.having(*its), gauges.having(*its)
+    counts, totals, gauges = counts.having(*its), totals.having(*its), gauges.having(*its)
     return LiveBlock(
         **asdict(block),
         waiting=round(jobs.get("waiting", 0)),
@@ -181,6 +183,33 @@ def _block(block: BlockStanding, counts: _Figures, gauges: _Figures, seconds: fl
         waiting_on_workers=round(gauges.total("penstock_worker_waiting")),
         instances=_instances(counts, gauges, seconds),
         work=_work(counts, seconds),
+        generating=_generating(counts, totals, gauges, seconds),
+    )
+
+
+def _generating(counts: _Figures, totals: _Figures, gauges: _Figures, seconds: float) -> Generating | None:
+    if not totals.total("penstock_generation_steps_total"):
+        return None
+    prompt, rate = counts.total("penstock_prompt_tokens_total"), "penstock_request_tokens_per_second"
+    ended = sum(counts.by("le", f"{rate}_bucket").values())
+    states, blocks = gauges.by("state", "penstock_generations"), gauges.by("kind", "penstock_kv_cache_blocks")
+    tells = totals.total("penstock_prefix_hit_tokens_total") > 0
+    preempted = "penstock_preemptions_total"
+    return Generating(
+        tokens_per_s=_per_s(counts.total("penstock_generated_tokens_total"), seconds),
+        prompt_tokens_per_s=_per_s(prompt, seconds),
+        request_tokens_per_s=round(counts.total(f"{rate}_sum") / ended, 2) if ended else None,
+        answers=_rates(counts.by("finish", "penstock_generated_answers_total"), seconds),
+        first_token=_latency(counts, "time_to_first_token"),
+        between_tokens=_latency(counts, "time_between_tokens"),
+        engine_first_token=_latency(counts, "engine_time_to_first_token"),
+        engine_between_tokens=_latency(counts, "engine_time_between_tokens"),
+        prefix_hits=round(counts.total("penstock_prefix_hit_tokens_total") / prompt, 4) if tells and prompt else None,
+        running=round(states.get("running", 0)),
+        waiting=round(states.get("waiting", 0)),
+        cache_blocks_used=round(blocks.get("used", 0)),
+        cache_blocks=round(blocks.get("all", 0)),
+        preemptions=Happened(round(counts.total(preempted)), round(totals.total(preempted))),
     )
 
 
@@ -193,9 +222,10 @@ def _worker(
 ) -> LiveWorker:
     counts, gauges = _Figures([grown]), _Figures([at_work])
     batches = _batches(counts, seconds)
+    tokens_per_s = _per_s(counts.total("penstock_generated_tokens_total"), seconds)
     if standing is None:
         nothing = InstancesAtWork(0, 0, None)
-        return LiveWorker(name, "gone", None, 0, 0, [], 0, nothing, batches.per_s, batches.rows_per_s)
+        return LiveWorker(name, "gone", None, 0, 0, [], 0, nothing, batches.per_s, batches.rows_per_s, tokens_per_s)
     return LiveWorker(
         id=name,
         state="ready" if standing.blocks else "empty",
@@ -207,6 +237,7 @@ def _worker(
         instances=_instances(counts, gauges, seconds),
         batches_per_s=batches.per_s,
         rows_per_s=batches.rows_per_s,
+        tokens_per_s=tokens_per_s,
     )
 
 

@@ -26,6 +26,32 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
+class Happened:
+    count: int  # between the looks
+    total: int  # since the server started
+
+
+@dataclass(frozen=True, slots=True)
+class Generating:
+    """Text that was generated between the looks, and how its engines stand at the second."""
+
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    request_tokens_per_s: float | None  # of an answer, after its first token: the mean of those that ended
+    answers: Rates  # that ended, by why
+    first_token: Latency  # as callers see it whose answers are streamed
+    between_tokens: Latency
+    engine_first_token: Latency  # on workers, of all answers
+    engine_between_tokens: Latency
+    prefix_hits: float | None  # share of the prompts' tokens; none where there were no prompts, or no engine tells
+    running: int  # sequences
+    waiting: int  # requests
+    cache_blocks_used: int
+    cache_blocks: int
+    preemptions: Happened
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What was done between the looks: by the whole server, or for one block."""
 
@@ -46,12 +72,6 @@ class Now:
     running: int
     waiting_on_workers: int
     gateway_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    count: int  # between the looks
-    total: int  # since the server started
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +131,7 @@ class LiveBlock(BlockStanding):
     waiting_on_workers: int
     instances: InstancesAtWork
     work: Work
+    generating: Generating | None = None  # none: it has not generated text
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +148,7 @@ class LiveWorker:
     instances: InstancesAtWork
     batches_per_s: float
     rows_per_s: float
+    tokens_per_s: float = 0.0  # generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,3 +165,4 @@ class LiveView:
     requests_by_model: Rates
     blocks: list[LiveBlock]
     workers: list[LiveWorker]
+    generating: Generating | None = None  # of all blocks; none: no text has been generated

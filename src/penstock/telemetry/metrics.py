@@ -37,6 +37,17 @@ SECONDS = (
     30,
 )
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Of generated text: a small model makes a token in some milliseconds, a long prompt may take a minute before its first.
+FIRST_TOKEN_SECONDS = (
+    *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75),
+    *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160),
+)
+TOKEN_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10),
+)
+TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+TOKENS_PER_S = (1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1000)
 MODEL = ("model", "version")
 
 
@@ -116,6 +127,18 @@ class ServingMetrics(_Metrics):
             "shadow_requests", "Copies of requests, by what came of them", *MODEL, "outcome"
         )
         self.shadow_seconds = self._histogram("shadow_seconds", "Copies that succeeded, from sending to answer", *MODEL)
+        self.first_token_seconds = self._histogram(
+            "time_to_first_token_seconds",
+            "Streamed text, from arrival to the first token at the door",
+            *MODEL,
+            buckets=FIRST_TOKEN_SECONDS,
+        )
+        self.between_tokens_seconds = self._histogram(
+            "time_between_tokens_seconds",
+            "Streamed text, from token to token at the door",
+            *MODEL,
+            buckets=TOKEN_SECONDS,
+        )
 
 
 class RouterMetrics(_Metrics):
@@ -206,3 +229,37 @@ class WorkerMetrics(_Metrics):
         self.instances = self._gauge("instances", "Instances", *MODEL, "state")
         self.waiting = self._gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
         self.memory_bytes = self._gauge("worker_memory_bytes", "Resident memory", "worker")
+        self.generation = GenerationMetrics(registry)
+
+
+class GenerationMetrics(_Metrics):
+    """What engines that generate text do on a worker, whether their answers are streamed or not."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__(registry)
+        self.first_token_seconds = self._histogram(
+            "engine_time_to_first_token_seconds",
+            "From arrival on the worker to the first token",
+            *MODEL,
+            buckets=FIRST_TOKEN_SECONDS,
+        )
+        self.between_tokens_seconds = self._histogram(
+            "engine_time_between_tokens_seconds", "From token to token of a choice", *MODEL, buckets=TOKEN_SECONDS
+        )
+        self.request_prompt_tokens = self._histogram(
+            "request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS
+        )
+        self.request_generated_tokens = self._histogram(
+            "request_generated_tokens", "Tokens in a choice that has ended", *MODEL, buckets=TOKENS
+        )
+        self.request_tokens_per_s = self._histogram(
+            "request_tokens_per_second", "Tokens a second of a choice, after its first", *MODEL, buckets=TOKENS_PER_S
+        )
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts", *MODEL)
+        self.cached_tokens = self._counter("prefix_hit_tokens", "Of those, found in the prefix cache", *MODEL)
+        self.generated_tokens = self._counter("generated_tokens", "Tokens generated", *MODEL)
+        self.finished = self._counter("generated_answers", "Choices that have ended, by why", *MODEL, "finish")
+        self.preemptions = self._counter("preemptions", "Sequences put back for want of cache blocks", *MODEL)
+        self.steps = self._counter("generation_steps", "Steps of the engine", *MODEL)
+        self.generations = self._gauge("generations", "Sequences that run, requests that wait", *MODEL, "state")
+        self.cache_blocks = self._gauge("kv_cache_blocks", "Blocks of the KV cache", *MODEL, "kind")

@@ -30,9 +30,9 @@ class HistogramTally:
         self._counts = [0] * len(self._bounds)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
 
     def flush(self) -> None:
         # The library observes one value at a time; its parts take the sums of many.

@@ -1,12 +1,14 @@
 """What travels beside tensors, to and from its wire form: block descriptions, statistics."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import WireError
+from penstock.core.generation import GenerationStanding
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
 
@@ -40,13 +42,24 @@ def _encode(block: BlockStatistics) -> pb.BlockStatistics:
         for rows, batch in sorted(block.batches.items())
     ]
     every = durations(block, DURATIONS, pb.Duration)
-    return pb.BlockStatistics(**_plain(block), closed=block.closed, batches=batches, **every)
+    generation = encode_standing(block.generation)
+    return pb.BlockStatistics(**_plain(block), closed=block.closed, batches=batches, generation=generation, **every)
 
 
 def _decode(message: pb.BlockStatistics) -> BlockStatistics:
     batches = {batch.rows: BatchStatistics(**durations(batch, BATCH_DURATIONS, Duration)) for batch in message.batches}
     every = durations(message, DURATIONS, Duration)
-    return BlockStatistics(**_plain(message), closed=dict(message.closed), batches=batches, **every)
+    found = BlockStatistics(**_plain(message), closed=dict(message.closed), batches=batches, **every)
+    found.generation = decode_standing(message.generation) if message.HasField("generation") else None
+    return found
+
+
+def encode_standing(standing: GenerationStanding | None) -> pb.GenerationStanding | None:
+    return None if standing is None else pb.GenerationStanding(**asdict(standing))
+
+
+def decode_standing(message: pb.GenerationStanding) -> GenerationStanding:
+    return GenerationStanding(*(getattr(message, each.name) for each in fields(GenerationStanding)))
 
 
 def _plain(block: object) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from penstock.core.errors import NameTaken
 from penstock.core.statistics import BlockStatistics
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
+from penstock.wire.forms import encode_standing
 from penstock.wire.heard import Heard, Verdict
 from penstock.wire.leader import Leader
 from penstock.worker.machine import Machine
@@ -205,4 +206,5 @@ def _counts(block: BlockStatistics) -> pb.BlockCounts:
         requests=block.success.count + block.fail.count,
         errors=block.fail.count,
         latency_s=(block.success.ns + block.fail.ns) / 1e9,
+        generation=encode_standing(block.generation),
     )

@@ -22,6 +22,19 @@ STATUS = {
     "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"}],
     "queues": {"blk-1": {"waiting": 4, "running": 5}},
     "limits": {"store": "redis", "away": True, "share": 0.5},
+    "generation": {
+        "blk-1": {
+            "running": 8,
+            "waiting": 1,
+            "cache_blocks": 64,
+            "cache_blocks_used": 16,
+            "steps": 5,
+            "prompt_tokens": 311,
+            "cached_tokens": -1,
+            "generated_tokens": 412,
+            "preemptions": 2,
+        }
+    },
 }
 
 
@@ -74,7 +87,9 @@ def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:
         "no graph",
     ):
         assert expected in shown
-    assert [cell.strip() for cell in shown.splitlines()[-2].split("│")][5:7] == ["4", "5"]
+    rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
+    assert next(row for row in rows if "blk-1" in row)[5:7] == ["4", "5"]
+    assert rows[-2][1:-1] == ["m", "8", "1", "16 of 64", "311", "-", "412", "2"]
 
 
 def test_json_is_the_servers(answer: type[Answer]) -> None:

@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.core.cluster.model_answers import ModelAnswers
+from penstock.core.generation import GenerationStanding
 from penstock.telemetry.cluster import (
     BlockFigures,
     BlockOnWorker,
@@ -65,6 +66,20 @@ def test_workers_use_and_saturation() -> None:
     assert found["penstock_cluster_worker_instances", ("w", "busy")] == 2
     assert found["penstock_cluster_worker_requests_total", ("w", "b", "ok")] == 15
     assert found["penstock_cluster_worker_seconds_total", ("w", "b")] == 1.25
+
+
+def test_engines_that_generate_text() -> None:
+    told = BlockOnWorker("b", 20, 5, 1.25, GenerationStanding(2, 3, 100, 40, 7, 50, -1, 60, 4))
+    found = read(
+        ClusterFigures(workers=[WorkerFigures("w", "alive", blocks=[told, BlockOnWorker("other", 1, 0, 1.0)])])
+    )
+    assert found["penstock_cluster_worker_generations", ("w", "b", "running")] == 2
+    assert found["penstock_cluster_worker_generations", ("w", "b", "waiting")] == 3
+    assert found["penstock_cluster_worker_kv_cache_blocks", ("w", "b", "used")] == 40
+    assert found["penstock_cluster_worker_tokens_total", ("w", "b", "generated")] == 60
+    assert ("penstock_cluster_worker_tokens_total", ("w", "b", "prefix_hit")) not in found  # it does not tell
+    assert found["penstock_cluster_worker_preemptions_total", ("w", "b")] == 4
+    assert ("penstock_cluster_worker_generations", ("w", "other", "running")) not in found
 
 
 def test_the_control_plane() -> None:

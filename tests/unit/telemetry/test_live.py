@@ -245,3 +245,44 @@ def test_the_reader_tells_processes_counts_and_gauges_apart(tmp_path: Path):
         assert found["worker-0"] == ProcessFigures({series("took_bucket", le="0.1"): 2.0})
     (tmp_path / "gauge_livesum_gateway-0.db").unlink()
     assert reader.read()["gateway-0"].gauges == {}
+
+
+def test_generated_text_its_pace_and_how_its_engines_stand():
+    before = {
+        "worker-0": {
+            series("penstock_generation_steps_total", **MINILM): 5.0,
+            series("penstock_generated_tokens_total", **MINILM): 100.0,
+        }
+    }
+    counts = {
+        series("penstock_generation_steps_total", **MINILM): 9.0,
+        series("penstock_generated_tokens_total", **MINILM): 180.0,
+        series("penstock_prompt_tokens_total", **MINILM): 60.0,
+        series("penstock_prefix_hit_tokens_total", **MINILM): 15.0,
+        series("penstock_preemptions_total", **MINILM): 2.0,
+        series("penstock_generated_answers_total", finish="stop", **MINILM): 4.0,
+        series("penstock_request_tokens_per_second_bucket", le="30.0", **MINILM): 4.0,
+        series("penstock_request_tokens_per_second_sum", **MINILM): 100.0,
+        **timed("engine_time_to_first_token", {"0.1": 4.0}, 0.2, **MINILM),
+    }
+    gauges = {
+        series("penstock_generations", state="running", **MINILM): 3.0,
+        series("penstock_generations", state="waiting", **MINILM): 1.0,
+        series("penstock_kv_cache_blocks", kind="used", **MINILM): 20.0,
+        series("penstock_kv_cache_blocks", kind="all", **MINILM): 80.0,
+    }
+    at_doors = timed("time_to_first_token", {"0.1": 2.0}, 0.12, **MINILM)
+    live = look(before, {"worker-0": (counts, gauges), "gateway-0": at_doors})
+    found = live.generating
+    assert found is not None
+    assert found == live.blocks[0].generating
+    assert live.blocks[1].generating is None
+    assert (found.tokens_per_s, found.prompt_tokens_per_s, found.request_tokens_per_s) == (40.0, 30.0, 25.0)
+    assert (found.answers, found.prefix_hits) == ({"stop": 2.0}, 0.25)
+    assert (found.first_token.count, found.first_token.mean_ms) == (2, 60.0)
+    assert (found.engine_first_token.count, found.engine_first_token.mean_ms) == (4, 50.0)
+    assert found.between_tokens.count == 0
+    assert (found.running, found.waiting, found.cache_blocks_used, found.cache_blocks) == (3, 1, 20, 80)
+    assert found.preemptions == Happened(2, 2)
+    assert live.workers[0].tokens_per_s == 40.0
+    assert look({}, {"worker-0": requests(1)}).generating is None

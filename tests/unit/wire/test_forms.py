@@ -1,5 +1,6 @@
 """Statistics over the wire: everything that a worker counted arrives."""
 
+from penstock.core.generation import GenerationStanding
 from penstock.core.statistics import BatchStatistics, BlockStatistics, Duration, summed
 from penstock.wire.forms import decode_statistics, encode_statistics
 
@@ -18,6 +19,7 @@ COUNTED = BlockStatistics(
     compute_output=Duration(6, 600),
     batches={8: BatchStatistics(Duration(1, 2), Duration(3, 4), Duration(5, 6)), 1: BatchStatistics()},
     closed={"rows": 3, "delay": 4},
+    generation=GenerationStanding(1, 2, 30, 4, 5, 6, -1, 8, 9),
 )
 
 
@@ -34,3 +36,15 @@ def test_sums_have_each_block_once() -> None:
     assert (twice.success, twice.compute_output) == (Duration(2, 200), Duration(12, 1200))
     assert twice.batches[8].compute_infer == Duration(6, 8)
     assert twice.closed == {"rows": 6, "delay": 8}
+    assert twice.generation == GenerationStanding(2, 4, 60, 8, 10, 12, -1, 16, 18)
+
+
+def test_an_engine_that_does_not_tell_hides_no_others_prefix_hits() -> None:
+    told = BlockStatistics("blk", "m", "1", generation=GenerationStanding(cached_tokens=7))
+    assert summed([told, COUNTED])[0].generation == GenerationStanding(1, 2, 30, 4, 5, 6, 7, 8, 9)
+
+
+def test_who_is_gone_does_nothing_any_more_and_has_done_what_it_did() -> None:
+    gone = BlockStatistics("blk", "m", "1", generation=GenerationStanding(1, 2, 30, 4, 5, 6, 7, 8, 9))
+    gone.depart()
+    assert gone.generation == GenerationStanding(0, 0, 0, 0, 5, 6, 7, 8, 9)

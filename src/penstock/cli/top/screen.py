@@ -10,9 +10,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.telemetry.live_view import Happened, LiveBlock, LiveView, LiveWorker
+from penstock.telemetry.live_view import Generating, Happened, LiveBlock, LiveView, LiveWorker
 
-FIXED_LINES = 19  # all but the rows of blocks and workers
+FIXED_LINES = 19  # all but the rows of blocks and workers, and what is said of generated text
+GENERATING_LINES = 2
 WIDE = 110
 WORKER_COLUMNS = 64  # of a worker's row, before the blocks that it holds
 BAR_CELLS = 24
@@ -32,7 +33,8 @@ def screen(http: str, history: History, width: int, height: int | None, trouble:
     if not history:
         return Text(f"reconnecting: {trouble}" if trouble else f"waiting for the first look at {http}", "yellow")
     view = history[-1]
-    left = None if height is None else max(2, height - FIXED_LINES)
+    fixed = FIXED_LINES + (GENERATING_LINES if view.generating is not None else 0)
+    left = None if height is None else max(2, height - fixed)
     workers = view.workers if left is None else view.workers[: max(1, left - len(view.blocks), left // 3)]
     blocks = view.blocks if left is None else _busiest(view.blocks, left - len(workers))
     phases: RenderableType = _phases(view)
@@ -75,12 +77,36 @@ def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
     yield _line("batches", f"[bold]{_number(batches.per_s)}[/] /s   {_number(batches.rows_mean)} rows{padding}")
     if not is_wide:
         yield _line("closed by", _shares(batches.closed))
+    if view.generating is not None:
+        yield from _generating(view.generating)
     troubles = [(each.name.replace("_", " "), getattr(view.troubles, each.name)) for each in fields(view.troubles)]
     yield _line("trouble", "   ".join(f"{name} {_happened(found)}" for name, found in troubles))
 
 
+def _generating(found: Generating) -> Iterable[RenderableType]:
+    cache = f"   cache {_cache(found)} of {found.cache_blocks}" if found.cache_blocks else ""
+    yield _line(
+        "text",
+        f"[bold]{_number(found.tokens_per_s)}[/] tokens/s   {_number(found.request_tokens_per_s)} each   "
+        f"running {found.running}   waiting {found.waiting}{cache}",
+    )
+    first = found.first_token if found.first_token.count else found.engine_first_token  # none is streamed
+    between = found.between_tokens if found.between_tokens.count else found.engine_between_tokens
+    prefix = "" if found.prefix_hits is None else f"   prefix {found.prefix_hits:.0%}"
+    preempted = f"   preempted {_happened({'': found.preemptions})}" if found.preemptions.total else ""
+    yield _line(
+        "first token",
+        f"p50 {_ms(first.p50_ms)}  p99 {_ms(first.p99_ms)} ms   next p50 {_ms(between.p50_ms)}  "
+        f"p99 {_ms(between.p99_ms)} ms   prompts {_number(found.prompt_tokens_per_s)}/s{prefix}{preempted}",
+    )
+
+
+def _cache(found: Generating) -> str:
+    return _share(found.cache_blocks_used / found.cache_blocks if found.cache_blocks else None)
+
+
 def _line(name: str, markup: str) -> Text:
-    line = Text.from_markup(f"[dim]{name:<11}[/]{markup}")
+    line = Text.from_markup(f"[dim]{name:<12}[/]{markup}")
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
@@ -119,6 +145,10 @@ def _sparks(history: History) -> Table:
     table = _table("the last looks", "")
     table.add_row("requests /s", _spark([view.work.requests_per_s for view in history]))
     table.add_row("p99", _spark([view.work.latency.p99_ms or 0.0 for view in history]))
+    if history[-1].generating is not None:
+        table.add_row(
+            "tokens /s", _spark([view.generating.tokens_per_s if view.generating else 0.0 for view in history])
+        )
     return table
 
 
@@ -139,9 +169,11 @@ def _busiest(blocks: Sequence[LiveBlock], number: int) -> Sequence[LiveBlock]:
 
 
 def _blocks(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Table:
+    blocks = list(blocks)
     wide = ("block",) if width >= WIDE else ()
+    text = ("tok/s", "cache") if width >= WIDE and any(block.generating for block in blocks) else ()
     table = _table(
-        _more("model", left_out), *wide, "state", "req/s", "p50", "p99", "wait", "run", "on w", "rows", "at work"
+        _more("model", left_out), *wide, "state", "req/s", "p50", "p99", "wait", "run", "on w", "rows", "at work", *text
     )
     table.columns[0].max_width = 40 if width >= WIDE else 22
     for block in blocks:
@@ -151,9 +183,13 @@ def _blocks(blocks: Iterable[LiveBlock], left_out: int, width: int) -> Table:
             f"{escape(block.model)}{version}", *([block.block_id] if wide else []), _state(block.state),
             _number(block.work.requests_per_s), _ms(latency.p50_ms), _ms(latency.p99_ms), str(block.waiting),
             str(block.running), str(block.waiting_on_workers), _number(batches.rows_mean),
-            _share(block.instances.busy_share),
+            _share(block.instances.busy_share), *(_text_cells(block.generating) if text else ()),
         )  # fmt: skip
     return table
+
+
+def _text_cells(found: Generating | None) -> tuple[str, str]:
+    return ("-", "-") if found is None else (_number(found.tokens_per_s), _cache(found))
 
 
 def _workers(workers: Iterable[LiveWorker], left_out: int, blocks: Sequence[LiveBlock], width: int) -> Table:

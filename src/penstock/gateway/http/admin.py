@@ -100,7 +100,9 @@ class AdminRest:
 
     @Route("GET", "/v1/status", "What runs, where, how much waits", needs=MEASURING, answer=schemas.Status)
     async def status(self, request: Request) -> Response:
-        return json_answer({**self._catalogue.status(), "limits": self._serving.meter.status()})
+        generation = await self._catalogue.generation()
+        shown = {**self._catalogue.status(), "limits": self._serving.meter.status(), "generation": generation}
+        return json_answer(shown)
 
     @Route(
         "GET",

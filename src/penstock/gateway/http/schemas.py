@@ -211,6 +211,7 @@ class Status(BaseModel):
     workers: list[dict[str, Any]]
     blocks: list[dict[str, Any]]
     limits: dict[str, Any]
+    generation: dict[str, dict[str, int]]  # by block that generates text: how its engines stand
 
 
 class RoutingBody(RootModel[Routing]):

@@ -452,7 +452,7 @@ class BatchStatistics(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., compute_input: _Optional[_Union[Duration, _Mapping]] = ..., compute_infer: _Optional[_Union[Duration, _Mapping]] = ..., compute_output: _Optional[_Union[Duration, _Mapping]] = ...) -> None: ...
 
 class BlockStatistics(_message.Message):
-    __slots__ = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count", "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "batches", "closed")
+    __slots__ = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count", "success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "batches", "closed", "generation")
     class ClosedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -474,6 +474,7 @@ class BlockStatistics(_message.Message):
     COMPUTE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     model: str
     version: str
@@ -488,4 +489,27 @@ class BlockStatistics(_message.Message):
     compute_output: Duration
     batches: _containers.RepeatedCompositeFieldContainer[BatchStatistics]
     closed: _containers.ScalarMap[str, int]
-    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., last_inference_ms: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., success: _Optional[_Union[Duration, _Mapping]] = ..., fail: _Optional[_Union[Duration, _Mapping]] = ..., queue: _Optional[_Union[Duration, _Mapping]] = ..., compute_input: _Optional[_Union[Duration, _Mapping]] = ..., compute_infer: _Optional[_Union[Duration, _Mapping]] = ..., compute_output: _Optional[_Union[Duration, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[BatchStatistics, _Mapping]]] = ..., closed: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    generation: GenerationStanding
+    def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., last_inference_ms: _Optional[int] = ..., inference_count: _Optional[int] = ..., execution_count: _Optional[int] = ..., success: _Optional[_Union[Duration, _Mapping]] = ..., fail: _Optional[_Union[Duration, _Mapping]] = ..., queue: _Optional[_Union[Duration, _Mapping]] = ..., compute_input: _Optional[_Union[Duration, _Mapping]] = ..., compute_infer: _Optional[_Union[Duration, _Mapping]] = ..., compute_output: _Optional[_Union[Duration, _Mapping]] = ..., batches: _Optional[_Iterable[_Union[BatchStatistics, _Mapping]]] = ..., closed: _Optional[_Mapping[str, int]] = ..., generation: _Optional[_Union[GenerationStanding, _Mapping]] = ...) -> None: ...
+
+class GenerationStanding(_message.Message):
+    __slots__ = ("running", "waiting", "cache_blocks", "cache_blocks_used", "steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PREEMPTIONS_FIELD_NUMBER: _ClassVar[int]
+    running: int
+    waiting: int
+    cache_blocks: int
+    cache_blocks_used: int
+    steps: int
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    preemptions: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., cache_blocks: _Optional[int] = ..., cache_blocks_used: _Optional[int] = ..., steps: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ...) -> None: ...

@@ -109,16 +109,18 @@ class WorkerLoad(_message.Message):
     def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., waiting: _Optional[int] = ..., busy: _Optional[int] = ..., instances: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
-    __slots__ = ("block_id", "requests", "errors", "latency_s")
+    __slots__ = ("block_id", "requests", "errors", "latency_s", "generation")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     requests: int
     errors: int
     latency_s: float
-    def __init__(self, block_id: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ...) -> None: ...
+    generation: _job_pb2.GenerationStanding
+    def __init__(self, block_id: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ..., generation: _Optional[_Union[_job_pb2.GenerationStanding, _Mapping]] = ...) -> None: ...
 
 class AnswerCounts(_message.Message):
     __slots__ = ("block_id", "answers", "errors", "latencies", "waiting", "is_control")

@@ -50,6 +50,8 @@ class Members:
             return None
         _forget_process(member)
         log.info("worker_gone", worker=member.worker_id, pid=member.pid, reason=reason)
+        for each in member.statistics:
+            each.depart()
         self._departed = summed([*self._departed, *member.statistics])
         return member
 

@@ -8,8 +8,10 @@ from penstock.telemetry.live import compare
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 from penstock.telemetry.snapshot import ProcessFigures, Series
 
+TEXT = ("generation_steps", "generated_tokens", "prompt_tokens", "preemptions")
 
-def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "") -> list[str]:
+
+def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "", generates: bool = False) -> list[str]:
     standing = Standing(
         "penstock",
         "9",
@@ -26,7 +28,9 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "")
     )
     last = f"[red]a-model-with-a-long-name-{blocks - 1}"
     labels = frozenset({"code": "a_code_of_some_length", "model": last, "version": "12"}.items())
-    counts = {"gateway-0": ProcessFigures({Series("penstock_requests_total", labels): 123456.0})}
+    of_model = frozenset({"model": last, "version": "12"}.items())
+    text = {Series(f"penstock_{name}_total", of_model): 98765.0 for name in TEXT} if generates else {}
+    counts = {"gateway-0": ProcessFigures({Series("penstock_requests_total", labels): 123456.0, **text})}
     history = History()
     history.append(compare({}, counts, 1.0, 1000.0, standing))
     console = Console(width=width, height=height, record=True, force_terminal=False, color_system=None)
@@ -35,10 +39,11 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "")
     return capture.get().splitlines()
 
 
+@pytest.mark.parametrize("generates", [False, True])
 @pytest.mark.parametrize("width", [80, 140])
 @pytest.mark.parametrize(("blocks", "workers"), [(0, 0), (1, 1), (3, 2), (40, 1), (2, 20), (40, 20)])
-def test_it_fits(blocks: int, workers: int, width: int) -> None:
-    lines = drawn(blocks, workers, width, 24)
+def test_it_fits(blocks: int, workers: int, width: int, generates: bool) -> None:
+    lines = drawn(blocks, workers, width, 24, generates=generates)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
     (head,) = (line.split() for line in lines if line.startswith(("worker  ", "worker (")))
@@ -56,6 +61,14 @@ def test_the_busiest_block_is_shown_and_how_many_are_not() -> None:
 def test_a_taller_terminal_shows_all() -> None:
     lines = drawn(40, 3, 100, 70)
     assert sum("a-model" in line.split(" ")[0] for line in lines) == 40
+
+
+def test_generated_text_is_told_where_there_is_some() -> None:
+    lines = drawn(1, 1, 80, 24, generates=True)
+    assert any(line.startswith("text        98,765 tokens/s") for line in lines)
+    assert any(line.startswith("first token p50 -") for line in lines)
+    assert not any(line.startswith("text ") for line in drawn(1, 1, 80, 24))
+    assert "98,765" in next(line for line in drawn(1, 1, 140, 24, generates=True) if "blk-0" in line)
 
 
 def test_that_it_reconnects_is_in_the_first_line() -> None:

@@ -1,6 +1,7 @@
 // Watches /v1/live, keeps the last minutes, draws them, and comes back by itself when the server does.
 import { LineChart, WINDOW_S } from "./charts.js";
 import { bytes, count, ms, msNumber, msParts, percent } from "./format.js";
+import { showGenerating } from "./generation.js";
 import { showBlocks, showClosed, showPhases, showTroubles, showWorkers } from "./tables.js";
 
 const QUIET_MS = 5000; // without an event for so long, what is shown is old
@@ -95,6 +96,7 @@ function show(event) {
   showClosed(events.filter(each => each.at > event.at - 10));
   showTroubles(events);
   showBlocks(event.blocks);
+  showGenerating(events);
   showWorkers(event.workers, event.blocks);
   drawRequests(event.at);
   for (const name of Object.keys(valuesOf(event)))

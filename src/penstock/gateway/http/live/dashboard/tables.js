@@ -7,7 +7,7 @@ const CLOSED = { rows: "full of rows", tokens: "full of tokens", padding: "too m
 const byId = id => document.getElementById(id);
 
 // Keeps the cells of rows that stay, so that a selection or a scroll position survives the next second.
-function showRows(body, rows, whenNone) {
+export function showRows(body, rows, whenNone) {
   if (!rows.length) {
     const columns = body.parentNode.tHead.rows[0].cells.length;
     body.replaceChildren(make("tr", {}, make("td", { class: "none", colspan: columns }, whenNone)));
@@ -27,13 +27,13 @@ function showRows(body, rows, whenNone) {
 
 const pill = state => make("span", { class: "pill", "data-state": state }, state);
 
-function named(name, note, reason = "") {
+export function named(name, note, reason = "") {
   const cell = make("div", { class: "name" }, make("b", {}, name), make("small", {}, note));
   if (reason) cell.append(make("span", { class: "reason" }, reason));
   return cell;
 }
 
-function meter(text, share) {
+export function meter(text, share) {
   const bar = make("i");
   bar.style.setProperty("--share", share ?? 0);
   return make("span", { class: "meter" }, text, bar);
@@ -127,6 +127,7 @@ export function showWorkers(workers, blocks) {
       busy + idle ? `${busy} busy, ${idle} idle` : "–",
       busy + idle ? meter(`${percent(busy_share)} %`, busy_share) : "–",
       count(worker.jobs), count(worker.waiting), count(worker.batches_per_s), count(worker.rows_per_s),
+      count(worker.tokens_per_s),
     ]];
   }), "No worker is connected.");
 }
