@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.core.errors import PenstockError
+
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # why a choice has ended
 
 
@@ -63,10 +65,10 @@ class Progress:
     """What a generation has got in a step; with `failure` it is over."""
 
     number: int
-    deltas: Sequence[Delta] = ()
+    deltas: list[Delta] = field(default_factory=list)
     prompt_tokens: int = 0  # told with the first
     cached_tokens: int = -1  # of the prompt, that were computed before; -1: the engine does not tell
-    failure: tuple[str, str] | None = None  # an error's code and message
+    failure: PenstockError | None = None
     is_over: bool = False  # all its choices have ended
 
 

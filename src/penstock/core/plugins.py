@@ -28,7 +28,7 @@ TASKS = Kind(
 )
 ENGINES = Kind(
     "engine",
-    ("onnx", "openvino", "torch", "python"),
+    ("onnx", "openvino", "torch", "python", "genai"),
     "penstock.engines",
     ("load", "warm_up", "infer", "close"),
 )

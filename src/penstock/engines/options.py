@@ -29,3 +29,12 @@ class TorchOptions(Section):
     inputs: tuple[TensorOption, ...] = ()  # in the order of its arguments; a TorchScript file needs them
     outputs: tuple[TensorOption, ...] = ()
     compile: bool = False  # torch.compile, which takes minutes with the first requests
+
+
+class GenaiOptions(Section):
+    """How OpenVINO GenAI generates: what it may take of the machine."""
+
+    cache_mb: Annotated[int, Field(ge=16)] = 1024  # of keys and values, for all sequences together
+    max_batched_tokens: Annotated[int, Field(ge=16, le=65_536)] = 256  # that one step computes
+    prefix_caching: bool = True  # what begins like an earlier prompt is not computed again
+    nice: Annotated[int, Field(ge=0, le=19)] = 0  # 19: computes only when nobody else wants to

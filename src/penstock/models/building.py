@@ -33,6 +33,13 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
 
             timeouts = settings.timeouts
             return PythonEngine(spec, settings.python, hang_s=timeouts.request_s, load_s=timeouts.load_s)
+        case "genai":
+            from penstock.engines.genai.engine import GenaiEngine, GenerationLimits
+
+            timeouts = settings.timeouts
+            return GenaiEngine(
+                spec, settings.genai, GenerationLimits(), hang_s=timeouts.request_s, load_s=timeouts.load_s
+            )
     engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine
 

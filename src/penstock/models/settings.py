@@ -8,10 +8,10 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from penstock.core.plugins import ENGINES, TASKS, check_name
 from penstock.core.settings import BlockSettings, SharedSettings
 from penstock.core.yaml_file import Misfit
-from penstock.engines.options import PythonOptions, TorchOptions
+from penstock.engines.options import GenaiOptions, PythonOptions, TorchOptions
 from penstock.tasks.options import ClassifyOptions, EmbedOptions, ScoreOptions, UpscaleOptions
 
-DEFAULT_FILES = {"python": "model.py", "torch": "model.pt"}  # by engine; else model.onnx
+DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
 NETWORK_ENGINES = ("onnx", "openvino")  # their models are files that others can read, too
 INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
@@ -28,6 +28,7 @@ class ModelSettings(SharedSettings):
     upscale: UpscaleOptions = UpscaleOptions()
     python: PythonOptions = PythonOptions()
     torch: TorchOptions = TorchOptions()
+    genai: GenaiOptions = GenaiOptions()
     options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it; of a task or an engine that another package brings
 
     def instance_count(self, device: str = "cpu") -> int:
@@ -69,11 +70,13 @@ class ModelSettings(SharedSettings):
                 "precision",
                 "engine",
             )
-        if self.engine == "openvino" and self.instances.device not in ("auto", "cpu"):
+        if self.engine in ("openvino", "genai") and self.instances.device not in ("auto", "cpu"):
             message = (
                 f"instances.device {self.instances.device} needs engine: onnx or torch (OpenVINO serves on the CPU)"
             )
             raise Misfit(message, "instances.device", "engine")
+        if self.engine == "genai" and self.task != "generate":
+            raise Misfit("engine: genai needs task: generate", "engine", "task")
         if self.engine == "python" and self.task != "tensor":
             raise Misfit("engine: python needs task: tensor", "engine", "task")
         if self.engine == "python" and not (self.python.inputs and self.python.outputs):

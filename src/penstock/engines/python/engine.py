@@ -5,6 +5,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
+from penstock.engines.hosting.keeper import ProcessKeeper
 from penstock.engines.options import PythonOptions, TensorOption
-from penstock.engines.python.instance import PythonInstance
 from penstock.engines.python.limit import limit_bytes
 from penstock.engines.python.process import Program, PythonProcess
 from penstock.engines.python.requirements import check_requirements
@@ -51,7 +52,9 @@ class PythonEngine:
         self._names = [output.name for output in self._outputs]
         memory_bytes = limit_bytes(options.memory_mb, spec.instances)
         programs = [Program(spec, options, index, memory_bytes) for index in range(spec.instances)]
-        self._instances = [PythonInstance(program, load_s) for program in programs]
+        self._instances = [
+            ProcessKeeper(partial(PythonProcess, program), program.host.labels, load_s) for program in programs
+        ]
         self._homes: dict[str, PythonProcess] = {}  # by session
 
     def load(self) -> Signature:

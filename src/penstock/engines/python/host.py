@@ -5,12 +5,7 @@
 Nothing here or in what it imports knows of the worker: the model's code has the process for itself.
 """
 
-import ctypes
-import faulthandler
-import fcntl
-import io
 import os
-import signal
 import socket
 import sys
 import traceback
@@ -21,6 +16,7 @@ from typing import Any
 from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, InvalidRequest
 from penstock.core.tensors import TensorSpec, to_array
+from penstock.engines.hosting.inside import inherit
 from penstock.engines.python import model as python_model
 from penstock.engines.python.limit import MIB, is_out_of_memory, set_limit, widen_limit
 from penstock.engines.python.model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
@@ -28,7 +24,6 @@ from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.channel import Channel, PeerGone
 from penstock.wire.ipc.messages import Message
 
-PR_SET_PDEATHSIG = 1
 _OURS = (__file__, python_model.__file__)
 
 
@@ -202,24 +197,8 @@ def _failed(code: str, text: str, reason: str = "") -> Message:
     return Message("failed", {"code": code, "message": text, "reason": reason})
 
 
-def _end_with(parent: int) -> None:
-    """The process must not outlive its engine, however that ends; nor leave before it by a Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the engine that started this process is gone")
-
-
 def main() -> None:
-    connection, incoming, outgoing, parent = (int(word) for word in sys.argv[1:])
-    _end_with(parent)
-    del sys.argv[1:]
-    for fd in (connection, incoming, outgoing):
-        os.set_inheritable(fd, False)
-    # Not to fd 2 itself, which a model may close, or make something else of.
-    faulthandler.enable(fcntl.fcntl(2, fcntl.F_DUPFD_CLOEXEC, 100), all_threads=False)
-    assert isinstance(sys.stdout, io.TextIOWrapper)
-    sys.stdout.reconfigure(line_buffering=True)
+    connection, incoming, outgoing = inherit()
     with socket.socket(fileno=connection) as to_engine:  # closed even if threads of the model's keep the process
         ModelHost(Channel(to_engine, (Arena(outgoing),), (Arena(incoming),))).run()
 

@@ -1,13 +1,7 @@
 """One process of a Python model, from its start to its end, as the engine sees it."""
 
-import contextlib
 import itertools
-import os
-import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -19,18 +13,17 @@ from penstock.core.error_text import shorten
 from penstock.core.errors import EngineFailed, from_code
 from penstock.core.tensors import Tensor
 from penstock.engines.base import EngineSpec
+from penstock.engines.hosting.hosted import HostedProcess, HostProgram
+from penstock.engines.hosting.usage import used_bytes
 from penstock.engines.options import PythonOptions
 from penstock.engines.python.limit import MIB, says_no_memory
-from penstock.engines.python.output import ModelOutput
-from penstock.engines.python.usage import used_bytes
 from penstock.wire.ipc.arena import Arena
 from penstock.wire.ipc.channel import Channel, PeerGone
 from penstock.wire.ipc.messages import Message
 
 PING_S = 2.0
 WATCH_S = 1.0  # between two looks at its memory
-GRACE_S = 1.0  # from its last word, or a signal that it may answer, to its end
-THREAD_SETTINGS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+HOST = "penstock.engines.python.host"
 _DOING = {"load": "was loaded", "end_session": "ended a session", "close": "closed a stream"}
 
 
@@ -44,12 +37,9 @@ class Program:
     memory_bytes: int | None  # of each process; None: no limit
 
     @property
-    def model(self) -> str:
-        return self.spec.file.parent.parent.name
-
-    @property
-    def labels(self) -> dict[str, str | int]:
-        return {"model": self.model, "version": self.spec.file.parent.name, "instance": self.instance}
+    def host(self) -> HostProgram:
+        version = self.spec.file.parent
+        return HostProgram(HOST, version.parent.name, version.name, self.instance, self.spec.threads)
 
     def fields(self) -> dict[str, Any]:
         return {
@@ -58,7 +48,7 @@ class Program:
             "outputs": [(option.name, option.datatype, option.shape) for option in self.options.outputs],
             "is_decoupled": self.options.is_decoupled,
             "memory_bytes": self.memory_bytes,
-            "context": {**self.labels, "threads": self.spec.threads, "device": self.spec.device},
+            "context": {**self.host.labels, "threads": self.spec.threads, "device": self.spec.device},
         }
 
 
@@ -67,6 +57,7 @@ class PythonProcess:
 
     def __init__(self, program: Program) -> None:
         self.end = ""  # how it ended; empty while it runs
+        self._program = program
         self._limit = program.memory_bytes
         self._condemned = ""  # why it is being ended
         self._numbers = itertools.count(1)
@@ -80,17 +71,14 @@ class PythonProcess:
             stack.callback(from_model.close)
             self._arenas = (to_model, from_model)
             with theirs:
-                self._popen = _spawn((theirs.fileno(), to_model.fd, from_model.fd), program.spec.threads)
-            self.pid = self._popen.pid
-            self._pidfd = os.pidfd_open(self.pid)
-            stack.callback(os.close, self._pidfd)
-            assert self._popen.stdout is not None
-            assert self._popen.stderr is not None
-            self._output = ModelOutput(
-                program.model, program.instance, self._popen.stdout, self._popen.stderr, self._pidfd
-            )
-            self._channel = Channel(ours, (to_model,), (from_model,), self._pidfd)
+                self._hosted = HostedProcess(program.host, (theirs.fileno(), to_model.fd, from_model.fd))
+            self.pid = self._hosted.pid
+            stack.callback(self._hosted.close)
+            self._channel = Channel(ours, (to_model,), (from_model,), self._hosted.pidfd)
             self._open = stack.pop_all()
+
+    def load(self, timeout_s: float) -> None:
+        self.call("load", self._program.fields(), timeout_s)
 
     def call(self, kind: str, fields: dict[str, Any], timeout_s: float, tensors: Sequence[Tensor] = ()) -> Message:
         """The process's answer. Raises EngineFailed, or what the model raises of the caller's faults."""
@@ -147,16 +135,15 @@ class PythonProcess:
             self._lock.release()
 
     def kill(self) -> None:
-        if self._popen.returncode is None:
-            self._kill_all()
+        self._hosted.kill()
 
     def wait_end(self) -> None:
         """Meanwhile looks at its memory now and then: not all of it is what the system limits."""
-        while not self._has_ended_within(WATCH_S if self._limit else None):
+        while not self._hosted.has_ended_within(WATCH_S if self._limit else None):
             used_mib = self.memory_mib()
             if self._limit and used_mib > self._limit // MIB:
                 self._condemned = f"its memory came to {used_mib} MiB, {_limit(self._limit)}"
-                self._abort()
+                self._hosted.abort()
 
     def memory_mib(self) -> int:
         """What it and the processes that it made take, without what it shares with the engine."""
@@ -186,65 +173,19 @@ class PythonProcess:
 
         `hanging`: why it is to be ended, though it could go on. `lost`: what is wrong if it does not end by itself.
         """
-        if hanging or not self._has_ended_within(GRACE_S):
-            self._abort()
-        else:
-            lost = ""
-        self._kill_all()
-        code = self._popen.wait()
-        words = self._output.last_words(GRACE_S)
-        self.end = self._condemned or hanging or lost or _describe(code)
-        if code and self._limit and not self._condemned and says_no_memory(words):
+        ending = self._hosted.see_end(bool(hanging))
+        lost = "" if ending.was_its_own else lost
+        self.end = self._condemned or hanging or lost or ending.how
+        if ending.code and self._limit and not self._condemned and says_no_memory(ending.words):
             self.end += f", {_limit(self._limit)}"
-        return f"\n{words}" if words else ""
-
-    def _abort(self) -> None:
-        """Ends it by SIGABRT first: Python then writes where it was."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGABRT)
-        if not self._has_ended_within(GRACE_S):
-            self._kill_all()
+        return f"\n{ending.words}" if ending.words else ""
 
     def _end_out_of_memory(self) -> None:
         """It has answered, and what it leaked goes with it."""
-        self._kill_all()
-        self._popen.wait()
+        self._hosted.kill()
+        self._hosted.see_end()
         self.end = "it ran out of memory" + (f", {_limit(self._limit)}" if self._limit else "")
-
-    def _kill_all(self) -> None:
-        """Ends it and what it started, which would keep the memory, the ports and the GPU that its successor needs."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def _has_ended_within(self, timeout_s: float | None) -> bool:
-        poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
-
-
-def _spawn(fds: tuple[int, int, int], threads: int) -> "subprocess.Popen[bytes]":
-    # -P, -B: the folder that the server was started in is not the model's to import from, and a model's folder is
-    # not ours to write to.
-    program = [sys.executable, "-P", "-B", "-X", "utf8", "-m", "penstock.engines.python.host"]
-    return subprocess.Popen(
-        [*program, *(str(number) for number in (*fds, os.getpid()))],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=fds,
-        process_group=0,
-        env={**os.environ, **dict.fromkeys(THREAD_SETTINGS, str(threads))},
-    )
 
 
 def _limit(limit: int) -> str:
     return f"and it may have {limit // MIB} MiB (python.memory_mb)"
-
-
-def _describe(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {-code}, {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from penstock.engines.base import EngineSpec
+from penstock.engines.hosting import keeper
 from penstock.engines.options import PythonOptions, TensorOption
-from penstock.engines.python import instance as python_instance
 from penstock.engines.python.engine import PythonEngine
 
 MODELS = Path(__file__).parents[3] / "data" / "python_models"
@@ -23,7 +23,7 @@ StartPython = Callable[..., PythonEngine]
 @pytest.fixture
 def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartPython]:
     """Engines that are not loaded yet, of a file in tests/data/python_models or of the source itself."""
-    monkeypatch.setattr(python_instance, "PATIENCE_S", 60.0)  # however busy the machine is
+    monkeypatch.setattr(keeper, "PATIENCE_S", 60.0)  # however busy the machine is
     engines: list[PythonEngine] = []
 
     def start(

@@ -18,8 +18,8 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.engines.base import CallContext, ContextEngine, EngineSpec
+from penstock.engines.hosting import keeper
 from penstock.engines.options import PythonOptions
-from penstock.engines.python import instance as python_instance
 from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.model import MAX_ANSWER_BYTES, to_tensors
@@ -252,7 +252,7 @@ def test_a_model_that_hangs_is_ended_and_says_where_it_was(start_python: StartPy
 def test_a_model_that_cannot_be_started_again_is_down_until_it_can(
     start_python: StartPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(python_instance, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(keeper, "PATIENCE_S", 0.5)
     engine = start_python(*MISBEHAVING)
     engine.load()
     with pytest.raises(EngineFailed, match="exit code 6"):
@@ -265,7 +265,7 @@ def test_a_model_that_cannot_be_started_again_is_down_until_it_can(
         said = raised.value.message
     assert "it is broken" in engine.probe(0)
     (tmp_path / "mine" / "1" / "broken").unlink()
-    monkeypatch.setattr(python_instance, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(keeper, "PATIENCE_S", 60.0)
     pid(engine)
     assert engine.probe(0) == ""
 

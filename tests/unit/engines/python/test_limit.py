@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from benchmarks.waiting import eventually
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.engines.base import CallContext
+from penstock.engines.hosting.usage import descendants, used_bytes
 from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.limit import MIB, allowed_bytes, is_out_of_memory, limit_bytes
-from penstock.engines.python.usage import descendants, used_bytes
 from tests.unit.engines.python.conftest import StartPython
 from tests.unit.engines.python.test_engine import MISBEHAVING, X, do, pid
 

@@ -1,6 +1,6 @@
 """How many lines of a model may be logged."""
 
-from penstock.engines.python.output import Allowance
+from penstock.engines.hosting.output import Allowance
 
 
 def test_a_burst_and_then_so_many_a_second() -> None:

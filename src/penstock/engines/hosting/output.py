@@ -1,4 +1,4 @@
-"""What a Python model prints: line by line to the log, within what a log can bear."""
+"""What a model prints in its process: line by line to the log, within what a log can bear."""
 
 import contextvars
 import os

@@ -1,14 +1,15 @@
-"""One instance of a Python model: keeps a process running, and starts another when it ends."""
+"""One instance of a model that runs in processes: keeps one running, and starts another when it ends."""
 
 import contextvars
 import threading
 import time
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from penstock.core.backoff import Backoff
 from penstock.core.errors import EngineFailed, PenstockError
-from penstock.engines.python.process import Program, PythonProcess
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 30.0
@@ -19,23 +20,52 @@ log = structlog.get_logger()
 now = time.monotonic
 
 
-class PythonInstance:
+class KeptProcess(Protocol):
+    """What it is to an engine is the engine's affair. Its keeper's thread makes it, loads it and waits for its end."""
+
+    end: str  # how it ended; empty while it runs
+    pid: int
+
+    def load(self, timeout_s: float) -> None:
+        """Raises PenstockError where it cannot."""
+        ...
+
+    def problem(self) -> str: ...
+
+    def memory_mib(self) -> int: ...
+
+    def stop(self, timeout_s: float) -> None:
+        """Asks it to leave; where it cannot hear that for so long, it is killed."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def wait_end(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+P = TypeVar("P", bound=KeptProcess)
+
+
+class ProcessKeeper(Generic[P]):
     """A thread of its own makes the processes, as they end with the thread that made them."""
 
-    def __init__(self, program: Program, load_s: float) -> None:
-        self._program = program
+    def __init__(self, make: Callable[[], P], labels: Mapping[str, str | int], load_s: float) -> None:
+        self._make = make
+        self._labels = labels
         self._load_s = load_s
         self._changed = threading.Condition()
         # Below: changed by the keeper, under the condition.
-        self._process: PythonProcess | None = None  # loaded
-        self._loading: PythonProcess | None = None
+        self._process: P | None = None  # loaded
+        self._loading: P | None = None
         self._problem = ""  # why there is none
         self._restart_at = 0.0
         self._is_closing = False
         self._keeper = threading.Thread(
             target=contextvars.copy_context().run,
             args=(self._keep,),
-            name=f"{program.model}-{program.instance}-keeper",
+            name=f"{labels['model']}-{labels['instance']}-keeper",
             daemon=True,
         )
 
@@ -50,7 +80,7 @@ class PythonInstance:
                 return self._problem or "its process was not ready in time"
             return ""
 
-    def process(self) -> PythonProcess:
+    def process(self) -> P:
         """A process that has loaded the model; waits a little while it is being started again."""
         process = self._process
         if process is not None and not process.end:
@@ -91,7 +121,7 @@ class PythonInstance:
         if self._keeper.is_alive():
             process = self._process or self._loading
             if process is not None:
-                log.warning("model_process_killed", **self._program.labels)
+                log.warning("model_process_killed", **self._labels)
                 process.kill()
             self._keeper.join(KILL_S)
 
@@ -111,7 +141,7 @@ class PythonInstance:
                 # What never loaded is not tried again: whoever loads it is told.
                 if self._is_closing or (is_first and not was_loaded):
                     return
-            log.error("model_process_ended", reason=problem, restart_in_s=round(wait_s, 2), **self._program.labels)
+            log.error("model_process_ended", reason=problem, restart_in_s=round(wait_s, 2), **self._labels)
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closing, wait_s):
                     return
@@ -119,7 +149,7 @@ class PythonInstance:
     def _live(self) -> tuple[bool, str]:
         """Runs a process to its end. Returns whether it loaded the model, and how it ended."""
         try:
-            process = PythonProcess(self._program)
+            process = self._make()
         except (OSError, RuntimeError) as error:  # no memory, no file descriptors, no threads
             return False, f"its process cannot be started: {error}"
         try:
@@ -133,17 +163,17 @@ class PythonInstance:
             process.release()
         return not problem, problem or process.end
 
-    def _load(self, process: PythonProcess) -> str:
+    def _load(self, process: P) -> str:
         with self._changed:
             if self._is_closing:
                 return "the model is being unloaded"
             self._loading = process
         try:
-            process.call("load", self._program.fields(), self._load_s)
+            process.load(self._load_s)
         except PenstockError as error:
             return error.message
         with self._changed:
             self._process, self._loading = process, None
             self._changed.notify_all()
-        log.info("model_process_started", pid=process.pid, memory_mb=process.memory_mib(), **self._program.labels)
+        log.info("model_process_started", pid=process.pid, memory_mb=process.memory_mib(), **self._labels)
         return ""

@@ -1,4 +1,4 @@
-"""How much memory a process of a Python model has, with the processes that it made; some forms escape its limit.
+"""How much memory a model's process has, with the processes that it made; some forms escape its limit.
 
 Pages of files are not counted: the system takes them back when it needs them.
 """
