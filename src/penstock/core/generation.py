@@ -7,6 +7,7 @@ from typing import Any
 from penstock.core.errors import PenstockError
 
 STOP, LENGTH, TOOL_CALLS = "stop", "length", "tool_calls"  # why a choice has ended
+CONTEXT_LENGTH = "context_length_exceeded"  # why a request was too large: its prompt, or that and its answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import grpc
 
 from penstock.core.error_text import for_clients
 from penstock.core.errors import PenstockError, RateLimited
+from penstock.core.generation import CONTEXT_LENGTH
 from penstock.core.principals import LimitStanding
 
 _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
@@ -59,6 +60,11 @@ def grpc_code(error: PenstockError) -> grpc.StatusCode:
 
 def http_code(error: PenstockError) -> int:
     return _CODES[error.code][1]
+
+
+def openai_code(error: PenstockError) -> int:
+    """As OpenAI's clients expect it: they would try a 429 again."""
+    return 400 if error.reason == CONTEXT_LENGTH else http_code(error)
 
 
 def told(error: PenstockError) -> str:

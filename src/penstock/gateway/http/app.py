@@ -31,6 +31,8 @@ from penstock.gateway.http.oip.generate import GenerateRest
 from penstock.gateway.http.oip.infer import InferEndpoint
 from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
+from penstock.gateway.http.openai import schemas as openai_schemas
+from penstock.gateway.http.openai.routes import GenerationRest
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
 from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
@@ -78,7 +80,7 @@ def build_http_app(
     administration = LazyApp(partial(cluster, admit)) if cluster is not None else None
 
     async def document() -> dict[str, Any]:
-        found = await asyncio.to_thread(document_of, routed, models_of(schemas, v1_schemas))
+        found = await asyncio.to_thread(document_of, routed, models_of(schemas, v1_schemas, openai_schemas))
         if administration is not None:
             from penstock.gateway.http.cluster.app import cluster_document
 
@@ -94,6 +96,7 @@ def build_http_app(
         routes_of(GenerateRest(calls, catalogue), "Open Inference Protocol", admit),
         routes_of(OpenAiRest(calls, catalogue), "REST under /v1", admit),
         routes_of(RerankRest(calls), "REST under /v1", admit),
+        routes_of(GenerationRest(calls), "REST under /v1", admit),
         routes_of(AdminRest(serving, catalogue, calls, metrics_registry), "Operations", admit),
         websocket_routes(serving, catalogue, large, doorman, memory),
         documentation_of(document, admit),

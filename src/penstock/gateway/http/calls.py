@@ -182,4 +182,4 @@ def validate(model: type[Body], message: dict[str, Any]) -> Body:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"'{where[:80]}': {first['msg']}") from error
+        raise InvalidRequest(f"'{where[:80]}': {first['msg']}", parameter=where[:80]) from error

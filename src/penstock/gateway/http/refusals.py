@@ -8,6 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
+from penstock.core.generation import CONTEXT_LENGTH
 from penstock.gateway import statuses
 from penstock.gateway.http.message import ClientLeft
 from penstock.gateway.http.openapi import OPENAI, json_answer
@@ -33,13 +34,21 @@ async def penstock_error(request: HTTPConnection, error: Any) -> Response:
     headers = statuses.headers(error)
     if not error.is_retryable:
         headers["x-should-retry"] = "false"  # OpenAI's clients would try a 429 again
-    if isinstance(error, RateLimited) and request.scope["path"].startswith(OPENAI):
+    if isinstance(error, RateLimited) and _is_openai(request):
         headers |= statuses.openai_limit_headers(error.standings)
     if error.reason == "offset":  # as tus tells it
         headers |= {"tus-resumable": "1.0.0", "upload-offset": error.fields.get("offset", "")}
     if hasattr(request.state, "request_id"):
         headers["x-request-id"] = request.state.request_id
-    return _error(request, statuses.http_code(error), error.code, statuses.told(error), headers)
+    if _is_openai(request):
+        return json_answer(openai_error(error), statuses.openai_code(error), headers)
+    return json_answer({"error": statuses.told(error)}, statuses.http_code(error), headers)
+
+
+def openai_error(error: PenstockError) -> dict[str, object]:
+    """As OpenAI's API says it; also in the midst of a stream."""
+    code = CONTEXT_LENGTH if error.reason == CONTEXT_LENGTH else error.code
+    return _told(statuses.openai_code(error), code, statuses.told(error), error.fields.get("parameter"))
 
 
 async def _routing_error(request: Request, error: Any) -> Response:
@@ -51,7 +60,8 @@ async def _routing_error(request: Request, error: Any) -> Response:
     else:
         message = str(error.detail)
     code = {404: "unknown_route", 405: "wrong_method"}.get(error.status_code, "invalid_request")
-    return _error(request, error.status_code, code, message, dict(error.headers or {}))
+    content = _told(error.status_code, code, message) if _is_openai(request) else {"error": message}
+    return json_answer(content, error.status_code, dict(error.headers or {}))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
@@ -62,9 +72,11 @@ async def _client_left(request: Request, error: Exception) -> Response:
     return Response(status_code=499)  # nobody hears it
 
 
-def _error(request: HTTPConnection, status: int, code: str, message: str, headers: dict[str, str]) -> Response:
-    path = request.scope["path"]
-    if not path.startswith(OPENAI):
-        return json_answer({"error": message}, status, headers)
+def _is_openai(request: HTTPConnection) -> bool:
+    found: bool = request.scope["path"].startswith(OPENAI)
+    return found
+
+
+def _told(status: int, code: str, message: str, param: str | None = None) -> dict[str, object]:
     kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return json_answer({"error": {"message": message, "type": kind, "code": code, "param": None}}, status, headers)
+    return {"error": {"message": message, "type": kind, "code": code, "param": param}}

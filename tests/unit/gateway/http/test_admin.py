@@ -65,7 +65,7 @@ async def test_the_document_has_every_route(client):
         *(
             f"/v2/models/{{model}}{version}{what}"
             for version in ("", "/versions/{version}")
-            for what in ("", "/ready", "/config", "/stats", "/infer")
+            for what in ("", "/ready", "/config", "/stats", "/infer", "/generate", "/generate_stream")
         ),
         "/v2/repository/index",
         "/v2/repository/models/{model}/load",
@@ -73,6 +73,8 @@ async def test_the_document_has_every_route(client):
         "/v1/models",
         "/v1/models/{model}",
         "/v1/embeddings",
+        "/v1/chat/completions",
+        "/v1/completions",
         "/v1/images/upscale",
         "/v1/infer",
         "/v1/rerank",

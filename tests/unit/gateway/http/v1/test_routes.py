@@ -32,7 +32,7 @@ def embed(served: Any, **parameters: Any) -> None:
 async def test_models(client):
     found = (await client.get("/v1/models")).json()
     assert found["object"] == "list"
-    assert [model["id"] for model in found["data"]] == ["echo", "embedder", "enlarger", "pair"]
+    assert [model["id"] for model in found["data"]] == ["echo", "embedder", "enlarger", "pair", "writer"]
     echo = (await client.get("/v1/models/echo")).json()
     assert (echo["object"], echo["version"], echo["task"], echo["owned_by"]) == ("model", "2", "tensor", "penstock")
 
