@@ -23,10 +23,10 @@ from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, http_scheme, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import ClusterPicture, Control, GatewayMember
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.cluster.addresses import Address
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError

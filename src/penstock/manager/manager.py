@@ -16,8 +16,8 @@ import structlog
 from google.protobuf.message import Message
 from pydantic import ValidationError
 
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockView
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.error_text import first_problem

@@ -10,8 +10,8 @@ import grpc
 import structlog
 
 from penstock.access.guard import needs_scope
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, NotLeader, PenstockError
 from penstock.core.principals import Scope
@@ -37,7 +37,7 @@ from penstock.manager.telling.boards import (
     ToldTokens,
     WorkersKeys,
 )
-from penstock.manager.telling.ledger import Delta, Ledger
+from penstock.manager.telling.ledger import Ledger, LedgerDelta
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
 from penstock.pb.v1.job_pb2 import Failure
@@ -155,7 +155,7 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
 
     async def _deltas(
         self, ledger: Ledger[T], hearing: "_Hearing", is_over: Callable[[], bool]
-    ) -> AsyncIterator[Delta[T]]:
+    ) -> AsyncIterator[LedgerDelta[T]]:
         """What is another, as fast as it is taken: whoever is slow gets several changes as one."""
         has_told = False
         while not is_over():
@@ -310,7 +310,7 @@ def _answers(answers: pb.ModelAnswers) -> ModelAnswers:
     return ModelAnswers(answers.model, answers.version, codes, buckets, answers.seconds)
 
 
-def _assignment(delta: Delta[Given], history: str, epoch: int) -> pb.Assignment:
+def _assignment(delta: LedgerDelta[Given], history: str, epoch: int) -> pb.Assignment:
     message = pb.Assignment(
         history=history,
         epoch=epoch,
@@ -334,7 +334,7 @@ def _assignment(delta: Delta[Given], history: str, epoch: int) -> pb.Assignment:
     return message
 
 
-def _cluster_view(delta: Delta[Shown], history: str, epoch: int) -> pb.ClusterView:
+def _cluster_view(delta: LedgerDelta[Shown], history: str, epoch: int) -> pb.ClusterView:
     message = pb.ClusterView(
         history=history,
         epoch=epoch,
@@ -374,5 +374,5 @@ def _route(route: NameRoute) -> pb.Route:
     return pb.Route(**fields)
 
 
-def _ids(delta: Delta[T], prefix: str = BLOCK) -> list[str]:
+def _ids(delta: LedgerDelta[T], prefix: str = BLOCK) -> list[str]:
     return [key.removeprefix(prefix) for key in delta.removed if key.startswith(prefix)]

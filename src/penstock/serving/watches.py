@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from math import inf
 
-from penstock.core.answer_counts import AnswerCounts, bucket_of
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
 from penstock.core.errors import Cancelled, PenstockError, RateLimited
 from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.routes import NameRoute

@@ -14,7 +14,7 @@ from prometheus_client import (
     values,
 )
 
-from penstock.core.answer_counts import AnswerCounts
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.telemetry.shared_values import SharedValue
 
 SECONDS = (

@@ -11,9 +11,9 @@ import grpc
 import structlog
 from google.protobuf.message import Message
 
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState, BlockView, ClusterPicture, GatewayMember, Listener
 from penstock.core.cluster.access_view import NO_KEYS, AccessView
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import NameTaken, UnknownModel
 from penstock.core.routes import NameRoute, Share, Sticky

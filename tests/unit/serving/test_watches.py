@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.core.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
 from penstock.core.errors import Cancelled, EngineFailed, RateLimited
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.routes import NameRoute, Share

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from penstock.manager.admin.statuses import Statuses, event_status
 from penstock.manager.manager import Manager
 from penstock.manager.telling.etags import without_figures
-from penstock.manager.telling.ledger import Delta, Ledger
+from penstock.manager.telling.ledger import Ledger, LedgerDelta
 from penstock.pb.v1 import cluster_pb2 as pb
 
 log = structlog.get_logger()
@@ -98,7 +98,7 @@ class ClusterBoard:
         return [event_status(number, event) for number, event in self._manager.events.read(limit=LATEST)]
 
 
-def _change(delta: Delta[Message], kinds: Collection[str], epoch: int) -> pb.ClusterChange:
+def _change(delta: LedgerDelta[Message], kinds: Collection[str], epoch: int) -> pb.ClusterChange:
     change = pb.ClusterChange(revision=delta.revision, epoch=epoch, is_snapshot=delta.is_snapshot)
     for key, status in delta.changed.items():
         kind = key.partition("/")[0]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf, log, sqrt
 
-from penstock.core.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of, quantile_s, upper_bound_s
 
 SURE = 14.0  # minus the logarithm of how likely chance is, beyond which it is not chance
 DOUBT = 3.0  # and beyond which it may well be something else

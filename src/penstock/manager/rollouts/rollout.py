@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from math import ceil, inf
 from typing import TypeAlias
 
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockState
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.errors import InvalidRequest
 from penstock.core.routes import NameRoute
 from penstock.manager.rollouts.evidence import DOUBT, LEAST_LATENCIES, Evidence, Sample, Tolerance

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.answer_counts import AnswerCounts
 from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, UnknownModel
 from penstock.manager.desired import DesiredBlock, Folded, encode

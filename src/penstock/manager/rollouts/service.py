@@ -7,7 +7,7 @@ import grpc
 import structlog
 
 from penstock.access.guard import needs_scope
-from penstock.core.answer_counts import quantile_s
+from penstock.core.cluster.answer_counts import quantile_s
 from penstock.core.errors import PenstockError
 from penstock.core.principals import Scope
 from penstock.manager.rollouts.evidence import Sample

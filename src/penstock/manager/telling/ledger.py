@@ -13,7 +13,7 @@ MAX_GONE = 4096  # removed keys that are remembered
 
 
 @dataclass(frozen=True, slots=True)
-class Delta(Generic[T]):
+class LedgerDelta(Generic[T]):
     revision: int  # of the ledger with this
     since: int  # what it follows; of a snapshot 0
     is_snapshot: bool  # `changed` is everything
@@ -71,10 +71,10 @@ class Ledger(Generic[T]):
         gone = [self.remove(key) for key in [known for known in self._items if known not in items]]
         return any([*gone, *[self.put(key, value) for key, value in items.items()]])
 
-    def since(self, seen: int) -> Delta[T]:
+    def since(self, seen: int) -> LedgerDelta[T]:
         """What is another since that revision; 0: none was seen."""
         if seen <= 0 or seen < self._floor or seen > self.revision:
-            return Delta(self.revision, 0, True, dict(self._items))
+            return LedgerDelta(self.revision, 0, True, dict(self._items))
         changed: dict[str, T] = {}
         removed: list[str] = []
         for key in reversed(self._changes):
@@ -84,7 +84,7 @@ class Ledger(Generic[T]):
                 changed[key] = self._items[key]
             else:
                 removed.append(key)
-        return Delta(self.revision, seen, False, dict(reversed(changed.items())), tuple(reversed(removed)))
+        return LedgerDelta(self.revision, seen, False, dict(reversed(changed.items())), tuple(reversed(removed)))
 
     def _change(self, key: str) -> None:
         self.revision += 1

@@ -4,8 +4,8 @@ from math import inf
 
 import pytest
 
-from penstock.core.answer_counts import AnswerCounts, bucket_of
 from penstock.core.blocks import BlockState
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
 from penstock.core.errors import InvalidRequest
 from penstock.core.routes import NameRoute, Share
 from penstock.manager.rollouts.evidence import at_most, is_beyond

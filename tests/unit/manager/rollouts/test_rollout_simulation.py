@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from penstock.core.answer_counts import BUCKETS, AnswerCounts, upper_bound_s
 from penstock.core.blocks import BlockState
+from penstock.core.cluster.answer_counts import BUCKETS, AnswerCounts, upper_bound_s
 from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
 from penstock.manager.rollouts.rollout import BlockSeen, CountsHeard, GatewayGone, Rollout
 

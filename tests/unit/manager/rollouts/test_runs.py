@@ -10,8 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from benchmarks.waiting import until
-from penstock.core.answer_counts import AnswerCounts, bucket_of
 from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.cluster.answer_counts import AnswerCounts, bucket_of
 from penstock.core.errors import ConfigError, InvalidRequest, UnknownModel
 from penstock.core.routes import NameRoute
 from penstock.manager.deployed_block import WorkerState

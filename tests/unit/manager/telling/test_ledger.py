@@ -2,7 +2,7 @@
 
 import random
 
-from penstock.manager.telling.ledger import Delta, Ledger
+from penstock.manager.telling.ledger import Ledger, LedgerDelta
 
 
 class Follower:
@@ -11,7 +11,7 @@ class Follower:
         self.items: dict[str, int] = {}
         self.heard = 0
 
-    def hear(self, delta: Delta[int]) -> None:
+    def hear(self, delta: LedgerDelta[int]) -> None:
         assert delta.is_snapshot or delta.since == self.revision
         if delta.is_snapshot:
             self.items = {}
@@ -48,7 +48,7 @@ def test_what_is_as_it_was_is_no_change() -> None:
 
 
 def test_an_empty_ledger_is_a_snapshot_of_nothing() -> None:
-    assert Ledger[int]().since(0) == Delta(0, 0, True, {})
+    assert Ledger[int]().since(0) == LedgerDelta(0, 0, True, {})
 
 
 def test_a_change_that_was_undone_is_told_as_it_is_now() -> None:
