@@ -97,6 +97,44 @@ def encode_result(
 ) -> Frames:
     frame = pb.Frame()
     result = frame.result
+    _put_result(result, job_id, attempt, timing, parameters, is_partial)
+    return _with_tensors(frame, result.outputs, outputs)
+
+
+def small_result(
+    job_id: int,
+    attempt: int,
+    outputs: Sequence[Tensor],
+    timing: Timing,
+    parameters: Mapping[str, Parameter] | None = None,
+    is_partial: bool = False,
+) -> pb.Result:
+    """With its tensors inside, for Results."""
+    result = pb.Result()
+    _put_result(result, job_id, attempt, timing, parameters, is_partial)
+    for tensor in outputs:
+        result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape, contents=bytes(tensor.data))
+    return result
+
+
+def failed_result(job_id: int, attempt: int, error: PenstockError) -> pb.Result:
+    return pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))
+
+
+def encode_results(results: Sequence[pb.Result]) -> Frames:
+    frame = pb.Frame()
+    frame.results.results.extend(results)
+    return encode(frame)
+
+
+def _put_result(
+    result: Any,
+    job_id: int,
+    attempt: int,
+    timing: Timing,
+    parameters: Mapping[str, Parameter] | None,
+    is_partial: bool,
+) -> None:
     result.job_id = job_id
     result.attempt = attempt
     result.queue_ns = timing.queue_ns
@@ -108,11 +146,10 @@ def encode_result(
         _put_parameters(result.parameters, parameters)
     if is_partial:
         result.is_partial = True
-    return _with_tensors(frame, result.outputs, outputs)
 
 
 def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
-    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))))
+    return encode(pb.Frame(result=failed_result(job_id, attempt, error)))
 
 
 def encode_refused(error: PenstockError) -> Frames:
@@ -180,11 +217,22 @@ def timing(result: pb.Result) -> Timing:
 
 def response(result: pb.Result, message: Sequence[Buffer]) -> InferResponse:
     """Model, version and request id are left to the caller."""
+    return _response(result, tensors(result.outputs, message))
+
+
+def small_response(result: pb.Result) -> InferResponse:
+    """Of one that came in Results."""
+    return _response(
+        result, [Tensor(each.name, each.datatype, tuple(each.shape), each.contents) for each in result.outputs]
+    )
+
+
+def _response(result: pb.Result, outputs: list[Tensor]) -> InferResponse:
     return InferResponse(
         "",
         "",
         "",
-        tensors(result.outputs, message),
+        outputs,
         timing(result),
         parameters(result.parameters) if result.parameters else {},
         not result.is_partial,

@@ -1,5 +1,6 @@
 """A worker's connection to one gateway: hello, heartbeats, jobs in, results out."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from penstock.worker.recent import RecentStep, RecentSteps
 log = structlog.get_logger()
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
+TOGETHER_BYTES = 64 * 1024  # an answer's, that goes out with others of the same turn of the loop
 STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep should this worker die
 
 
@@ -48,6 +50,8 @@ class GatewayLink:
         self._jobs: dict[int, tuple[WorkerJob, Holder]] = {}
         self._is_closed = False
         self._beats = ""  # where its heart is
+        self._takes_results = False
+        self._unsent: list[pb.Result] = []  # what this turn of the loop has to tell, in parts of answers
         self._socket = DealerSocket(self._on_message, identity)
         self._connection = 0
         self._socket.connect(endpoint, self._broke, keys)
@@ -114,6 +118,7 @@ class GatewayLink:
         match kind:
             case "welcome":
                 self._unanswered_hellos = max(0, self._unanswered_hellos - 1)
+                self._takes_results = frame.welcome.takes_results
                 self._meet_heart(frame.welcome.beats)
             case "cancel":
                 for job_id in frame.cancel.job_ids:
@@ -186,7 +191,33 @@ class GatewayLink:
             self._tell_askers(step)
         if linked is None:
             return
-        self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+        if (is_partial or self._unsent) and self._takes_results:
+            self._send_together(job, outcome, is_partial)
+        else:
+            self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+
+    def _send_together(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool) -> None:
+        """All parts of answers of this turn of the loop travel in one message, with what follows them."""
+        if isinstance(outcome, PenstockError):
+            result = frames.failed_result(job.job_id, job.attempt, outcome)
+        elif sum([len(tensor.data) for tensor in outcome]) > TOGETHER_BYTES:
+            self._flush()
+            self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+            return
+        else:
+            parameters = job.prepared.parameters if job.prepared else {}
+            try:
+                result = frames.small_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
+            except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
+                result = frames.failed_result(job.job_id, job.attempt, self._unsendable(job, job.job_id, error))
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(result)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if unsent and not self._is_closed:
+            self._socket.send(frames.encode_results(unsent))
 
     def _encode(
         self,
@@ -202,11 +233,13 @@ class GatewayLink:
             parameters = job.prepared.parameters if job.prepared else {}
             return frames.encode_result(job_id, attempt, outcome, job.timing, parameters, is_partial)
         except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
-            log.error("answer_unsendable", error=repr(error)[:200])
-            if (linked := self._jobs.pop(job_id, None)) is not None:  # of several answers: no more of them are wanted
-                linked[1].cancel(job)
-            refused = EngineFailed("the model gave an answer that cannot be sent; the server's log says why")
-            return frames.encode_failure(job_id, attempt, refused)
+            return frames.encode_failure(job_id, attempt, self._unsendable(job, job_id, error))
+
+    def _unsendable(self, job: WorkerJob, job_id: int, error: Exception) -> EngineFailed:
+        log.error("answer_unsendable", error=repr(error)[:200])
+        if (linked := self._jobs.pop(job_id, None)) is not None:  # of several answers: no more of them are wanted
+            linked[1].cancel(job)
+        return EngineFailed("the model gave an answer that cannot be sent; the server's log says why")
 
     def _broke(self) -> None:
         """Jobs and answers on their way are lost: neither side can know which, so both begin anew."""
@@ -220,6 +253,7 @@ class GatewayLink:
         """Nobody waits for these any more; but what has an order another gateway may ask for, and it must run once."""
         abandoned = list(self._jobs.values())
         self._jobs.clear()
+        self._unsent.clear()
         for job, holder in abandoned:
             if job not in self._owner.steps:
                 holder.cancel(job)

@@ -323,6 +323,21 @@ async def test_a_worker_that_sends_more_than_it_may_is_refused(bed: Bed) -> None
     assert len([response async for response in stream]) == AHEAD + 1
 
 
+async def test_results_that_come_together_are_taken_apart(bed: Bed) -> None:
+    worker = await bed.worker("a", offer(block(), 2))
+    stream, first, job = await begin(bed, worker)
+    answer = bed.ask()
+    other = await worker.get_job()
+    parts = [frames.small_result(job.job_id, 1, [TENSOR], Timing(), {"tokens": 2}, True) for _ in range(AHEAD + 2)]
+    whole = frames.small_result(other.job_id, 1, [TENSOR], Timing())
+    failed = frames.failed_result(job.job_id, 1, EngineFailed("it broke"))
+    worker.send_raw(frames.encode_results([*parts, whole, failed]))
+    assert ((await first).parameters, (await answer).outputs) == ({"tokens": 2}, [TENSOR])
+    assert (await worker.get_refused()).message == "more than 8 answers of one job are ahead of its caller"
+    with pytest.raises(EngineFailed, match="it broke"):
+        assert [response.outputs async for response in stream] == []
+
+
 async def test_a_stream_that_is_closed_early_is_cancelled(bed: Bed) -> None:
     worker = await bed.worker()
     stream, first, job = await begin(bed, worker)

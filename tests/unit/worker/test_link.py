@@ -130,6 +130,37 @@ async def test_answers_are_partial_until_the_last(gateway: Gateway) -> None:
     assert len(gateway.link) == 0
 
 
+async def test_what_one_turn_has_of_parts_travels_together_and_in_order(gateway: Gateway) -> None:
+    gateway.send(welcome=pb.Welcome(takes_results=True))
+    one, other = await gateway.send_job(1, response_credits=8), await gateway.send_job(2, response_credits=8)
+    one.reply(one, [TENSOR], True)
+    other.reply(other, [TENSOR], True)
+    one.reply(one, [TENSOR])
+    other.reply(other, QueueTimeout("it waited too long"))
+    frame, message = await gateway.get("results")
+    found = [(each.job_id, each.is_partial, each.failure.code, len(each.outputs)) for each in frame.results.results]
+    assert found == [(1, True, "", 1), (2, True, "", 1), (1, False, "", 1), (2, False, "queue_timeout", 0)]
+    assert len(message) == 1
+    assert frames.small_response(frame.results.results[0]).outputs == [TENSOR]
+    assert len(gateway.link) == 0
+    alone = await gateway.send_job(3)
+    alone.reply(alone, [TENSOR])
+    assert (await gateway.get("result"))[0].result.job_id == 3
+
+
+async def test_a_large_part_goes_after_the_small_ones_before_it(gateway: Gateway) -> None:
+    gateway.send(welcome=pb.Welcome(takes_results=True))
+    job = await gateway.send_job(1, response_credits=8)
+    job.reply(job, [TENSOR], True)
+    job.reply(job, [Tensor("x", "UINT8", (100_000,), bytes(100_000))], True)
+    job.reply(job, [Tensor("y", "FP32", (2**80,), b"")], True)
+    await gateway.get("results")
+    await gateway.get("result")
+    failed = (await gateway.get("results"))[0].results.results[0]
+    assert decode_failure(failed.failure).code == "engine_failed"
+    assert gateway.cancelled == [job]
+
+
 async def test_a_failure_travels_with_its_code(gateway: Gateway) -> None:
     job = await gateway.send_job(1)
     job.reply(job, QueueTimeout("it waited too long"))

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "session_given", "recall")
+    __slots__ = ("hello", "beat", "job", "result", "cancel", "hand_back", "bye", "refused", "statistics_query", "statistics", "welcome", "probe", "probe_result", "more", "wake", "peer_hello", "forward", "session_fetch", "session_fetched", "session_given", "recall", "results")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Frame(_message.Message):
     SESSION_FETCHED_FIELD_NUMBER: _ClassVar[int]
     SESSION_GIVEN_FIELD_NUMBER: _ClassVar[int]
     RECALL_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     beat: Beat
     job: Job
@@ -50,7 +51,8 @@ class Frame(_message.Message):
     session_fetched: SessionFetched
     session_given: SessionGiven
     recall: Recall
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ..., session_given: _Optional[_Union[SessionGiven, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ...) -> None: ...
+    results: Results
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., job: _Optional[_Union[Job, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., hand_back: _Optional[_Union[HandBack, _Mapping]] = ..., bye: _Optional[_Union[Bye, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., statistics_query: _Optional[_Union[StatisticsQuery, _Mapping]] = ..., statistics: _Optional[_Union[Statistics, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., probe_result: _Optional[_Union[ProbeResult, _Mapping]] = ..., more: _Optional[_Union[More, _Mapping]] = ..., wake: _Optional[_Union[Wake, _Mapping]] = ..., peer_hello: _Optional[_Union[PeerHello, _Mapping]] = ..., forward: _Optional[_Union[Forward, _Mapping]] = ..., session_fetch: _Optional[_Union[SessionFetch, _Mapping]] = ..., session_fetched: _Optional[_Union[SessionFetched, _Mapping]] = ..., session_given: _Optional[_Union[SessionGiven, _Mapping]] = ..., recall: _Optional[_Union[Recall, _Mapping]] = ..., results: _Optional[_Union[Results, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "worker_id", "host", "pid", "blocks", "zone", "connection")
@@ -71,16 +73,18 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[BlockOffer, _Mapping]]] = ..., zone: _Optional[str] = ..., connection: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("gateway_id", "beat_s", "beats", "credits")
+    __slots__ = ("gateway_id", "beat_s", "beats", "credits", "takes_results")
     GATEWAY_ID_FIELD_NUMBER: _ClassVar[int]
     BEAT_S_FIELD_NUMBER: _ClassVar[int]
     BEATS_FIELD_NUMBER: _ClassVar[int]
     CREDITS_FIELD_NUMBER: _ClassVar[int]
+    TAKES_RESULTS_FIELD_NUMBER: _ClassVar[int]
     gateway_id: str
     beat_s: float
     beats: str
     credits: int
-    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ..., beats: _Optional[str] = ..., credits: _Optional[int] = ...) -> None: ...
+    takes_results: bool
+    def __init__(self, gateway_id: _Optional[str] = ..., beat_s: _Optional[float] = ..., beats: _Optional[str] = ..., credits: _Optional[int] = ..., takes_results: _Optional[bool] = ...) -> None: ...
 
 class PeerHello(_message.Message):
     __slots__ = ("protocol", "gateway_id")
@@ -229,14 +233,16 @@ class Beat(_message.Message):
     def __init__(self, sent_ns: _Optional[int] = ..., jobs: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class TensorDescriptor(_message.Message):
-    __slots__ = ("name", "datatype", "shape")
+    __slots__ = ("name", "datatype", "shape", "contents")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DATATYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    CONTENTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     datatype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    contents: bytes
+    def __init__(self, name: _Optional[str] = ..., datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., contents: _Optional[bytes] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("bool_value", "int64_value", "double_value", "string_value")
@@ -335,6 +341,12 @@ class Result(_message.Message):
     parameters: _containers.MessageMap[str, Parameter]
     is_partial: bool
     def __init__(self, job_id: _Optional[int] = ..., attempt: _Optional[int] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., outputs: _Optional[_Iterable[_Union[TensorDescriptor, _Mapping]]] = ..., queue_ns: _Optional[int] = ..., batch_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., finish_ns: _Optional[int] = ..., batch_rows: _Optional[int] = ..., parameters: _Optional[_Mapping[str, Parameter]] = ..., is_partial: _Optional[bool] = ...) -> None: ...
+
+class Results(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[Result]
+    def __init__(self, results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "fields")

@@ -156,7 +156,7 @@ class ZmqLane:
             elif self._peers is not None and self._peers.hears(identity, kind):
                 self._peers.hear(identity, kind, frame, message)
             else:
-                if kind == "result":
+                if kind in ("result", "results"):
                     self._metrics.late_replies.inc()  # of a worker that was taken for dead
                 raise WireError("say hello first", reason=frames.UNKNOWN_WORKER)
         except WireError as error:
@@ -168,6 +168,8 @@ class ZmqLane:
         match kind:
             case "result":
                 self._on_result(member.key, frame.result, message)
+            case "results":
+                self._on_results(member.key, frame.results)
             case "beat":
                 member.jobs, member.memory_bytes = frame.beat.jobs, frame.beat.memory_bytes
             case "hello":
@@ -189,6 +191,19 @@ class ZmqLane:
             self._owner.answered(identity, result.job_id, result.attempt, decode_failure(result.failure))
             return
         self._owner.answered(identity, result.job_id, result.attempt, frames.response(result, message))
+
+    def _on_results(self, identity: bytes, results: pb.Results) -> None:
+        """What is wrong with one is no fault of the others."""
+        wrong: WireError | None = None
+        for result in results.results:
+            failure = decode_failure(result.failure) if result.HasField("failure") else None
+            try:
+                outcome = failure or frames.small_response(result)
+                self._owner.answered(identity, result.job_id, result.attempt, outcome)
+            except WireError as error:
+                wrong = error
+        if wrong is not None:
+            raise wrong
 
     def _on_hello(self, identity: bytes, hello: pb.Hello) -> None:
         if hello.protocol != frames.PROTOCOL:
@@ -219,7 +234,7 @@ class ZmqLane:
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
         beats = "" if self._heart is None else self._heart.endpoint
-        welcome = pb.Welcome(gateway_id=self._gateway_id, beat_s=self._settings.beat_s, beats=beats)
+        welcome = pb.Welcome(gateway_id=self._gateway_id, beat_s=self._settings.beat_s, beats=beats, takes_results=True)
         self._say(identity, pb.Frame(welcome=welcome))
         distance = self._members.distance(member)
         offers = [
