@@ -27,7 +27,7 @@ from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.resident import make_runner
 from penstock.worker.running.preparation import PreparedRoom
-from penstock.worker.running.runner import WorkerTools, now
+from penstock.worker.running.runner import QueueRunner, WorkerTools, now
 
 MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", (-1, 1)),), "onnxruntime_onnx", "fp32")
 
@@ -150,7 +150,9 @@ class Bed:
         )
         self.room = PreparedRoom(2**30)
         tools = WorkerTools(self.room, WorkerMetrics(self.registry), Traces(Telemetry(), "test"))
-        self.runner = make_runner(loaded, tools)
+        runner = make_runner(loaded, tools)
+        assert isinstance(runner, QueueRunner)
+        self.runner = runner
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
         self.partials: dict[int, list[float]] = {}
 

@@ -19,7 +19,7 @@ class Kind:
 
 TASKS = Kind(
     "task",
-    ("tensor", "embed", "score", "classify", "upscale"),
+    ("tensor", "embed", "score", "classify", "upscale", "generate"),
     "penstock.tasks",
     (
         *("signature", "engine_outputs", "prepare", "join", "split", "finish", "warm_up_inputs"),

@@ -57,6 +57,7 @@ class TensorSpec:
     name: str
     datatype: str
     shape: tuple[int, ...]
+    is_optional: bool = False  # a request may leave it out
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -54,7 +54,9 @@ def model_config(block: BlockDescription) -> config_pb.ModelConfig:
         backend=BACKENDS.get(block.platform, block.platform),
         max_batch_size=block.max_batch_size,
         input=[
-            config_pb.ModelInput(name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:])
+            config_pb.ModelInput(
+                name=spec.name, data_type=_data_type(spec), dims=spec.shape[skip:], optional=spec.is_optional
+            )
             for spec in block.inputs
         ],
         output=[

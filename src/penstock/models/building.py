@@ -1,6 +1,7 @@
 """From a model's settings to its engine and its task. Each imports its libraries only when a model asks for it."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core.config import Limits
@@ -36,10 +37,13 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
         case "genai":
             from penstock.engines.genai.engine import GenaiEngine, GenerationLimits
 
-            timeouts = settings.timeouts
-            return GenaiEngine(
-                spec, settings.genai, GenerationLimits(), hang_s=timeouts.request_s, load_s=timeouts.load_s
+            timeouts, generate = settings.timeouts, settings.generate
+            limits = GenerationLimits(
+                None if generate.max_context == "auto" else generate.max_context, generate.max_running
             )
+            if "threads" not in asked.model_fields_set:
+                spec = replace(spec, threads=len(os.sched_getaffinity(0)))
+            return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
     engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine
 
@@ -90,5 +94,9 @@ def build_task(spec: TaskSpec) -> Task:
             from penstock.tasks.upscale import UpscaleTask
 
             return UpscaleTask(settings.upscale, signature, spec.max_rows)
+        case "generate":
+            from penstock.tasks.generate.task import GenerateTask
+
+            return GenerateTask(settings.generate, signature)
     task: Task = load_plugin(TASKS, settings.task)(spec)
     return task

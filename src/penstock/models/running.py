@@ -1,13 +1,17 @@
 """Requests through a loaded model in this process: prepare, join, infer, split, finish."""
 
+import queue
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, cast
 
+from penstock.core.errors import EngineFailed
+from penstock.core.generation import GenerationStep
 from penstock.core.tensors import Array, Tensor
-from penstock.engines.base import CallContext, ContextEngine
+from penstock.engines.base import CallContext, ContextEngine, GeneratingEngine
 from penstock.models.loading import LoadedModel
 from penstock.tasks.base import Piece, TaskRequest
+from penstock.tasks.generate.answer import GenerationAnswer
 
 BatchArrays = dict[str, Array]
 
@@ -22,6 +26,8 @@ def answer(model: LoadedModel, request: TaskRequest) -> list[Tensor]:
 def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_id: str = "") -> list[list[Tensor]]:
     """One answer, or the first ones of a model that may give many."""
     engine, task = model.engine, model.task
+    if isinstance(engine, GeneratingEngine):
+        return [_generate(model, engine, request)]
     if not isinstance(engine, ContextEngine):
         return [answer(model, request)]
     prepared = task.prepare(request)
@@ -30,6 +36,25 @@ def first_answers(model: LoadedModel, request: TaskRequest, most: int, request_i
     made = list(islice(stream, most))
     cast("Any", stream).close()
     return [task.finish(request, prepared, task.split([piece], outputs)) for outputs in made]
+
+
+def _generate(model: LoadedModel, engine: GeneratingEngine, request: TaskRequest) -> list[Tensor]:
+    prepared = model.task.prepare(request)
+    growing: GenerationAnswer = prepared.context
+    told: queue.Queue[GenerationStep] = queue.Queue()
+    engine.start(told.put)
+    for number, generation in enumerate(growing.generations):
+        engine.add(number, generation)
+    while not growing.is_over:
+        try:
+            step = told.get(timeout=model.settings.timeouts.request_s)
+        except queue.Empty:
+            raise EngineFailed("the model has made no token within timeouts.request_s") from None
+        for progress in step.progress:
+            if progress.failure is not None:
+                raise progress.failure
+            growing.add(progress.number, progress)
+    return model.task.finish(request, prepared, ())
 
 
 def infer(model: LoadedModel, pieces: Sequence[Piece], instance: int = 0) -> list[Sequence[Array]]:

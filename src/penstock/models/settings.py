@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.core.plugins import ENGINES, TASKS, check_name
-from penstock.core.settings import BlockSettings, SharedSettings
+from penstock.core.settings import GENERATE, BlockSettings, SharedSettings
 from penstock.core.yaml_file import Misfit
 from penstock.engines.options import GenaiOptions, PythonOptions, TorchOptions
-from penstock.tasks.options import ClassifyOptions, EmbedOptions, ScoreOptions, UpscaleOptions
+from penstock.tasks.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, UpscaleOptions
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
 NETWORK_ENGINES = ("onnx", "openvino")  # their models are files that others can read, too
@@ -26,6 +26,7 @@ class ModelSettings(SharedSettings):
     score: ScoreOptions = ScoreOptions()
     classify: ClassifyOptions = ClassifyOptions()
     upscale: UpscaleOptions = UpscaleOptions()
+    generate: GenerateOptions = GenerateOptions()
     python: PythonOptions = PythonOptions()
     torch: TorchOptions = TorchOptions()
     genai: GenaiOptions = GenaiOptions()
@@ -37,6 +38,8 @@ class ModelSettings(SharedSettings):
             return self.instances.count
         if self.sessions.is_stateful:
             return 1  # the requests of a session must not overtake each other
+        if self.task == GENERATE:
+            return 1  # which runs many at once
         if device != "cpu":
             return INSTANCES_ON_A_GPU
         return max(1, len(os.sched_getaffinity(0)) // self.instances.threads)
@@ -44,6 +47,8 @@ class ModelSettings(SharedSettings):
     def for_block(self) -> BlockSettings:
         """What a block's gateways are told of them."""
         shared = {name: getattr(self, name) for name in SharedSettings.model_fields}
+        if self.task == GENERATE:
+            shared["batching"] = self.batching.model_copy(update={"max_rows": self.generate.max_running})
         return BlockSettings(**shared, is_decoupled=self.python.is_decoupled)
 
     @model_validator(mode="before")
@@ -84,6 +89,13 @@ class ModelSettings(SharedSettings):
             raise Misfit(message, "engine", "python.inputs", "python.outputs", "python", reason="python_tensors")
         if self.python.is_decoupled and self.engine != "python":
             raise Misfit("python.is_decoupled needs engine: python", "python.is_decoupled", "engine")
+        if self.task == GENERATE and self.engine in (*NETWORK_ENGINES, "torch", "python"):
+            raise Misfit("task: generate needs engine: genai", "task", "engine")
+        if self.task == GENERATE and self.instances.count not in ("auto", 1):
+            message = (
+                "task: generate needs instances.count: 1 (it runs generate.max_running at once; add workers for more)"
+            )
+            raise Misfit(message, "task", "instances.count")
         if self.sessions.is_stateful and self.instances.count not in ("auto", 1):
             message = "sessions.is_stateful needs instances.count: 1 (more workers share the sessions)"
             raise Misfit(message, "sessions.is_stateful", "instances.count")

@@ -48,3 +48,25 @@ class UpscaleOptions(Section):
     overlap: Annotated[int, Field(ge=0, le=256)] = 8  # at least the network's receptive field
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input
     max_scans: Annotated[int, Field(ge=1)] = 32  # of a progressive JPEG; most have ten
+
+
+class SamplingDefaults(Section):
+    """What holds where a request does not say it; None: as OpenAI has it."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+
+class GenerateOptions(Section):
+    max_context: Annotated[int, Field(ge=16)] | Literal["auto"] = (
+        "auto"  # tokens of prompt and answer; auto: the model's
+    )
+    max_tokens: Annotated[int, Field(ge=1)] | None = None  # of an answer; None: as many as the context has room for
+    max_running: Annotated[int, Field(ge=1, le=4096)] = 32  # sequences at once
+    defaults: SamplingDefaults = SamplingDefaults()

@@ -168,6 +168,7 @@ class GenaiEngine:
                 for number in fields["numbers"]:
                     if (asked := self._asked.get(number)) is not None:
                         asked.has_joined = True
+            self._tell(self._step([Progress(number) for number in fields["numbers"]]))
             return
         step = unpack_step(fields)
         with self._lock:

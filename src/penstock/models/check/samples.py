@@ -22,7 +22,7 @@ SIDE = 48  # pixels
 
 def sample_inputs(specs: Sequence[TensorSpec], is_batched: bool) -> dict[str, Array]:
     """Zeros of the model's shapes; where it takes bytes, a text or a small picture."""
-    return {spec.name: _sample(spec, is_batched) for spec in specs}
+    return {spec.name: _sample(spec, is_batched) for spec in specs if not spec.is_optional}
 
 
 def _sample(spec: TensorSpec, is_batched: bool) -> Array:

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 
 from penstock.core.config import Limits
+from penstock.core.settings import GENERATE
 from penstock.core.tensors import Array, Tensor, TensorSpec, fits, from_array, to_array
 from penstock.engines.base import ContextEngine
 from penstock.models.check.findings import Finding, as_json, has_problem, warning
@@ -26,6 +27,7 @@ from penstock.models.running import first_answers, infer
 from penstock.tasks.base import TaskRequest
 
 STREAMED = 3  # answers that a decoupled model is asked for
+GENERATED = 16  # tokens that a model which generates text is asked for
 
 
 class Trial:
@@ -59,9 +61,12 @@ class Trial:
     def _ask(self, block: LoadedBlock, facts: dict[str, object]) -> list[Finding]:
         description = block.description
         inputs = sample_inputs(description.inputs, description.max_batch_size > 0)
+        request = _request(inputs)
+        if description.settings.task == GENERATE:
+            request.parameters = {"max_tokens": GENERATED}
         start = time.perf_counter()
         try:
-            answers = first_answers(block, _request(inputs), STREAMED, "check")
+            answers = first_answers(block, request, STREAMED, "check")
         except Exception as error:  # noqa: BLE001
             return [self._late(error) or explain_trial_error(error, block.settings)]
         facts["example"] = example_command(description, inputs)  # what was answered here is answered there

@@ -11,6 +11,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import CacheSettings
 from penstock.core.errors import WireError
 from penstock.core.requests import InferRequest, InferResponse
+from penstock.core.settings import GENERATE
 from penstock.serving.cache.entry import CachedAnswer, decode, encode
 from penstock.serving.cache.flights import FlightPart, Flights
 from penstock.serving.cache.key import KeyMaker, key_prefix
@@ -64,6 +65,8 @@ class ResponseCache:
         known = self._of(block)
         mode = request.controls.cache
         if not known.may_keep or request.controls.session is not None:
+            return await run(block, request, deadline)
+        if known.generates and not _is_repeatable(request):
             return await run(block, request, deadline)
         if mode == "bypass":
             known.counts.add("bypass")
@@ -200,6 +203,7 @@ class _BlockCache:
             and not settings.is_decoupled
             and not settings.sessions.is_stateful
         )
+        self.generates = settings.task == GENERATE
 
 
 class _BlockCounts:
@@ -226,6 +230,16 @@ class _BlockCounts:
     def described(self) -> dict[str, Any]:
         model, version = self._labels
         return {"model": model, "version": version, **self.by_outcome, "saved_seconds": self.saved_s}
+
+
+def _is_repeatable(request: InferRequest) -> bool:
+    """Whether generated text would be the same again: its request says that no chance is in it, or which."""
+    if "seed" in request.parameters:
+        return True
+    try:
+        return float(request.parameters.get("temperature", 1)) == 0
+    except ValueError:
+        return False
 
 
 def _answer(response: InferResponse) -> CachedAnswer:

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 import structlog
 
-from penstock.engines.base import ContextEngine
+from penstock.engines.base import ContextEngine, GeneratingEngine
 from penstock.models.loading import LoadedBlock
 from penstock.models.registry.sources import OpenedModel
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.batches import BatchRunner
 from penstock.worker.running.calls import CallRunner
+from penstock.worker.running.generation import GenerationRunner
 from penstock.worker.running.runner import BlockRunner, WorkerTools
 
 log = structlog.get_logger()
@@ -40,6 +41,8 @@ class Resident:
 
 
 def make_runner(loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> BlockRunner:
+    if isinstance(loaded.engine, GeneratingEngine):
+        return GenerationRunner(loaded, loaded.engine, tools, tasks)
     if isinstance(loaded.engine, ContextEngine):
         return CallRunner(loaded, loaded.engine, tools, tasks)
     return BatchRunner(loaded, tools, tasks)

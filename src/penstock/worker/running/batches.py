@@ -14,7 +14,7 @@ from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher
 from penstock.worker.running.budget import budget_of, delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
-from penstock.worker.running.runner import BlockRunner, WorkerTools
+from penstock.worker.running.runner import QueueRunner, WorkerTools
 
 # A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.
 INLINE_NS = 100_000
@@ -27,7 +27,7 @@ SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
 AHEAD_FROM = 1
 
 
-class BatchRunner(BlockRunner):
+class BatchRunner(QueueRunner):
     def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> None:
         settings, instances = loaded.description.settings, loaded.description.instances
         execution = BatchExecution(loaded.task, loaded.engine, loaded.settings.warm_up)

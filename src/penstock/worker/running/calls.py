@@ -18,7 +18,7 @@ from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher
 from penstock.worker.running.budget import ALONE, delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
-from penstock.worker.running.runner import BlockRunner, WorkerTools
+from penstock.worker.running.runner import QueueRunner, WorkerTools
 from penstock.worker.running.sessions import ModelSessions
 
 log = structlog.get_logger()
@@ -27,7 +27,7 @@ ENDED, ANEW, IDLE, LEAVES = "ended", "started anew", "idle", "worker leaves"  # 
 IDLE_EVERY_S = 0.001  # sessions that become idle within this time are ended together
 
 
-class CallRunner(BlockRunner):
+class CallRunner(QueueRunner):
     """Keeps the sessions and the answers of its jobs. What the model must hear is said in its instances' threads."""
 
     close_s = 5.0  # a process of its own may be ended at any time; native code must not lose its session while it runs

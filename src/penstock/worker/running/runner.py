@@ -43,31 +43,28 @@ class WorkerTools:
 
 
 class BlockRunner:
-    """Its subclasses say what the instances execute, and what is handed to them when."""
+    """A block's jobs, from their arrival to their last answer. Its subclasses say what is done with them between."""
 
     close_s: float | None = None  # what the instances get to end what they do; None: as long as they take
+    counts_as: type[BlockCounts] = BlockCounts
 
     def __init__(
-        self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None, execution: Execution, batcher: Batcher
+        self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None, execution: Execution, instances: int
     ) -> None:
         """`tasks` prepare and finish in place of the pool's threads; they are this runner's to close."""
         self.description = description = loaded.description
         self._engine = loaded.engine
         self._execution = execution
-        self._batcher = batcher
         self._traces = tools.traces
-        self.counts = BlockCounts(tools.metrics, description)
+        self.counts = self.counts_as(tools.metrics, description)
         self.statistics = self.counts.statistics
         self._loop = asyncio.get_running_loop()
         self._tasks = tasks
         calls = PreparedCalls(self._prepared, self._end)
         self._preparation = Preparation(description.block_id, loaded.task, tools.room, tasks, calls)
-        self._instances = InstanceThreads(description.model, description.instances, execution.run, self._ran)
+        self._instances = InstanceThreads(description.model, instances, execution.run, self._ran)
         self._jobs: dict[WorkerJob, None] = {}
-        self._running = 0  # batches handed out
-        self._expiry = Alarm(self._expire_due, EXPIRY_S)
         self._probes: deque[Callable[[str], None]] = deque(maxlen=MAX_PROBES)
-        self._is_pump_due = False
         self._drained = asyncio.Event()
         self._drained.set()
 
@@ -76,11 +73,13 @@ class BlockRunner:
 
     @property
     def waiting(self) -> int:
-        return len(self._batcher)
+        """What has not started."""
+        raise NotImplementedError
 
     @property
     def idle(self) -> int:
-        return max(0, self.description.instances - self._running)
+        """Instances that have nothing to do."""
+        raise NotImplementedError
 
     # --- jobs come and go
 
@@ -133,10 +132,87 @@ class BlockRunner:
         for job in list(self._jobs):
             self._end(job, Draining("the model was unloaded before it had answered; ask again"))
         self.counts.flush()
-        self._expiry.cancel()
         if self._tasks is not None:
             self._tasks.close()
         return self._instances.close(self._engine.close, self.close_s)
+
+    # --- what becomes of them
+
+    def _prepared(self, job: WorkerJob, outcome: Prepared | PenstockError) -> None:
+        raise NotImplementedError
+
+    def _ran(self, outcome: BatchOutcome) -> None:
+        raise NotImplementedError
+
+    def _end(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        """Answers the job, for the last time, if it is still here."""
+        if job.is_gone:
+            return
+        if isinstance(outcome, PenstockError):
+            self.counts.failed(job, outcome, now())
+        else:
+            self.counts.succeeded(job, now())
+        self._forget(job)
+        if self._traces.is_on:
+            self._trace(job, outcome)  # before the reply: a span ends within its parent
+        job.reply(job, outcome)
+
+    def _enter(self, job: WorkerJob) -> None:
+        job.arrived = now()
+        self._jobs[job] = None
+        self._drained.clear()
+
+    def _forget(self, job: WorkerJob) -> None:
+        job.is_gone = True
+        del self._jobs[job]
+        if not self._jobs:
+            self._drained.set()
+
+    def _trace(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
+        start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
+        timing = job.timing
+        span = self._traces.start(
+            "run",
+            job.traceparent,
+            start_ns,
+            model=self.description.model,
+            request_id=job.request_id,
+            queue_ns=timing.queue_ns,
+            compute_ns=timing.compute_ns,
+            batch_rows=timing.batch_rows,
+            **self._traced(job),
+        )
+        span.end(outcome if isinstance(outcome, PenstockError) else None)
+
+    def _traced(self, job: WorkerJob) -> dict[str, int]:
+        """What else a span tells of the job."""
+        return {}
+
+
+class QueueRunner(BlockRunner):
+    """A block whose jobs' pieces wait in line for its instances. Its subclasses say what those execute, and what is
+    handed to them when."""
+
+    def __init__(
+        self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None, execution: Execution, batcher: Batcher
+    ) -> None:
+        super().__init__(loaded, tools, tasks, execution, loaded.description.instances)
+        self._batcher = batcher
+        self._running = 0  # batches handed out
+        self._expiry = Alarm(self._expire_due, EXPIRY_S)
+        self._is_pump_due = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._batcher)
+
+    @property
+    def idle(self) -> int:
+        return max(0, self.description.instances - self._running)
+
+    def close(self) -> asyncio.Event:
+        self._expiry.cancel()
+        return super().close()
 
     # --- from the queue to the instances
 
@@ -240,44 +316,8 @@ class BlockRunner:
     def _complete(self, job: WorkerJob) -> None:
         self._preparation.finish(job)
 
-    def _end(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
-        """Answers the job, for the last time, if it is still here."""
-        if job.is_gone:
-            return
-        if isinstance(outcome, PenstockError):
-            self.counts.failed(job, outcome, now())
-        else:
-            self.counts.succeeded(job, now())
-        self._forget(job)
-        if self._traces.is_on:
-            self._trace(job, outcome)  # before the reply: a span ends within its parent
-        job.reply(job, outcome)
-
-    def _enter(self, job: WorkerJob) -> None:
-        job.arrived = now()
-        self._jobs[job] = None
-        self._drained.clear()
-
     def _forget(self, job: WorkerJob) -> None:
-        job.is_gone = True
-        del self._jobs[job]
+        super()._forget(job)
         if job.missing:
             self._batcher.remove(job.queued)
         job.queued = ()  # they refer to the job
-        if not self._jobs:
-            self._drained.set()
-
-    def _trace(self, job: WorkerJob, outcome: list[Tensor] | PenstockError) -> None:
-        start_ns = time.time_ns() - int((now() - job.arrived) * 1e9)
-        timing = job.timing
-        span = self._traces.start(
-            "run",
-            job.traceparent,
-            start_ns,
-            model=self.description.model,
-            request_id=job.request_id,
-            queue_ns=timing.queue_ns,
-            compute_ns=timing.compute_ns,
-            batch_rows=timing.batch_rows,
-        )
-        span.end(outcome if isinstance(outcome, PenstockError) else None)

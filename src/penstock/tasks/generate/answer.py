@@ -1,0 +1,130 @@
+"""The answer to one request as it grows: what the engine tells of its generations, and what of it is not yet sent."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from struct import pack
+
+from penstock.core.generation import Generation, Progress
+from penstock.core.tensors import BYTES, Tensor, pack_bytes
+
+TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE = "text_output", "index", "finish_reason", "usage"
+TOKEN_IDS, LOGPROBS, COUNTS = "token_ids", "logprobs", "counts"
+PLAIN = (TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE)
+OF_TOKENS = (TOKEN_IDS, LOGPROBS, COUNTS)  # only for those who ask for them
+
+
+@dataclass(slots=True)
+class _Piece:
+    """What is new of one choice."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class GenerationAnswer:
+    """A whole answer is taken once, when all is there; of a streamed one, what has come since it was last taken."""
+
+    __slots__ = (
+        "_has_tokens",
+        "_n",
+        "_open",
+        "_outputs",
+        "_pieces",
+        "cached_tokens",
+        "completion_tokens",
+        "generations",
+        "has_news",
+        "is_streamed",
+        "prompt_tokens",
+        "uncounted",
+    )
+
+    def __init__(
+        self, generations: Sequence[Generation], outputs: Collection[str], is_streamed: bool, echoes: Sequence[str] = ()
+    ) -> None:
+        """`echoes` are put before the texts of each generation's choices."""
+        self.generations = generations
+        self.is_streamed = is_streamed
+        self._n = generations[0].sampling.n
+        self._outputs = outputs
+        self._has_tokens = not set(OF_TOKENS).isdisjoint(outputs)
+        self._open = len(generations)
+        self._pieces = {
+            number * self._n + choice: _Piece(text) for number, text in enumerate(echoes) for choice in range(self._n)
+        }
+        self.has_news = bool(echoes)  # that a reader would notice
+        self.prompt_tokens = self.completion_tokens = 0
+        self.cached_tokens = 0  # of the prompts; -1: the engine does not tell
+        self.uncounted = 0  # tokens that no answer has told of
+
+    @property
+    def is_over(self) -> bool:
+        return self._open == 0
+
+    def add(self, number: int, progress: Progress) -> None:
+        """`number` is the generation's among the request's."""
+        if progress.prompt_tokens:
+            self.prompt_tokens += progress.prompt_tokens
+            self.uncounted += progress.prompt_tokens
+            if progress.cached_tokens < 0 or self.cached_tokens < 0:
+                self.cached_tokens = -1
+            else:
+                self.cached_tokens += progress.cached_tokens
+        pieces = self._pieces
+        for delta in progress.deltas:
+            index = number * self._n + delta.choice
+            piece = pieces.get(index)
+            if piece is None:
+                piece = pieces[index] = _Piece()
+            count = len(delta.token_ids)
+            self.completion_tokens += count
+            self.uncounted += count
+            if delta.text:
+                piece.text += delta.text
+                self.has_news = True
+            if self._has_tokens:
+                piece.token_ids += delta.token_ids
+                piece.logprobs += delta.logprobs
+                self.has_news = True
+            if delta.finish_reason:
+                piece.finish_reason = delta.finish_reason
+                self.has_news = True
+        if progress.is_over:
+            self._open -= 1
+
+    def take_count(self) -> int:
+        """Tokens that have come since this was last asked."""
+        count, self.uncounted = self.uncounted, 0
+        return count
+
+    def take(self) -> list[Tensor]:
+        """The outputs that were asked for, of what is new."""
+        pieces = self._pieces
+        indices = sorted(pieces) if len(pieces) > 1 else list(pieces)
+        found = [pieces[index] for index in indices]
+        self._pieces, self.has_news = {}, False
+        return [self._tensor(name, indices, found) for name in self._outputs]
+
+    def _tensor(self, name: str, indices: list[int], found: list[_Piece]) -> Tensor:
+        count = len(found)
+        match name:
+            case "text_output":
+                return Tensor(name, BYTES, (count,), pack_bytes([piece.text for piece in found]))
+            case "index":
+                return _whole(name, indices)
+            case "finish_reason":
+                return Tensor(name, BYTES, (count,), pack_bytes([piece.finish_reason for piece in found]))
+            case "usage":
+                return _whole(name, [self.prompt_tokens, self.completion_tokens, self.cached_tokens])
+            case "token_ids":
+                return _whole(name, [token for piece in found for token in piece.token_ids])
+            case "counts":
+                return _whole(name, [len(piece.token_ids) for piece in found])
+        numbers = [number for piece in found for number in piece.logprobs]
+        return Tensor(name, "FP32", (len(numbers),), pack(f"<{len(numbers)}f", *numbers))
+
+
+def _whole(name: str, numbers: Sequence[int]) -> Tensor:
+    return Tensor(name, "INT32", (len(numbers),), pack(f"<{len(numbers)}i", *numbers))

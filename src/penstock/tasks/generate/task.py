@@ -1,0 +1,154 @@
+"""The generate task: a request's prompts and parameters become generations, whose text becomes its answers."""
+
+import json
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+
+from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
+from penstock.core.generation import Generation
+from penstock.core.signature import Signature
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, check_tensor, unpack_bytes
+from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
+from penstock.tasks.columns import check_column, check_outputs
+from penstock.tasks.generate.answer import (
+    COUNTS,
+    FINISH_REASON,
+    INDEX,
+    LOGPROBS,
+    OF_TOKENS,
+    PLAIN,
+    TEXT_OUTPUT,
+    TOKEN_IDS,
+    USAGE,
+    GenerationAnswer,
+)
+from penstock.tasks.generate.parameters import MAX_CHOICES, NAMES, flag, read_sampling
+from penstock.tasks.generate.prompts import INPUT_IDS, MESSAGES, TEXT_INPUT, prompts_of
+from penstock.tasks.options import GenerateOptions
+
+STREAM, SAMPLING, EXCLUDE = "stream", "sampling_parameters", "exclude_input_in_output"
+OPTIONAL = (
+    TensorSpec(STREAM, "BOOL", (1,), is_optional=True),
+    TensorSpec(SAMPLING, BYTES, (1,), is_optional=True),
+    TensorSpec(EXCLUDE, "BOOL", (1,), is_optional=True),
+)
+OUTPUTS = (
+    TensorSpec(TEXT_OUTPUT, BYTES, (-1,)),
+    TensorSpec(INDEX, "INT32", (-1,)),
+    TensorSpec(FINISH_REASON, BYTES, (-1,)),
+    TensorSpec(USAGE, "INT32", (3,)),
+    TensorSpec(TOKEN_IDS, "INT32", (-1,)),
+    TensorSpec(LOGPROBS, "FP32", (-1,)),
+    TensorSpec(COUNTS, "INT32", (-1,)),
+)
+MAX_SAMPLING_BYTES = 512 * 1024
+
+
+class GenerateTask:
+    """Nothing is batched here: the engine joins what runs, step by step. So a request has no pieces, and what it is
+    prepared into is the answer that grows, with the generations that it asks for."""
+
+    is_prepare_cheap = True
+    is_finish_cheap = True
+    engine_outputs: Sequence[str] = ()
+
+    def __init__(self, options: GenerateOptions, engine: Signature) -> None:
+        """`engine` has the input `messages` where the model has a chat template."""
+        self._defaults = options.defaults.model_dump(exclude_none=True)
+        self._most_tokens = options.max_tokens
+        has_template = any(spec.name == MESSAGES for spec in engine.inputs)
+        chat = (TensorSpec(MESSAGES, BYTES, (1,), is_optional=True),) if has_template else ()
+        prompts = (TensorSpec(TEXT_INPUT, BYTES, (-1,)), *chat, TensorSpec(INPUT_IDS, "INT64", (-1,), is_optional=True))
+        self._prompts = [spec.name for spec in prompts]
+        self.signature = TaskSignature((*prompts, *OPTIONAL), OUTPUTS, 0)
+
+    def prepare(self, request: TaskRequest) -> Prepared:
+        check_outputs(request, [spec.name for spec in OUTPUTS])
+        inputs = self._by_name(request.inputs)
+        parameters = self._parameters(request, inputs)
+        given = [name for name in self._prompts if name in inputs]
+        if len(given) != 1:
+            raise InvalidTensor(
+                f"send one of {', '.join(map(repr, self._prompts))}; got {' and '.join(map(repr, given)) or 'none'}"
+            )
+        prompts = prompts_of(inputs[given[0]], parameters)
+        sampling = read_sampling(parameters, self._defaults, self._most_tokens)
+        if len(prompts) * sampling.n > MAX_CHOICES:
+            raise RequestTooLarge(
+                f"{len(prompts)} prompts with {sampling.n} choices each; at most {MAX_CHOICES} choices are made for "
+                "one request: send fewer prompts, or a smaller n"
+            )
+        if (LOGPROBS in request.outputs) and not sampling.has_logprobs:
+            sampling = read_sampling({**parameters, "logprobs": True}, self._defaults, self._most_tokens)
+        echoes = [prompt.text for prompt in prompts] if self._has_echo(inputs, parameters, given[0]) else []
+        outputs = request.outputs or (*PLAIN, *(OF_TOKENS if sampling.has_logprobs else ()))
+        is_streamed = _flag(inputs, parameters, STREAM, True)
+        answer = GenerationAnswer([Generation(prompt, sampling) for prompt in prompts], outputs, is_streamed, echoes)
+        return Prepared([], answer)
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        """What of the answer has not been given yet; its tokens are told as a parameter."""
+        answer: GenerationAnswer = prepared.context
+        prepared.parameters = {"tokens": answer.take_count()}
+        return answer.take()
+
+    def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
+        return {}
+
+    def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+        return []
+
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        """The engine warms itself up."""
+        return []
+
+    def _by_name(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        found = {tensor.name: tensor for tensor in tensors}
+        known = [*self._prompts, *(spec.name for spec in OPTIONAL)]
+        for name in found:
+            if name == MESSAGES and name not in known:
+                raise InvalidTensor(f"the model has no chat template: send '{TEXT_INPUT}' in place of '{MESSAGES}'")
+            if name not in known:
+                raise InvalidTensor(f"unknown input '{name}'; the model takes {', '.join(known)}")
+        if len(found) < len(tensors):
+            raise InvalidTensor("an input was sent twice")
+        return found
+
+    def _parameters(self, request: TaskRequest, inputs: Mapping[str, Tensor]) -> Mapping[str, object]:
+        """Those of the request stand before those of the input `sampling_parameters`."""
+        tensor = inputs.get(SAMPLING)
+        if tensor is None:
+            return request.parameters
+        check_column(tensor, f"'{SAMPLING}' is BYTES [1], a JSON object", "object")
+        try:
+            told = json.loads(unpack_bytes(tensor)[0] or b"{}") if len(tensor.data) <= MAX_SAMPLING_BYTES else None
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(f"input '{SAMPLING}' is not JSON: {error}") from error
+        if not isinstance(told, dict):
+            raise InvalidRequest(f"input '{SAMPLING}' must be a JSON object of at most {MAX_SAMPLING_BYTES} bytes")
+        for name in told:
+            if name not in NAMES:
+                near = get_close_matches(name, NAMES, 1)
+                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(NAMES))}"
+                raise InvalidRequest(f"'{SAMPLING}' has an unknown parameter '{name[:80]}'; {hint}")
+        return {**told, **request.parameters}
+
+    def _has_echo(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, object], prompt: str) -> bool:
+        is_wanted = _flag(inputs, parameters, "echo", False)
+        if EXCLUDE in inputs:
+            is_wanted = not _flag(inputs, {}, EXCLUDE, True)
+        if is_wanted and prompt != TEXT_INPUT:
+            raise InvalidRequest(f"the prompt is given again only where it is sent as '{TEXT_INPUT}': leave out 'echo'")
+        return is_wanted
+
+
+def _flag(inputs: Mapping[str, Tensor], parameters: Mapping[str, object], name: str, default: bool) -> bool:
+    if name in parameters:
+        return flag(name, parameters[name])
+    tensor = inputs.get(name)
+    if tensor is None:
+        return default
+    if tensor.datatype != "BOOL" or tensor.shape not in ((1,), (1, 1)):
+        raise InvalidTensor(f"'{name}' is BOOL [1]; got {tensor.datatype} {list(tensor.shape)}")
+    check_tensor(tensor)
+    return tensor.data[0] != 0
