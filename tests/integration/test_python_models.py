@@ -1,6 +1,8 @@
 """Python models that misbehave in a real server: no other model notices, and each is reported with its own words."""
 
+import os
 import re
+import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +34,7 @@ python:
   outputs: [{name: Y, datatype: FP32, shape: [-1]}, {name: PID, datatype: INT64, shape: [1]}]
 """
 # Of these the caller reads that they took too long; no other may, however busy the machine is.
-TOO_LONG = {"hang", "spin", "fork_and_hang"}
+TOO_LONG = {"hang", "spin"}
 
 # What a model does, and what its caller reads.
 ENDED = "the model's process ended while it ran this request: "
@@ -220,8 +222,11 @@ def test_a_model_that_cannot_be_loaded_says_why(client: Client, name: str) -> No
     assert BROKEN[name][1] in raised.value.message
 
 
-def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: ServerProcess, tmp_path: Path) -> None:
-    """When its server ends."""
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(
+    server: ServerProcess, tmp_path: Path, is_killed: bool
+) -> None:
+    """When its server ends, or its worker is killed."""
     name = "fork_and_hang"
     write_python(tmp_path / "models" / name, (ROOT / "tests/data/python_models/misbehaving.py").read_text())
     drain = {"PENSTOCK_DATA_PLANE__DRAIN_S": "0.1"}
@@ -229,11 +234,16 @@ def test_nothing_is_left_of_one_that_hangs_with_a_process_of_its_own(server: Ser
     with ThreadPoolExecutor(1) as pool, ending, Client(ending.grpc, timeout_s=WAIT_S) as client:
         asked = pool.submit(ask, client, name, name)
         eventually(lambda: len(hosts(ending)) == 2, "it runs, and a copy of it", WAIT_S)
-        family = ending.family()
-        ending.terminate()
-        assert isinstance(asked.exception(WAIT_S), PenstockError)
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert alive == []
+        left = hosts(ending)
+        if is_killed:
+            (worker,) = ending.status()["workers"]
+            os.kill(worker["pid"], signal.SIGKILL)
+        else:
+            left = ending.family()
+            ending.terminate()
+            assert isinstance(asked.exception(WAIT_S), PenstockError)
+        _, alive = psutil.wait_procs(left, timeout=WAIT_S)
+        assert alive == []
 
 
 def hosts(server: ServerProcess) -> list[psutil.Process]:

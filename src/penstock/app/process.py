@@ -19,7 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.manager.fleet.tether import TetheredProcess
 from penstock.telemetry.logs import start_logs
 
-LEAVE_S = 5.0  # beyond what running requests get
+LEAVE_S = 8.0  # beyond what running requests get: models have five seconds to close
 OF_TERMINALS = (signal.SIGINT, signal.SIGHUP)  # Ctrl-C, and its end
 
 

@@ -103,7 +103,7 @@ class ProcessKeeper(Generic[P]):
             return self._problem or "the model's process is being started"
         return process.problem()
 
-    def ask_to_stop(self, timeout_s: float) -> None:
+    def ask_to_stop(self) -> None:
         with self._changed:
             self._is_closing = True
             process, loading = self._process, self._loading
@@ -111,7 +111,7 @@ class ProcessKeeper(Generic[P]):
         if loading is not None:
             loading.kill()
         if process is not None:
-            process.stop(timeout_s)
+            process.stop()
 
     def end(self, deadline: float) -> None:
         """Call it after `ask_to_stop`. Returns when the process is gone."""

@@ -56,10 +56,11 @@ class PythonEngine:
             ProcessKeeper(partial(PythonProcess, program), program.host.labels, load_s) for program in programs
         ]
         self._homes: dict[str, PythonProcess] = {}  # by session
+        self._close_by = 0.0  # 0: it is not being closed
 
     def load(self) -> Signature:
         check_requirements(self._spec.file)
-        atexit.register(self.close)  # a worker that leaves without closing it would have it killed
+        atexit.register(self.close)  # a worker that leaves before it is closed would have it killed
         deadline = now() + self._load_s + LAST_WORDS_S
         for instance in self._instances:
             instance.start()
@@ -113,13 +114,14 @@ class PythonEngine:
         return self._instances[instance].problem()
 
     def close(self) -> None:
-        atexit.unregister(self.close)
-        deadline = now() + self._close_s
+        """Requests that run are ended at once. At exit it may be called again, and has what the first time left it."""
+        self._close_by = self._close_by or now() + self._close_s
         for instance in self._instances:
-            instance.ask_to_stop(max(0.0, deadline - now()))
+            instance.ask_to_stop()
         for instance in self._instances:
-            instance.end(deadline)
+            instance.end(self._close_by)
         self._homes.clear()
+        atexit.unregister(self.close)
 
     def _process_for(self, instance: int, context: CallContext) -> PythonProcess:
         session_id = context.session_id

@@ -120,15 +120,14 @@ class PythonProcess:
         finally:
             self._lock.release()
 
-    def stop(self, timeout_s: float) -> None:
-        """Asks it to leave; one that runs a request for longer than this is killed."""
-        deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=max(0.0, timeout_s)):
+    def stop(self) -> None:
+        """Asks it to leave; one that still runs a request is killed, with what it started."""
+        if not self._lock.acquire(blocking=False):
             self.kill()
             return
         try:
             if not self.end:
-                self._channel.send(Message("stop"), deadline)
+                self._channel.send(Message("stop"), time.monotonic())
         except (TimeoutError, PeerGone):
             pass  # it leaves already, or will be killed when its time to close is over
         finally:

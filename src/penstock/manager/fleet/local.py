@@ -1,10 +1,12 @@
 """The fleet of one machine, its supervisor: child processes, restarted with backoff where they end or hang."""
 
 import asyncio
+import os
 import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -152,12 +154,16 @@ class LocalFleet:
             tether.close()
             self._liveness.ended(name)
             self._problems.pop(name, None)
-            self._processes.pop(name, None)
+            if (ended := self._processes.pop(name, None)) is not None:
+                _end_rest_of(ended.pid)
 
     async def _start(self, command: Sequence[str], tether: Tether) -> asyncio.subprocess.Process:
         fd = tether.theirs.fileno()
         try:
-            return await asyncio.create_subprocess_exec(*command, "--tether", str(fd), pass_fds=(fd,))
+            # In a session of its own, by which what it leaves behind is known.
+            return await asyncio.create_subprocess_exec(
+                *command, "--tether", str(fd), pass_fds=(fd,), start_new_session=True
+            )
         finally:
             tether.handed_over()
 
@@ -207,10 +213,8 @@ class LocalFleet:
 
     def _signal(self, names: Collection[str], number: int) -> None:
         for name in self._processes.keys() & names:
-            try:
+            with suppress(ProcessLookupError):
                 self._processes[name].send_signal(number)
-            except ProcessLookupError:
-                pass
 
 
 def _look(pid: int) -> Look | None:
@@ -221,3 +225,11 @@ def _look(pid: int) -> Look | None:
             return Look(times.user + times.system, process.status())
     except psutil.Error:
         return None  # it ended just now
+
+
+def _end_rest_of(leader: int) -> None:
+    """What it started and left: a process that a model forked has nobody else who would end it."""
+    for pid in psutil.pids():
+        with suppress(OSError):  # it ended just now
+            if pid != leader and os.getsid(pid) == leader:
+                os.kill(pid, signal.SIGKILL)

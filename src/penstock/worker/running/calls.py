@@ -30,7 +30,7 @@ IDLE_EVERY_S = 0.001  # sessions that become idle within this time are ended tog
 class CallRunner(QueueRunner):
     """Keeps the sessions and the answers of its jobs. What the model must hear is said in its instances' threads."""
 
-    close_s = 5.0  # a process of its own may be ended at any time; native code must not lose its session while it runs
+    close_s = 2.0  # a process of its own may be ended at any time; native code must not lose its session while it runs
 
     def __init__(
         self, loaded: LoadedBlock, engine: ContextEngine, tools: WorkerTools, tasks: TaskPool | None = None

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 
+import psutil
 import pytest
 from structlog.testing import capture_logs
 
@@ -67,6 +68,17 @@ async def test_a_stopped_process_is_exchanged(supervisor: LocalFleet, exits: lis
     os.kill(first, signal.SIGSTOP)
     assert await _pid(supervisor, first) != first
     assert exits == [("sleeper", "hung")]
+
+
+async def test_what_a_killed_process_started_ends_with_it(supervisor: LocalFleet) -> None:
+    starts = "import subprocess; subprocess.Popen(['sleep', '600'], process_group=0)"
+    await supervisor.start(FleetRole("sleeper", child(starts)))
+    main = psutil.Process(await _pid(supervisor, 0))
+    await until(main.children)
+    (left,) = main.children()
+    main.kill()
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, [left], 60)
+    assert gone == [left]
 
 
 async def test_only_those_that_are_named_are_stopped(supervisor: LocalFleet) -> None:
