@@ -1,9 +1,11 @@
 """What this machine and this installation can run, asked of the runtimes themselves."""
 
+from importlib import import_module
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
 
+TORCH_FOLDERS = {"modules.json": "sentence_transformers", "config.json": "transformers"}  # and what reads them
 _TORCH_FILES = (".pt", ".pt2", ".ts", ".torchscript", ".json")
 
 
@@ -56,8 +58,6 @@ def _why_not_openvino(device: str, precision: str) -> str | None:
 def _why_not_torch(device: str, precision: str) -> str | None:
     if precision == "int8":
         return "the torch engine has no INT8; the engines onnx and openvino have"
-    from penstock.engines.torch.engine import require
-
     try:
         require("torch")
         from penstock.engines.torch.devices import choose
@@ -66,3 +66,17 @@ def _why_not_torch(device: str, precision: str) -> str | None:
     except ConfigError as error:
         return error.message
     return None
+
+
+def require(package: str) -> None:
+    """Raises ConfigError where the package cannot be imported."""
+    try:
+        import_module(package)
+    except ModuleNotFoundError as error:
+        advice = "pip install 'penstock-serve[torch]'"
+        message = f"engine: torch needs the package {error.name}, which is not installed: {advice}"
+        raise ConfigError(message, reason="package_missing") from error
+    except (ImportError, OSError) as error:  # its libraries
+        raise ConfigError(
+            f"engine: torch: the package {package} cannot be imported: {error}", reason="package_missing"
+        ) from error

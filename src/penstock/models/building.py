@@ -26,6 +26,9 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
 
             return OpenVinoEngine(spec)
         case "torch":
+            from penstock.engines.availability import require
+
+            require("torch")
             from penstock.engines.torch.engine import TorchEngine
 
             return TorchEngine(spec, settings.torch)

@@ -1,69 +1,160 @@
-"""PyTorch on the CPU, on an NVIDIA GPU or on an Apple GPU."""
+"""PyTorch on the CPU, on an NVIDIA GPU or on an Apple GPU: in each instance's thread, on its own CUDA stream."""
 
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from penstock.core.errors import ConfigError
+import numpy as np
+import torch
+
+from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
 from penstock.core.signature import Signature
-from penstock.core.tensors import Array
+from penstock.core.tensors import NUMPY_TYPES, Array
+from penstock.engines.availability import TORCH_FOLDERS, require
 from penstock.engines.base import EngineSpec
 from penstock.engines.options import TorchOptions
-
-if TYPE_CHECKING:
-    from penstock.engines.torch.runner import TorchRunner
+from penstock.engines.torch.arrays import check_input, to_array, to_tensor
+from penstock.engines.torch.devices import Target, choose
+from penstock.engines.torch.files import open_file
+from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief, pick
 
 PLATFORM = "pytorch_libtorch"
-FOLDER_PACKAGES = {"modules.json": "sentence_transformers", "config.json": "transformers"}
+UNLOADED = TorchModel((), (), "", None, lambda tensors: tensors)
+_PROBE_SIZE = 2  # stands in for an open dimension; a compiler takes 0 and 1 for fixed
+_ADVICE = "lower batching.max_rows or batching.max_tokens, or send less at a time"
+# How PyTorch words what is wrong with an input, for which it has no type of error. Datatypes are checked beforehand.
+_DATATYPE = re.compile(r"dtype|scalar type|data type", re.IGNORECASE)
+_INPUT_FAULT = re.compile(r"shape|size|dimension|out of range|Guard failed|channels", re.IGNORECASE)
 
 
 class TorchEngine:
     """All instances share the module and its weights."""
 
     def __init__(self, spec: EngineSpec, options: TorchOptions) -> None:
-        # Here, so that their memory is not taken for the model's.
-        require("torch")
-        if spec.file.name in FOLDER_PACKAGES:
-            require(FOLDER_PACKAGES[spec.file.name])
+        if spec.file.name in TORCH_FOLDERS:  # here, so that its memory is not taken for the model's
+            require(TORCH_FOLDERS[spec.file.name])
         self._spec = spec
         self._options = options
-        self._runner: TorchRunner | None = None
+        self._target = Target("cpu", "auto")
+        self._model = UNLOADED
+        self._streams: dict[int, Any] = {}  # by instance
 
     def load(self) -> Signature:
-        from penstock.engines.torch.devices import choose
-        from penstock.engines.torch.files import open_file
-        from penstock.engines.torch.runner import TorchRunner
-
-        target = choose(self._spec.device, self._spec.precision)
-        model = open_file(self._spec.file, self._options, target)
-        self._runner = TorchRunner(model, target, self._spec.threads)
+        self._target = target = choose(self._spec.device, self._spec.precision)
+        self._model = model = open_file(self._spec.file, self._options, target)
+        # TF32 has FP16's mantissa, and would run what says fp32.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        if target.kind == "cuda":
+            torch.cuda.synchronize(target.device)  # the weights are there before another stream reads them
         if self._options.compile:
-            self._runner.compile(self._spec.file)
+            self._compile()
         return Signature(model.inputs, model.outputs, PLATFORM, model.precision, target.name)
+
+    def _compile(self) -> None:
+        """Compiles the module and runs it once, as it is compiled only then; raises ConfigError where that fails."""
+        file = self._spec.file
+        if not self._model.may_compile:
+            raise ConfigError(f"{file}: torch.compile cannot compile a TorchScript file; take torch.compile out")
+        probe = {
+            spec.name: np.zeros([_PROBE_SIZE if size < 0 else size for size in spec.shape], NUMPY_TYPES[spec.datatype])
+            for spec in self._model.inputs
+        }
+        self._model.module.compile(dynamic=True)
+        try:
+            self.infer(0, probe, [])
+        except PenstockError as error:
+            raise ConfigError(f"{file}: torch.compile fails: {error.message}; take torch.compile out") from error
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
         for instance in range(self._spec.instances):
             self.infer(instance, inputs, [])
 
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
-        assert self._runner is not None, "load the model first"
-        return self._runner.run(instance, inputs, outputs)
+        assert self._model is not UNLOADED, "load the model first"
+        self._check(inputs)
+        # OpenMP keeps the number by calling thread, and each instance has a thread.
+        if torch.get_num_threads() != self._spec.threads:
+            torch.set_num_threads(self._spec.threads)
+        try:
+            with torch.inference_mode(), self._precision(), self._stream(instance):
+                tensors = [to_tensor(inputs[spec.name], self._target.device) for spec in self._model.inputs]
+                found = pick(self._model.call(tensors), self._model.outputs)
+                arrays = {
+                    spec.name: to_array(spec, tensor, TORCH_TYPES[spec.datatype], self._model.autocast is not None)
+                    for spec, tensor in zip(self._model.outputs, found, strict=True)
+                    if not outputs or spec.name in outputs
+                }
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._explain(error) from error
+        return [arrays[name] for name in outputs] if outputs else list(arrays.values())
 
     def close(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-            self._runner = None
+        self._model = UNLOADED
+        self._streams.clear()
+        self._free()
 
+    def _free(self) -> None:
+        if self._target.kind == "cuda":
+            with contextlib.suppress(RuntimeError):  # of a CUDA that is lost
+                torch.cuda.empty_cache()
 
-def require(package: str) -> None:
-    """Raises ConfigError where the package cannot be imported."""
-    try:
-        import_module(package)
-    except ModuleNotFoundError as error:
-        advice = "pip install 'penstock-serve[torch]'"
-        message = f"engine: torch needs the package {error.name}, which is not installed: {advice}"
-        raise ConfigError(message, reason="package_missing") from error
-    except (ImportError, OSError) as error:  # its libraries
-        raise ConfigError(
-            f"engine: torch: the package {package} cannot be imported: {error}", reason="package_missing"
-        ) from error
+    def _check(self, inputs: Mapping[str, Array]) -> None:
+        for spec in self._model.inputs:
+            if spec.name not in inputs:
+                raise InvalidTensor(f"missing input '{spec.name}'")
+            check_input(spec, inputs[spec.name])
+        if self._model.limits and len(shapes := {inputs[spec.name].shape for spec in self._model.inputs}) > 1:
+            raise InvalidTensor(f"the inputs have unlike shapes: {', '.join(map(str, sorted(shapes)))}")
+        for limit in self._model.limits:
+            ids = inputs[limit.name]
+            if limit.tokens and ids.shape[-1] > limit.tokens:
+                raise InvalidTensor(
+                    f"input '{limit.name}' has {ids.shape[-1]} tokens in a row; the model takes at most {limit.tokens}"
+                )
+            if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < limit.below:
+                raise InvalidTensor(f"input '{limit.name}' has an id that is not from 0 to {limit.below - 1}")
+
+    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+        if self._model.autocast is None:
+            return contextlib.nullcontext()
+        # No cache: it would keep the weights of a call that has ended.
+        autocast: contextlib.AbstractContextManager[Any] = torch.autocast(
+            self._target.kind, self._model.autocast, cache_enabled=False
+        )
+        return autocast
+
+    @contextlib.contextmanager
+    def _stream(self, instance: int) -> Iterator[None]:
+        """Instances overlap on a GPU only where each has a stream."""
+        if self._target.kind != "cuda":
+            yield
+            return
+        if instance not in self._streams:
+            self._streams[instance] = torch.cuda.Stream(self._target.device)
+        with torch.cuda.device(self._target.device), torch.cuda.stream(self._streams[instance]):
+            yield
+
+    def _explain(self, error: Exception) -> PenstockError:
+        text = brief(error)
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
+            self._free()
+            return EngineFailed(f"{self._target.name} is out of memory: {_ADVICE}")
+        if "CUDA error" in text:
+            return EngineFailed(f"PyTorch failed: {text}; after an error of CUDA only a new worker can go on")
+        if "same device" in text:
+            return EngineFailed(f"PyTorch failed: {text}; the file fixes a device: save it on {self._target.kind}")
+        if _DATATYPE.search(text):
+            advice = (
+                "use precision: fp32"
+                if self._model.autocast is not None
+                else "are the datatypes in torch.inputs right?"
+            )
+            return EngineFailed(f"PyTorch failed: {text}; {advice}")
+        is_input_fault = isinstance(error, RuntimeError | IndexError | AssertionError | ValueError)
+        if is_input_fault and _INPUT_FAULT.search(text):
+            return InvalidTensor(f"the model refuses this input: {text}")
+        return EngineFailed(f"PyTorch failed: {text}")

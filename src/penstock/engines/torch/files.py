@@ -4,11 +4,10 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.tensors import BYTES
+from penstock.engines.availability import TORCH_FOLDERS
 from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.engine import FOLDER_PACKAGES
-from penstock.engines.torch.model import TORCH_TYPES, TorchModel
-from penstock.engines.torch.runner import brief
+from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief
 
 KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
 _PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -26,7 +25,7 @@ def open_file(file: Path, options: TorchOptions, target: Target) -> TorchModel:
 
 
 def _open(file: Path, options: TorchOptions, target: Target) -> TorchModel:
-    if file.name in FOLDER_PACKAGES:
+    if file.name in TORCH_FOLDERS:
         if options.inputs or options.outputs:
             raise _wrong(f"torch.inputs and torch.outputs: a folder with {file.name} tells them; take them out")
         from penstock.engines.torch import folders as torch_folders

@@ -1,5 +1,6 @@
 """An opened PyTorch file: what it takes, what it gives, and how it is called."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,3 +90,12 @@ def choose_precision(file: Path, weights: Sequence[Any], target: Target) -> tupl
             file=str(file),
         )
     return target.precision, DTYPES[target.precision]
+
+
+def brief(error: Exception) -> str:
+    """What an error says, without where in PyTorch or in a TorchScript file it comes from."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    told = lines[-1:] if "TorchScript" in lines[0] else lines[: 2 if lines[0].endswith(":") else 1]
+    return re.sub(r"^(RuntimeError|IndexError): ", "", " ".join(told))[:300]

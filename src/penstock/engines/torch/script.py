@@ -11,8 +11,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import TorchModel, choose_precision
-from penstock.engines.torch.runner import brief
+from penstock.engines.torch.model import TorchModel, brief, choose_precision
 
 _MATRIX_MODULES = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 

@@ -237,8 +237,7 @@ def test_bf16_is_near_fp32_and_answers_in_fp32(path: Path) -> None:
 
 def test_the_large_weights_are_kept_in_bf16(path: Path) -> None:
     half = loaded(save(path, Perceptron(), torch.zeros(2, WIDTH)), PLAIN, "bf16")
-    assert half._runner is not None
-    kinds = {name: weight.dtype for name, weight in half._runner._model.module.named_parameters()}
+    kinds = {name: weight.dtype for name, weight in half._model.module.named_parameters()}
     assert {name for name, dtype in kinds.items() if dtype == torch.bfloat16} == {"first.weight", "second.weight"}
 
 

@@ -190,8 +190,7 @@ def test_weights_saved_in_half_run_in_fp32_where_nothing_else_is_asked_for(small
     (small / "config.json").write_text(json.dumps({**config, "dtype": "float16"}))
     again = engine(small)
     assert again.load().precision == "fp32"
-    assert again._runner is not None
-    assert {each.dtype for each in again._runner._model.module.parameters()} == {torch.float32}
+    assert {each.dtype for each in again._model.module.parameters()} == {torch.float32}
     assert cosines(again.infer(0, sent, [])[0], expected).min() > 0.9999
 
 

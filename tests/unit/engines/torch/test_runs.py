@@ -18,6 +18,8 @@ from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineSpec
 from penstock.engines.options import TensorOption, TorchOptions
 from penstock.engines.torch.engine import TorchEngine
+from penstock.models.building import build_engine
+from penstock.models.settings import ModelSettings
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
@@ -162,8 +164,7 @@ def test_nothing_is_kept_for_gradients(tmp_path: Path) -> None:
 def test_instances_share_the_weights(file: Path) -> None:
     engine = on("cpu", file, instances=8)
     engine.load()
-    assert engine._runner is not None
-    assert len(list(engine._runner._model.module.parameters())) == 2
+    assert len(list(engine._model.module.parameters())) == 2
 
 
 # --- devices and precisions
@@ -195,7 +196,7 @@ def test_fp16_on_the_cpu_is_refused_with_advice(file: Path) -> None:
 def test_a_package_that_is_missing_is_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ConfigError, match=r"needs the package torch, .*pip install 'penstock-serve\[torch\]'"):
-        on("cpu", file).load()
+        build_engine(file, ModelSettings(engine="torch"), 1)
     assert "pip install 'penstock-serve[torch]'" in (why_not("torch", "cpu", "fp32") or "")
 
 
