@@ -54,8 +54,8 @@ from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.serving.sessions.stored import StoredSessions
 from penstock.storage.cache.store import open_store
-from penstock.storage.limits.opening import open_limit_store
-from penstock.storage.sessions.opening import open_session_store
+from penstock.storage.limits.redis import open_limit_store
+from penstock.storage.sessions.redis import open_session_store
 from penstock.telemetry.answers import AnswerReader
 from penstock.telemetry.metrics import (
     CacheMetrics,
@@ -279,8 +279,6 @@ class Gateway:
     async def begin(self, control: Control) -> Catalogue:
         await self._cache.start()
         await self._meter.start()
-        if self._stored is not None:
-            await self._stored.start()
         return Catalogue(self._admission, self._resolver, self._dispatcher, control)
 
     async def drain(self) -> None:

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 REDIS_SCHEMES = ("redis", "rediss", "unix")
+STORES = {
+    "memory": "memory://",
+    "sqlite": "sqlite:///file",
+    "redis": "redis://host:port/number, rediss://… or unix://socket",
+}
 CLOSE_S = 2.0
 
 
@@ -23,6 +28,7 @@ CLOSE_S = 2.0
 class RedisLink:
     """Connects with the first call: a gateway serves whether Redis is there or not."""
 
+    place: str  # where it is, for people
     client: "Redis"
     faults: tuple[type[Exception], ...]  # what its calls raise
     refusal: type[Exception]  # of these, where it answers, but not so
@@ -44,6 +50,7 @@ def open_redis(url: str, setting: str, timeout_s: float, connections: int) -> Re
         from redis.exceptions import RedisError, ResponseError
     except ImportError as error:
         raise ConfigError(f"{setting}: Redis needs the 'redis' package: pip install 'redis[hiredis]'") from error
+    place = place_of(url, setting)
     where, secured = split_certificates(url, setting)
     try:
         pool = BlockingConnectionPool.from_url(
@@ -57,8 +64,8 @@ def open_redis(url: str, setting: str, timeout_s: float, connections: int) -> Re
             protocol=2,
         )
     except ValueError as error:
-        raise ConfigError(f"{setting} at {place_of(url, setting)}: {error}") from error
-    return RedisLink(Redis.from_pool(pool), (RedisError, OSError, TimeoutError), ResponseError)
+        raise ConfigError(f"{setting} at {place}: {error}") from error
+    return RedisLink(place, Redis.from_pool(pool), (RedisError, OSError, TimeoutError), ResponseError)
 
 
 def split_certificates(url: str, setting: str) -> tuple[str, dict[str, str]]:
@@ -83,3 +90,15 @@ def place_of(url: str, setting: str) -> str:
         return parts.path if parts.scheme == "unix" else f"{parts.hostname}:{parts.port or 6379}"
     except ValueError as error:
         raise ConfigError(f"{setting}: {error}") from error
+
+
+def store_kind(url: str, setting: str, *kinds: str) -> str:
+    """Which of STORES a URL means. Raises ConfigError where it is none of these kinds."""
+    scheme, separator, rest = url.partition("://")
+    kind = "redis" if scheme in REDIS_SCHEMES else scheme
+    is_right = {"memory": not rest, "sqlite": rest[:1] in ("", "/")}.get(kind, True)
+    if not separator or kind not in kinds or not is_right:
+        # Not the whole URL: it may hold a password.
+        known = ", ".join(STORES[each] for each in kinds)
+        raise ConfigError(f"{setting}: '{url.partition(':')[0][:20]}' means no store; it is {known}")
+    return kind

@@ -15,9 +15,6 @@ class StoredSessions:
         self._store = store
         self._gateway_id = gateway_id
 
-    async def start(self) -> None:
-        await self._store.start()
-
     async def close(self) -> None:
         await self._store.close()
 

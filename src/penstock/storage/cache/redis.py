@@ -12,7 +12,7 @@ import structlog
 from penstock.core.errors import Unavailable
 from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.outage import Outage
-from penstock.storage.redis_link import RedisLink, open_redis, place_of
+from penstock.storage.redis_link import open_redis
 
 log = structlog.get_logger()
 NAMESPACE = b"penstock:cache:"
@@ -28,22 +28,19 @@ class RedisStore:
     name = "redis"
 
     def __init__(self, url: str, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._url = url
-        self._place = place_of(url, SETTING)
         self._timeout_s = timeout_s
         self._clock = clock
-        self._link: RedisLink | None = None
+        self._link = open_redis(url, SETTING, timeout_s, CONNECTIONS)
+        self._place = self._link.place
         self._outage = Outage()
         self._has_told_refusal = False
         self._errors = 0
 
     async def start(self) -> None:
-        self._link = open_redis(self._url, SETTING, self._timeout_s, CONNECTIONS)
+        """It connects with the first call."""
 
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await self._link.close()
 
     def get_now(self, key: bytes) -> bytes | None:
         return None
@@ -84,7 +81,6 @@ class RedisStore:
 
     async def _call(self, *command: bytes | str | int) -> Any:
         link = self._link
-        assert link is not None, "start the store first"
         execute: Callable[..., Awaitable[Any]] = link.client.execute_command
         if not self._outage.may_try(self._clock()):
             self._errors += 1

@@ -7,9 +7,9 @@ from penstock.core.config import CacheSettings
 from penstock.core.errors import ConfigError
 from penstock.storage.cache.lru import StoreCounts
 from penstock.storage.cache.memory import MemoryStore
-from penstock.storage.cache.redis import RedisStore
+from penstock.storage.cache.redis import SETTING, RedisStore
 from penstock.storage.cache.sqlite import SqliteStore
-from penstock.storage.redis_link import REDIS_SCHEMES
+from penstock.storage.redis_link import store_kind
 
 DEFAULT_FILE = "cache.db"
 
@@ -50,18 +50,13 @@ class CacheStore(Protocol):
 
 def open_store(settings: CacheSettings, gateway_id: str, data_dir: Path) -> CacheStore:
     """Not started yet. Raises ConfigError for a URL that means no store."""
-    scheme, separator, rest = settings.url.partition("://")
-    if separator and scheme == "memory" and not rest:
-        return MemoryStore(settings.max_bytes)
-    if separator and scheme == "sqlite" and rest[:1] in ("", "/"):
-        return SqliteStore(_file(rest[1:], gateway_id, data_dir), settings.max_bytes, settings.timeout_s)
-    if separator and scheme in REDIS_SCHEMES:
-        return RedisStore(settings.url, settings.timeout_s)
-    # Not the whole URL: it may hold a password.
-    raise ConfigError(
-        f"response_cache.url: '{scheme[:20]}' means no store; it is memory://, sqlite:///file, "
-        "redis://host:port/number, rediss://… or unix://socket"
-    )
+    match store_kind(settings.url, SETTING, "memory", "sqlite", "redis"):
+        case "memory":
+            return MemoryStore(settings.max_bytes)
+        case "sqlite":
+            path = settings.url.removeprefix("sqlite://")[1:]
+            return SqliteStore(_file(path, gateway_id, data_dir), settings.max_bytes, settings.timeout_s)
+    return RedisStore(settings.url, settings.timeout_s)
 
 
 def _file(path: str, gateway_id: str, data_dir: Path) -> Path:

@@ -26,26 +26,18 @@ class MemoryLimitStore:
     def set_gateways(self, count: int) -> None:
         self._share = max(1, count)
 
-    def take_now(self, ask: Ask) -> Taken:
-        return self._buckets.take(ask, self._clock(), self._share)
+    def take_now(self, ask: Ask) -> Taken | None:
+        return self._take(ask)
 
     async def take(self, ask: Ask) -> Taken:
-        return self.take_now(ask)
+        return self._take(ask)
 
     def put(self, ask: Ask) -> None:
         if ask.spends:
-            self.take_now(ask)
+            self._take(ask)
 
     def refusal(self, ask: Ask) -> Taken | None:
         return self._buckets.refusal(ask, self._clock(), self._share)
 
-    # --- beside a shared store
-
-    def foresee(self, ask: Ask) -> Taken | None:
-        return self._buckets.foresee(ask, self._clock())
-
-    def floors(self, ask: Ask) -> tuple[bool, tuple[float, ...]]:
-        return self._buckets.floors(ask, self._clock())
-
-    def set(self, ask: Ask, taken: Taken, sent: float) -> None:
-        self._buckets.set(ask, taken, sent)
+    def _take(self, ask: Ask) -> Taken:
+        return self._buckets.take(ask, self._clock(), self._share)

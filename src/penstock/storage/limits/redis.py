@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import structlog
 
-from penstock.storage.limits.base import CONCURRENCY, Ask, Taken
+from penstock.storage.limits.base import CONCURRENCY, Ask, LimitStore, Taken
 from penstock.storage.limits.buckets import SOON_S
 from penstock.storage.limits.memory import MemoryLimitStore
-from penstock.storage.outage import RETRY_S, Outage
-from penstock.storage.redis_link import RedisLink, open_redis, place_of
+from penstock.storage.outage import RETRY_S
+from penstock.storage.redis_link import open_redis, store_kind
 
 log = structlog.get_logger()
 NAMESPACE = "penstock:limits:"
@@ -92,33 +92,25 @@ class _Waiting(NamedTuple):
     answer: asyncio.Future[Taken | None] | None  # None: nobody waits; and of it: the store did not answer
 
 
-class RedisLimitStore:
+class RedisLimitStore(MemoryLimitStore):
+    """While Redis is away it is as one of this process alone."""
+
     name = "redis"
 
     def __init__(
         self, url: str, timeout_s: float, gateway_id: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`gateway_id` is this process's alone: one that is started again is another."""
-        self._url = url
-        self._place = place_of(url, SETTING)
+        super().__init__(clock)
         self._timeout_s = timeout_s
         self._gateway_id = gateway_id
-        self._clock = clock
-        self._local = MemoryLimitStore(clock)
-        self._outage = Outage()
-        self._link: RedisLink | None = None
+        self._link = open_redis(url, SETTING, timeout_s, CONNECTIONS)
         self._waiting: deque[_Waiting] = deque()
         self._has_some = asyncio.Event()
         self._caller: asyncio.Task[None] | None = None
-        self.errors = 0
-
-    @property
-    def is_away(self) -> bool:
-        return self._outage.is_on
 
     async def start(self) -> None:
-        link = self._link = open_redis(self._url, SETTING, self._timeout_s, CONNECTIONS)
-        self._caller = asyncio.create_task(self._call_forever(link), name="limits")
+        self._caller = asyncio.create_task(self._call_forever(), name="limits")
 
     async def close(self) -> None:
         caller, self._caller = self._caller, None
@@ -127,17 +119,12 @@ class RedisLimitStore:
             with suppress(asyncio.CancelledError):
                 await caller
         self._give_up([])
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
-
-    def set_gateways(self, count: int) -> None:
-        self._local.set_gateways(count)
+        await self._link.close()
 
     def take_now(self, ask: Ask) -> Taken | None:
         if self.is_away or self._caller is None:
-            return self._local.take_now(ask)
-        return self._local.foresee(ask)
+            return self._take(ask)
+        return self._buckets.foresee(ask, self._clock())
 
     async def take(self, ask: Ask) -> Taken:
         if len(self._waiting) < MAX_WAITING:
@@ -148,21 +135,21 @@ class RedisLimitStore:
             if taken is not None:
                 return taken
         self.errors += 1
-        return self._local.take_now(ask)
+        return self._take(ask)
 
     def refusal(self, ask: Ask) -> Taken | None:
-        return self._local.refusal(ask) if self.is_away else self._local.foresee(ask)
+        return super().refusal(ask) if self.is_away else self._buckets.foresee(ask, self._clock())
 
     def put(self, ask: Ask) -> None:
         if self.is_away or self._caller is None or len(self._waiting) >= MAX_WAITING:
-            self._local.put(ask)
+            super().put(ask)
             return
         if not self._waiting:
             asyncio.get_running_loop().call_later(JOINED_S, self._has_some.set)  # unless an ask takes it along
         self._waiting.append(_Waiting(ask, None))
 
-    async def _call_forever(self, link: RedisLink) -> None:
-        take: Callable[..., Awaitable[list[bytes]]] = link.client.register_script(_TAKE)
+    async def _call_forever(self) -> None:
+        take: Callable[..., Awaitable[list[bytes]]] = self._link.client.register_script(_TAKE)
         while True:
             if self.is_away:
                 await asyncio.sleep(RETRY_S)  # then a call without asks tells whether it is back
@@ -174,36 +161,37 @@ class RedisLimitStore:
             if not batch and not self.is_away:
                 continue  # what was there went along with an ask
             try:
-                await self._call(link, take, batch)
+                await self._call(take, batch)
             except asyncio.CancelledError:
                 self._give_up(batch)
                 raise
-            except link.faults as error:
+            except self._link.faults as error:
                 self._failed(batch, error)
             except Exception as error:  # whoever waits must be told, whatever it was
                 log.exception("bug", where="limits")
                 self._failed(batch, error)
 
-    async def _call(self, link: RedisLink, take: Callable[..., Awaitable[list[bytes]]], batch: list[_Waiting]) -> None:
+    async def _call(self, take: Callable[..., Awaitable[list[bytes]]], batch: list[_Waiting]) -> None:
         sent = self._clock()
         keys = [NAMESPACE + waiting.ask.key for waiting in batch]
         try:
             async with asyncio.timeout(self._timeout_s):
                 answers = await take(keys=keys, args=self._arguments(batch))
-        except link.faults:
+        except self._link.faults:
             if self._clock() - sent < STALLED * self._timeout_s:
                 raise
             self._give_up(batch)  # it was this process that stood still, and not Redis
             return
-        if self._outage.worked():
-            log.info("limits_shared_again", place=self._place)
+        if self.is_away:
+            self.is_away = False
+            log.info("limits_shared_again", place=self._link.place)
         for waiting, said in zip(batch, answers, strict=True):
             self._heard(waiting, said, sent)
 
     def _arguments(self, batch: list[_Waiting]) -> list[str | float]:
         found: list[str | float] = [self._gateway_id, STALE_S]
         for ask, _ in batch:
-            is_ahead, floors = self._local.floors(ask)
+            is_ahead, floors = self._buckets.floors(ask, self._clock())
             found += [int(ask.is_owed), int(is_ahead), ask.slots, ask.held, len(ask.spends)]
             for spend, floor_s in zip(ask.spends, floors, strict=True):
                 found += [spend.rate.name, spend.cost_s, spend.need_s(), spend.rate.burst_s, floor_s]
@@ -215,15 +203,16 @@ class RedisLimitStore:
         is_slot = limit == CONCURRENCY and not float(wait_s)
         taken = Taken(tuple(map(float, used_s)), limit, SOON_S if is_slot else float(wait_s))
         if waiting.ask.spends:
-            self._local.set(waiting.ask, taken, sent)
+            self._buckets.set(waiting.ask, taken, sent)
         if waiting.answer is not None and not waiting.answer.done():
             waiting.answer.set_result(taken)
 
     def _failed(self, batch: list[_Waiting], error: Exception) -> None:
-        if self._outage.failed(self._clock()):
+        if not self.is_away:
+            self.is_away = True
             log.warning(
                 "limits_not_shared",
-                place=self._place,
+                place=self._link.place,
                 error=str(error) or type(error).__name__,
                 meaning="each gateway holds callers to its own share of their limits until Redis is back",
             )
@@ -233,8 +222,15 @@ class RedisLimitStore:
         """Those that were sent, and those that wait."""
         for ask, answer in (*batch, *self._waiting):
             if answer is None:
-                self._local.put(ask)
+                super().put(ask)
             elif not answer.done():
                 answer.set_result(None)
         self._waiting.clear()
         self._has_some.clear()
+
+
+def open_limit_store(url: str, timeout_s: float, gateway_id: str) -> LimitStore:
+    """Not started yet. Raises ConfigError for a URL that means no store."""
+    if store_kind(url, SETTING, "memory", "redis") == "memory":
+        return MemoryLimitStore()
+    return RedisLimitStore(url, timeout_s, gateway_id)

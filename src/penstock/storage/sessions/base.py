@@ -33,8 +33,6 @@ class SessionStore(Protocol):
     Every call raises Unavailable where the store does not answer in time.
     """
 
-    async def start(self) -> None: ...
-
     async def close(self) -> None: ...
 
     async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:

@@ -6,8 +6,9 @@ from typing import Any
 
 import structlog
 
+from penstock.core.config import SessionSettings
 from penstock.core.errors import Unavailable
-from penstock.storage.redis_link import RedisLink, open_redis, place_of
+from penstock.storage.redis_link import open_redis, store_kind
 from penstock.storage.sessions.base import StepRow, TakenSession
 
 log = structlog.get_logger()
@@ -60,21 +61,15 @@ SCRIPTS = (_TAKE, _MOVE, _BEGIN, _END, _RELEASE)
 
 class RedisSessionStore:
     def __init__(self, url: str, timeout_s: float) -> None:
-        self._url = url
-        self._place = place_of(url, SETTING)
         self._timeout_s = timeout_s
-        self._link: RedisLink | None = None
-        self._scripts: dict[str, Callable[..., Awaitable[Any]]] = {}
+        self._link = link = open_redis(url, SETTING, timeout_s, CONNECTIONS)
+        self._scripts: dict[str, Callable[..., Awaitable[Any]]] = {
+            script: link.client.register_script(script) for script in SCRIPTS
+        }
         self._is_away = False
 
-    async def start(self) -> None:
-        link = self._link = open_redis(self._url, SETTING, self._timeout_s, CONNECTIONS)
-        self._scripts = {script: link.client.register_script(script) for script in SCRIPTS}
-
     async def close(self) -> None:
-        link, self._link = self._link, None
-        if link is not None:
-            await link.close()
+        await self._link.close()
 
     async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:
         epoch, holder, *rows = await self._run(_TAKE, [key], owner, instead_of, _ms(ttl_s))
@@ -100,21 +95,26 @@ class RedisSessionStore:
         await self._run(_RELEASE, [key], epoch)
 
     async def _run(self, script: str, keys: list[str], *arguments: str | bytes | int) -> Any:
-        link = self._link
-        assert link is not None, "start the store first"
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer = await self._scripts[script](keys=[NAMESPACE + key for key in keys], args=arguments)
-        except link.faults as error:
+        except self._link.faults as error:
             if not self._is_away:
-                log.warning("session_store_away", place=self._place, error=str(error) or type(error).__name__)
+                log.warning("session_store_away", place=self._link.place, error=str(error) or type(error).__name__)
             self._is_away = True
-            raise Unavailable(f"the record of sessions at {self._place} does not answer; try again") from error
+            raise Unavailable(f"the record of sessions at {self._link.place} does not answer; try again") from error
         if self._is_away:
-            log.info("session_store_back", place=self._place)
+            log.info("session_store_back", place=self._link.place)
             self._is_away = False
         return answer
 
 
 def _ms(ttl_s: float) -> int:
     return max(1, int(ttl_s * 1000))
+
+
+def open_session_store(settings: SessionSettings) -> RedisSessionStore | None:
+    """None: each gateway keeps its own. Raises ConfigError for a URL that means no store."""
+    if store_kind(settings.url, SETTING, "memory", "redis") == "memory":
+        return None
+    return RedisSessionStore(settings.url, settings.timeout_s)

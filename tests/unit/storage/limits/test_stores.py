@@ -15,8 +15,7 @@ from penstock.core.errors import ConfigError
 from penstock.storage.limits import redis
 from penstock.storage.limits.base import CONCURRENCY, Ask, LimitStore, Rate, Spend, Taken
 from penstock.storage.limits.memory import MemoryLimitStore
-from penstock.storage.limits.opening import open_limit_store
-from penstock.storage.limits.redis import RedisLimitStore
+from penstock.storage.limits.redis import RedisLimitStore, open_limit_store
 
 # So slow that nothing is made good while a test runs.
 REQUESTS = Rate("requests", 0.001, 10_000.0)

@@ -24,8 +24,6 @@ class MemorySessionStore:
         self._clock = clock
         self._rows: dict[str, _Row] = {}
 
-    async def start(self) -> None: ...
-
     async def close(self) -> None: ...
 
     async def take(self, key: str, owner: str, ttl_s: float, instead_of: int = 0) -> TakenSession:

@@ -10,8 +10,7 @@ from benchmarks.valkey import Valkey
 from penstock.core.config import SessionSettings
 from penstock.core.errors import ConfigError, Unavailable
 from penstock.storage.sessions.base import SessionStore, StepRow
-from penstock.storage.sessions.opening import open_session_store
-from penstock.storage.sessions.redis import RedisSessionStore
+from penstock.storage.sessions.redis import RedisSessionStore, open_session_store
 from tests.unit.storage.sessions.memory_store import MemorySessionStore
 
 TTL_S = 60.0
@@ -33,7 +32,6 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[SessionStore]:
     else:
         valkey: Valkey = request.getfixturevalue("valkey")
         made = RedisSessionStore(valkey.url, 5.0)
-    await made.start()
     yield made
     await made.close()
 
@@ -125,7 +123,6 @@ async def test_what_is_idle_goes(store: SessionStore, key: str) -> None:
 async def test_a_store_that_is_away_says_so(tmp_path: Path) -> None:
     with Valkey(tmp_path) as valkey:
         store = RedisSessionStore(valkey.url, 0.5)
-        await store.start()
         await store.take(KEY, "g-0", TTL_S)
         valkey.kill()
         with pytest.raises(Unavailable, match="does not answer"):
