@@ -20,7 +20,7 @@ def describe_machine() -> dict[str, str]:
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: found for name, package in PACKAGES.items() if (found := _version(package))},
+        **{name: found for name, package in PACKAGES.items() if (found := installed_version(package))},
     }
 
 
@@ -34,7 +34,8 @@ def processor() -> str:
     return platform.processor()
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Empty: it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

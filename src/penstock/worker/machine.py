@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 
 import psutil
@@ -12,8 +11,9 @@ import structlog
 
 from penstock.core.config import WorkerSettings
 from penstock.pb.v1 import manager_pb2 as pb
+from penstock.telemetry.control_groups import control_groups
+from penstock.telemetry.machine import installed_version
 from penstock.wire.sockets import host_identity
-from penstock.worker.control_groups import control_groups
 
 log = structlog.get_logger()
 
@@ -48,7 +48,7 @@ class Machine:
             cpus=min(len(os.sched_getaffinity(0)), *cpus),
             memory_bytes=min([self._budget_bytes or memory[0], *memory]),
             gpu_memory_bytes=self._gpus.total_bytes(),
-            version=_version(),
+            version=installed_version("penstock-serve"),
             shared=shared,
             weight=self._weight,
             curve_key=self._curve_key,
@@ -145,10 +145,3 @@ def _visible(ids: Sequence[str], shown: str | None) -> list[int]:
             break
         found += matches[:1]
     return found
-
-
-def _version() -> str:
-    try:
-        return version("penstock-serve")
-    except PackageNotFoundError:
-        return ""

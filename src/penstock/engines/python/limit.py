@@ -4,14 +4,13 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
+
+from penstock.telemetry.control_groups import control_groups
 
 MIB = 1024 * 1024
 LEAST_AUTO_BYTES = 128 * MIB  # the process itself takes 50
 HEADROOM_BYTES = 32 * MIB  # what telling of a MemoryError may take beyond the limit
-CGROUPS = Path("/sys/fs/cgroup")
 _SAYS_NO_MEMORY = re.compile(
     r"MemoryError|bad.?alloc|(can.?t|cannot|unable to|failed to) allocate|not enough memory|can't start new thread",
     re.I,
@@ -28,38 +27,10 @@ def limit_bytes(memory_mb: int | Literal["auto", "none"], instances: int) -> int
     return max(LEAST_AUTO_BYTES, allowed_bytes() // 2 // instances // MIB * MIB)
 
 
-def allowed_bytes(own_cgroups: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS) -> int:
-    """The machine's memory, or what a cgroup (version 1 or 2) leaves of it."""
+def allowed_bytes() -> int:
+    """The machine's memory, or what control groups leave of it."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = (_number(file) for file in _limit_files(own_cgroups, root))
-    return min([total, *(number for number in found if number)])
-
-
-def _limit_files(own_cgroups: Path, root: Path) -> Iterator[Path]:
-    """The files of each group from its own up to the top: the least holds. In a container its own is often the top."""
-    try:
-        lines = own_cgroups.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            top, name = root, "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        group = Path(path)
-        yield from (top / part.relative_to("/") / name for part in (group, *group.parents) if part.is_absolute())
-
-
-def _number(file: Path) -> int:
-    """0: the file is not there, or says that there is no limit."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return 0
-    return int(text) if text.isdecimal() else 0
+    return min([total, *(group.memory_bytes for group in control_groups() if group.memory_bytes)])
 
 
 # --- in the model's process

@@ -5,7 +5,6 @@ import mmap
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -16,9 +15,11 @@ from benchmarks.waiting import eventually
 from penstock.core.errors import ConfigError, EngineFailed
 from penstock.engines.base import CallContext
 from penstock.engines.hosting.usage import descendants, used_bytes
+from penstock.engines.python import limit
 from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.limit import MIB, allowed_bytes, is_out_of_memory, limit_bytes
+from penstock.telemetry.control_groups import ControlGroup
 from tests.unit.engines.python.conftest import StartPython
 from tests.unit.engines.python.test_engine import MISBEHAVING, X, do, pid
 
@@ -39,29 +40,12 @@ def test_the_limit_is_what_is_set_or_a_share_of_half_the_memory() -> None:
     assert limit_bytes("auto", 10**6) == 128 * MIB
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "allowed"),
-    [
-        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "300", "memory.max": "500"}, 300),
-        ("0::/a/b\n", {"a/b/memory.max": "200", "a/memory.max": "300"}, 200),
-        ("0::/\n", {"memory.max": "700"}, 700),
-        ("0::/not/seen/in/here\n", {"memory.max": "400"}, 400),
-        ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "600"}, 600),
-        ("4:cpu,memory:/a\n", {"memory/memory.limit_in_bytes": "650"}, 650),
-        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, MACHINE),
-        ("0::/a\n", {"a/memory.max": "max"}, MACHINE),
-        ("3:cpu:/a\n", {"cpu/a/memory.max": "1"}, MACHINE),
-    ],
-)
-def test_a_cgroup_leaves_less_than_the_machine_has(
-    tmp_path: Path, groups: str, files: dict[str, str], allowed: int
-) -> None:
-    (tmp_path / "cgroup").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    assert allowed_bytes(tmp_path / "cgroup", tmp_path) == allowed
-    assert allowed_bytes(tmp_path / "nowhere", tmp_path) == MACHINE
+def test_a_control_group_leaves_less_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = [ControlGroup("/a", 1.0, 0), ControlGroup("/", 0.0, 300), ControlGroup("/b", 0.0, 400)]
+    monkeypatch.setattr(limit, "control_groups", lambda: groups)
+    assert allowed_bytes() == 300
+    groups.clear()
+    assert allowed_bytes() == MACHINE
 
 
 # --- what tells that there was no more

@@ -1,8 +1,10 @@
-"""What bounds a worker beside its machine."""
+"""What bounds a process beside its machine."""
 
 from pathlib import Path
 
-from penstock.worker.control_groups import ControlGroup, control_groups
+import pytest
+
+from penstock.telemetry.control_groups import ControlGroup, control_groups
 
 
 def _group(folder: Path, cpu: str, memory: str) -> None:
@@ -31,3 +33,26 @@ def test_where_there_are_none_nothing_is_bounded(tmp_path: Path) -> None:
     assert control_groups(tmp_path, tmp_path / "own") == []
     (tmp_path / "own").write_text("0::/gone\n")
     assert control_groups(tmp_path, tmp_path / "own") == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "memory_bytes"),
+    [
+        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "300", "memory.max": "500"}, [300, 500]),
+        ("0::/a/b\n", {"a/b/memory.max": "200", "a/memory.max": "300"}, [200, 300]),
+        ("0::/not/seen/in/here\n", {"memory.max": "400"}, [400]),
+        ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "600"}, [600]),
+        ("4:cpu,memory:/a\n", {"memory/memory.limit_in_bytes": "650"}, [650]),
+        ("4:memory:/a\n", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, []),
+        ("0::/a\n", {"a/memory.max": "max"}, []),
+        ("3:cpu:/a\n", {"cpu/a/memory.max": "1"}, []),
+    ],
+)
+def test_memory_is_bounded_by_groups_of_either_version(
+    tmp_path: Path, groups: str, files: dict[str, str], memory_bytes: list[int]
+) -> None:
+    (tmp_path / "own").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    assert [group.memory_bytes for group in control_groups(tmp_path, tmp_path / "own")] == memory_bytes
