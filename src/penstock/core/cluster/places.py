@@ -4,7 +4,7 @@ A key falls on one of the places, and each place belongs to the name with the hi
 every machine finds the same, also after a restart.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -33,8 +33,26 @@ def scores(seeds: list[int], places: NDArray[np.int64]) -> Scores:
 
 def owner_of(names: Iterable[str], key: str) -> str:
     """Which of them the key belongs to; empty: there is none."""
-    listed = list(names)
-    if not listed:
+    return _owner_at(list(names), place_of(key))
+
+
+def _owner_at(names: Sequence[str], place: int) -> str:
+    if not names:
         return ""
-    found = scores([digest(name) for name in listed], np.array([place_of(key)]))[:, 0]
-    return listed[int(found.argmax())]
+    return names[int(scores([digest(name) for name in names], np.array([place]))[:, 0].argmax())]
+
+
+class Owners:
+    """Which gateway owns a session. One that goes leaves its sessions to others; one that comes takes its share."""
+
+    def __init__(self, revision: int, gateways: Iterable[str]) -> None:
+        self.revision = revision  # of the membership
+        self.gateways = tuple(sorted(gateways))
+        self._by_place: dict[int, str] = {}  # as far as somebody asked
+
+    def of(self, session_id: str) -> str:
+        """Empty: there is no gateway."""
+        place = place_of(session_id)
+        if place not in self._by_place:
+            self._by_place[place] = _owner_at(self.gateways, place)
+        return self._by_place[place]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from penstock.access.tokens import SignedToken, sign
 from penstock.core.blocks import BlockState, GatewayMember
 from penstock.core.cluster.addresses import parse_address
-from penstock.core.cluster.owners import Owners
+from penstock.core.cluster.places import Owners
 from penstock.core.errors import InvalidRequest, Unauthenticated, Unavailable, UnknownModel
 from penstock.core.principals import Principal
 from penstock.core.routes import NameRoute

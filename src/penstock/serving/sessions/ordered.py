@@ -16,7 +16,7 @@ from typing import Protocol
 import structlog
 
 from penstock.core.blocks import BlockDescription, GatewayMember
-from penstock.core.cluster.owners import Owners
+from penstock.core.cluster.places import Owners
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, PenstockError, SessionMoved
 from penstock.core.requests import Controls, InferRequest, InferResponse
 from penstock.pb.v1 import job_pb2 as pb

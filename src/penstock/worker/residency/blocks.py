@@ -15,7 +15,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable, message_of
 from penstock.core.manifest import SOURCE
-from penstock.core.statistics import BlockStatistics
+from penstock.core.statistics import BlockStatistics, summed
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.sources import ModelSources, OpenedModel
 from penstock.telemetry.metrics import WorkerMetrics
@@ -111,11 +111,8 @@ class Blocks:
         return WorkInHand(len(self), waiting, instances - sum(runner.idle for runner in runners), instances)
 
     def statistics(self) -> list[BlockStatistics]:
-        total: dict[str, BlockStatistics] = {}
         living = (each.runner.statistics for each in (*self._resident.values(), *self._ending))
-        for found in (*self._past.values(), *living):
-            _part(total, found).merge(found)
-        return list(total.values())
+        return summed((*self._past.values(), *living))
 
     # --- what happens
 

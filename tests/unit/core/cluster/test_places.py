@@ -1,6 +1,6 @@
 """Who owns a session: all agree, and few sessions move."""
 
-from penstock.core.cluster.owners import Owners
+from penstock.core.cluster.places import Owners
 
 KEYS = [f"session-{n}" for n in range(2_000)]
 
