@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from penstock.core.backoff import Backoff
 from penstock.core.errors import ConfigError, Draining, InternalError, PenstockError, Unavailable
 from penstock.core.tensors import Array, Tensor
 from penstock.models.building import TaskSpec
@@ -24,8 +25,7 @@ T = TypeVar("T")
 Reach = Callable[[Sequence[Arena]], TaskPeer]  # starts a process, or connects to a task worker
 ATTEMPTS = 3  # a request over which so many processes died may be why they did
 START_S = 60.0  # what calls wait for a process to be there
-STEADY_S = 10.0  # one that lived so long is started again at once
-BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 
 
 class TaskProcesses:
@@ -49,7 +49,7 @@ class TaskProcesses:
             self._keepers = [asyncio.create_task(self._keep(reach)) for reach in self._peers]
         try:
             await asyncio.gather(*(self._equip(process) for process in self._alive), return_exceptions=True)
-            process = await self._pick(number)
+            process = await self.pick(number)
             if (failure := process.built[number]) is not None:
                 raise failure
         except BaseException:
@@ -68,30 +68,6 @@ class TaskProcesses:
     def pids(self) -> list[int]:
         return [process.pid for process in self._alive]
 
-    async def prepare(
-        self, number: int, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Prepared:
-        for _ in range(ATTEMPTS):
-            process = await self._pick(number)
-            try:
-                return await process.prepare(number, request, is_wanted)
-            except ProcessLost:
-                log.warning("task_process_lost", doing="prepare", pid=process.pid)
-        raise Unavailable("the processes that prepared the request died over it; try again later")
-
-    async def finish(
-        self, number: int, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
-    ) -> list[Tensor]:
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                # What the process kept went with it: another prepares the request anew, for the same results.
-                held = (await self.prepare(number, request)).context
-            try:
-                return await held.process.finish(held, results)
-            except (ProcessLost, ContextLost):
-                log.warning("task_process_lost", doing="finish", pid=held.process.pid)
-        raise Unavailable("the processes that finished the request died over it; try again later")
-
     def drop(self, number: int) -> None:
         del self._specs[number]
         for process in self._alive:
@@ -109,7 +85,7 @@ class TaskProcesses:
         if not task.cancelled():
             task.exception()  # seen by the caller, if it still waits
 
-    async def _pick(self, number: int) -> TaskProcess:
+    async def pick(self, number: int) -> TaskProcess:
         """The least loaded; waits where none is up."""
         if not (ready := self._ready(number)):
             try:
@@ -127,18 +103,14 @@ class TaskProcesses:
 
     async def _keep(self, reach: Reach) -> None:
         """Opens a process again whenever the one before has ended."""
-        backoff_s = BACKOFF_S
+        backoff = Backoff(FIRST_BACKOFF_S, MAX_BACKOFF_S)
         while True:
             started = time.monotonic()
             try:
                 await self._live(reach)
             except (ProcessLost, OSError) as error:
                 log.error("task_process_failed", error=repr(error))
-            if time.monotonic() - started >= STEADY_S:
-                backoff_s = BACKOFF_S
-                continue
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+            await asyncio.sleep(backoff.died(time.monotonic() - started))
 
     async def _live(self, reach: Reach) -> None:
         """Opens a process and returns when it has ended."""
@@ -175,19 +147,41 @@ class TaskPool:
 
     async def prepare(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
         """Raises Cancelled where nobody wants it any more when a process is free for it."""
-        return await self._run(self._processes.prepare(self._number, request, is_wanted))
+        return await self._run(self._prepare(request, is_wanted))
 
     async def finish(
         self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
         """Only for a request whose context was left in a process; the worker's own task finishes any other."""
-        return await self._run(self._processes.finish(self._number, request, held, results))
+        return await self._run(self._finish(request, held, results))
 
     def close(self) -> None:
         """Call it after the block's last request."""
         if not self._is_closed:
             self._is_closed = True
             self._processes.drop(self._number)
+
+    async def _prepare(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
+        for _ in range(ATTEMPTS):
+            process = await self._processes.pick(self._number)
+            try:
+                return await process.prepare(self._number, request, is_wanted)
+            except ProcessLost:
+                log.warning("task_process_lost", doing="prepare", pid=process.pid)
+        raise Unavailable("the processes that prepared the request died over it; try again later")
+
+    async def _finish(
+        self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
+    ) -> list[Tensor]:
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                # What the process kept went with it: another prepares the request anew, for the same results.
+                held = (await self._prepare(request)).context
+            try:
+                return await held.process.finish(held, results)
+            except (ProcessLost, ContextLost):
+                log.warning("task_process_lost", doing="finish", pid=held.process.pid)
+        raise Unavailable("the processes that finished the request died over it; try again later")
 
     async def _run(self, call: Coroutine[None, None, T]) -> T:
         try:
