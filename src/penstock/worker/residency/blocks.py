@@ -5,7 +5,7 @@ import gc
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
 from penstock.worker.residency.steps import Action, Assigned, Why
-from penstock.worker.residency.survey import Surveyed, survey
+from penstock.worker.residency.survey import survey
 from penstock.worker.running.preparation import PreparedRoom
 from penstock.worker.running.runner import WorkerTools
 
@@ -200,47 +200,40 @@ class Blocks:
             self._owner.report()
 
     async def _survey(self, blocks: Sequence[Assigned]) -> None:
+        """Folders in their order; nobody waits for what has to be fetched."""
         for block in blocks:
             if block.folder.startswith(SOURCE):
-                self._owner.spawn(self._survey_registered(block))
-        folders = [block for block in blocks if not block.folder.startswith(SOURCE)]
-        for block, found in await asyncio.to_thread(survey, folders):
-            self._surveyed(block, found)
+                self._owner.spawn(self._survey_one(block))
+            else:
+                await self._survey_one(block)
 
-    async def _survey_registered(self, block: Assigned) -> None:
+    async def _survey_one(self, block: Assigned) -> None:
         try:
             opened = await self._sources.open(block.folder)
-        except Exception as error:  # noqa: BLE001 - it is reported, whatever kept it from being fetched
-            self._surveyed(block, message_of(error))
-            self._fetch_again(block, error)
+            try:
+                found = await asyncio.to_thread(survey, block, opened.folder)
+            finally:
+                opened.close()
+        except Exception as error:  # noqa: BLE001 - it is reported, whatever is wrong with it
+            self._failed(block, error)
             return
-        try:
-            ((_, found),) = await asyncio.to_thread(survey, [replace(block, folder=str(opened.folder))])
-        finally:
-            opened.close()
-        self._surveyed(block, found)
+        held = self._residency.held.get(block.block_id)
+        if held is not None and held.block == block:
+            self._described[block.block_id] = found.description  # it may be another model now
+        self._perform(self._residency.surveyed(block, found.outlook, self._look()))
 
-    def _fetch_again(self, block: Assigned, error: Exception) -> None:
-        """What could not be had may be had later: it is asked for for as long as the block is wanted."""
+    def _failed(self, block: Assigned, error: Exception) -> None:
+        """What could not be fetched may be had later: it is asked for for as long as the block is wanted."""
+        self._perform(self._residency.failed(block, message_of(error), self._look()))
 
         async def again() -> None:
             await asyncio.sleep(AGAIN_S)
             held = self._residency.held.get(block.block_id)
             if held is not None and held.block == block and not self._is_leaving:
-                await self._survey_registered(block)
+                await self._survey_one(block)
 
         if isinstance(error, Unavailable) and block.folder.startswith(SOURCE):
             self._owner.spawn(again())
-
-    def _surveyed(self, block: Assigned, found: Surveyed | str) -> None:
-        at = self._look()
-        if isinstance(found, str):
-            self._perform(self._residency.failed(block, found, at))
-            return
-        held = self._residency.held.get(block.block_id)
-        if held is not None and held.block == block:
-            self._described[block.block_id] = found.description  # it may be another model now
-        self._perform(self._residency.surveyed(block, found.outlook, at))
 
     async def _load(self, action: steps.LoadBlock) -> None:
         block, started = action.block, now()
@@ -254,8 +247,7 @@ class Blocks:
                 opened.close()
                 raise
         except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
-            self._perform(self._residency.failed(block, message_of(error), self._look()))
-            self._fetch_again(block, error)
+            self._failed(block, error)
             return
         is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
         if is_wanted and not self._is_leaving:

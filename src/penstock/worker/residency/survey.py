@@ -1,11 +1,9 @@
 """What a model's folder tells of a block before it is loaded."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import message_of
 from penstock.models.folder import model_files, read_version, size_bytes
 from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned, Outlook
@@ -16,17 +14,11 @@ class Surveyed(NamedTuple):
     description: BlockDescription  # until it is loaded
 
 
-def survey(blocks: Iterable[Assigned]) -> list[tuple[Assigned, Surveyed | str]]:
-    """Reads files; where a folder cannot be read, the text says why."""
-    found: list[tuple[Assigned, Surveyed | str]] = []
-    for block in blocks:
-        try:
-            model = read_version(Path(block.folder), block.version)
-            outlook = outlook_of(model.settings, size_bytes(model_files(model, block.version)))
-            found.append((block, Surveyed(outlook, undescribed(block, model.settings))))
-        except Exception as error:  # noqa: BLE001 - it is reported, whatever is wrong with the folder
-            found.append((block, message_of(error)))
-    return found
+def survey(block: Assigned, folder: Path) -> Surveyed:
+    """Reads files; raises what is wrong with them."""
+    model = read_version(folder, block.version)
+    outlook = outlook_of(model.settings, size_bytes(model_files(model, block.version)))
+    return Surveyed(outlook, undescribed(block, model.settings))
 
 
 def outlook_of(settings: ModelSettings, files_bytes: int) -> Outlook:

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.core.errors import ConfigError
 from penstock.core.settings import Instances, Sessions
 from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned
-from penstock.worker.residency.survey import Surveyed, outlook_of, survey, undescribed
+from penstock.worker.residency.survey import outlook_of, survey, undescribed
 from tests.small_models import write_folder
 
 
@@ -21,22 +22,17 @@ def assigned(folder: Path, version: str = "1") -> Assigned:
 
 
 def test_settings_and_size_are_told(model: Path) -> None:
-    ((block, found),) = survey([assigned(model)])
-    assert block == assigned(model)
-    assert isinstance(found, Surveyed)
-    outlook = found.outlook
+    outlook = survey(assigned(model), model).outlook
     assert outlook.files_bytes == 105 + (model / "model.yaml").stat().st_size
     assert (outlook.is_lazy, outlook.idle_unload_s, outlook.max_waiting_s, outlook.keep_s) == (True, 7.0, 8.0, 0.0)
 
 
-def test_what_is_wrong_is_told_of_that_block_alone(model: Path) -> None:
-    (_, missing), (_, found) = survey([assigned(model, "3"), assigned(model)])
-    assert missing == f"{model}: there is no version 3"
-    assert isinstance(found, Surveyed)
+def test_what_is_wrong_is_told(model: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no version 3"):
+        survey(assigned(model, "3"), model)
     (model / "model.yaml").write_text("task: nonsense\n")
-    ((_, wrong),) = survey([assigned(model)])
-    assert isinstance(wrong, str)
-    assert "model.yaml:1" in wrong
+    with pytest.raises(ConfigError, match=r"model\.yaml:1"):
+        survey(assigned(model), model)
 
 
 def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
