@@ -14,7 +14,7 @@ from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
 from penstock.tasks.options import ClassifyOptions
-from penstock.tasks.tensor import MAX_ELEMENTS, TensorTask
+from penstock.tasks.tensor import MAX_ELEMENTS, TensorTask, split_rows
 
 LABEL, SCORE = "label", "score"
 LOGITS = "logits"  # which of several outputs it is where classify.output does not say
@@ -61,14 +61,7 @@ class ClassifyTask:
         return self._input.join(pieces)
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        scores = self._activate(outputs[0])
-        if len(pieces) == 1:
-            return [(scores,)]
-        rows = sum(piece.rows for piece in pieces)
-        if len(scores) != rows:
-            raise EngineFailed(f"the model gave {len(scores)} rows for {rows}; set is_batched: false")
-        ends = np.cumsum([piece.rows for piece in pieces])
-        return [(part,) for part in np.split(scores, ends[:-1])]
+        return split_rows(pieces, (self._activate(outputs[0]),))
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
         scores = np.concatenate([result[0] for result in results])

@@ -74,18 +74,7 @@ class TensorTask:
         return {name: np.concatenate([piece.arrays[name] for piece in pieces]) for name in self._inputs}
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        if len(pieces) == 1:
-            return [outputs]
-        rows = sum(piece.rows for piece in pieces)
-        if any(output.ndim == 0 or output.shape[0] != rows for output in outputs):
-            raise EngineFailed(f"the model gave other than {rows} rows for {rows}; set is_batched: false")
-        results: list[Sequence[Array]] = []
-        start = 0
-        for piece in pieces:
-            end = start + piece.rows
-            results.append([output[start:end] for output in outputs])
-            start = end
-        return results
+        return split_rows(pieces, outputs)
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
         wanted = request.outputs or self.engine_outputs
@@ -106,6 +95,22 @@ class TensorTask:
         if count > self._max_rows:
             raise RequestTooLarge(f"{count} rows; this model takes at most {self._max_rows} in one request")
         return Piece(arrays, rows=count, key=tuple(array.shape[1:] for array in arrays.values()))
+
+
+def split_rows(pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
+    """The rows of each piece, where every output has a row for each of theirs."""
+    if len(pieces) == 1:
+        return [outputs]
+    rows = sum(piece.rows for piece in pieces)
+    if others := {len(output) if output.ndim else 0 for output in outputs} - {rows}:
+        raise EngineFailed(f"the model gave {min(others)} rows for {rows}; set is_batched: false")
+    results: list[Sequence[Array]] = []
+    start = 0
+    for piece in pieces:
+        end = start + piece.rows
+        results.append([output[start:end] for output in outputs])
+        start = end
+    return results
 
 
 def _check(tensor: Tensor, spec: TensorSpec, max_elements: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from penstock.core.errors import ConfigError
 from penstock.models.check.findings import Finding, command, dangling_link, unreadable
 from penstock.models.settings import NETWORK_ENGINES, ModelSettings
+from penstock.tasks.options import TextOptions
 
 HEAD_BYTES = 512
 _CONVERT = "No engine of Penstock reads it: export it to ONNX, or write a Python model that loads it (engine: python)."
@@ -203,15 +204,10 @@ def _examine_requirements(file: Path) -> Iterator[Finding]:
 
 
 def _examine_tokenizer(folder: Path, settings: ModelSettings) -> Iterator[Finding]:
-    of_tasks = {
-        "embed": settings.embed.tokenizer,
-        "score": settings.score.tokenizer,
-        "classify": settings.classify.tokenizer,
-    }
-    tokenizer = of_tasks.get(settings.task)
-    if tokenizer is None or (settings.task == "classify" and settings.classify.input != "text"):
+    options = getattr(settings, settings.task, None)
+    if not isinstance(options, TextOptions) or (settings.task == "classify" and settings.classify.input != "text"):
         return
-    file = folder / tokenizer
+    file = folder / options.tokenizer
     if not file.is_file():
         names = [child.name for child in sorted(folder.iterdir()) if "token" in child.name or "vocab" in child.name]
         beside = f"; there is {', '.join(names)}" if names else ""
