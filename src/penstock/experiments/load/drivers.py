@@ -9,8 +9,6 @@ import httptools
 
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import PLAIN, Channels
-from penstock.wire.credentials.channels import client_context
-from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -205,22 +203,3 @@ class _HttpConnection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-
-
-def make_driver(
-    protocol: str,
-    target: str,
-    messages: list[bytes],
-    method: str = INFER,
-    key: str = "",
-    files: TlsFiles | None = None,
-) -> Driver:
-    """With `files` the server speaks TLS; `key` is shown in gRPC's metadata: requests of REST have it already."""
-    channels = Channels(key, files or NO_FILES, is_secure=files is not None)
-    if protocol == "grpc":
-        return UnaryDriver(target, messages, method, channels)
-    if protocol == "stream":
-        return StreamDriver(target, messages, channels)
-    if protocol == "rest":
-        return RestDriver(target, messages, client_context(files) if files is not None else None)
-    raise ValueError(f"unknown protocol {protocol}")

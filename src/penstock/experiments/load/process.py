@@ -18,8 +18,10 @@ from typing import Any
 
 import uvloop
 
-from penstock.experiments.load.drivers import INFER, Driver, Rejected, make_driver
+from penstock.experiments.load.drivers import INFER, Driver, Rejected, RestDriver, StreamDriver, UnaryDriver
 from penstock.experiments.load.latencies import Latencies
+from penstock.wire.channels import Channels
+from penstock.wire.credentials.channels import client_context
 from penstock.wire.credentials.files import TlsFiles
 
 GRACE_S = 65.0  # for what is under way when the last window ends: longer than a driver waits
@@ -206,14 +208,14 @@ def read_messages(file: Path) -> list[bytes]:
 
 
 def _make_driver(spec: LoadSpec) -> Driver:
-    return make_driver(
-        spec.protocol,
-        spec.target,
-        read_messages(Path(spec.messages)),
-        spec.method,
-        Path(spec.key_file).read_text() if spec.key_file else "",
-        TlsFiles(*spec.tls) if spec.tls is not None else None,
-    )
+    messages, files = read_messages(Path(spec.messages)), TlsFiles(*spec.tls or ())
+    if spec.protocol == "rest":  # whose requests have the key already
+        return RestDriver(spec.target, messages, client_context(files) if spec.tls is not None else None)
+    key = Path(spec.key_file).read_text() if spec.key_file else ""
+    channels = Channels(key, files, is_secure=spec.tls is not None)
+    if spec.protocol == "stream":
+        return StreamDriver(spec.target, messages, channels)
+    return UnaryDriver(spec.target, messages, spec.method, channels)
 
 
 async def _serve_commands(spec: LoadSpec) -> None:

@@ -35,12 +35,13 @@ class RegistryFiles(Protocol):
     def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]: ...
 
 
-class CachedModel:
+class OpenedModel:
     """A version on disk, which stays for as long as this is not closed."""
 
-    def __init__(self, folder: Path, lock: int) -> None:
+    def __init__(self, folder: Path, lock: int | None = None) -> None:
+        """Without a lock the folder is somebody else's, who keeps it."""
         self.folder = folder  # the model's, as in a repository
-        self._lock: int | None = lock
+        self._lock = lock
 
     def close(self) -> None:
         lock, self._lock = self._lock, None
@@ -54,7 +55,7 @@ class ModelCache:
         self._max_bytes = max_bytes
         self._source = source
 
-    async def open(self, digest: str) -> CachedModel:
+    async def open(self, digest: str) -> OpenedModel:
         """The version of this manifest; fetched where it is not there, or not as it should be."""
         try:
             lock = await self._use(digest)
@@ -69,7 +70,7 @@ class ModelCache:
         except OSError as error:
             reason = error.strerror or str(error)
             raise Unavailable(f"the model cache {self._folder} cannot be used: {reason}") from error
-        return CachedModel(self._folder / digest / manifest.model, lock)
+        return OpenedModel(self._folder / digest / manifest.model, lock)
 
     async def _use(self, digest: str) -> int:
         """A lock that keeps it from going; it is free, or shared, but for the moment in which it goes."""

@@ -4,12 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Protocol
 
 from penstock.core.config import Config
 from penstock.core.errors import Unavailable, UnknownModel
 from penstock.core.manifest import SOURCE
-from penstock.models.registry.cache import ModelCache, RegistryFiles
+from penstock.models.registry.cache import ModelCache, OpenedModel, RegistryFiles
 from penstock.storage.objects.base import ObjectStore, open_objects
 from penstock.storage.objects.keys import blob_key, manifest_key
 from penstock.wire.channels import Channels
@@ -17,22 +16,6 @@ from penstock.wire.channels import Channels
 GIVE_UP_S = 120.0  # without a byte
 ONE_S = 2.0  # what one manager gets without a byte; another may lead by then
 PAUSE_S = 0.5
-
-
-class OpenedModel(Protocol):
-    """A model's folder that stays until it is closed."""
-
-    folder: Path
-
-    def close(self) -> None: ...
-
-
-class PlainFolder:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def close(self) -> None:
-        """It is somebody else's."""
 
 
 class ModelSources:
@@ -47,7 +30,7 @@ class ModelSources:
     async def open(self, source: str) -> OpenedModel:
         """Raises what is wrong with it; what is fetched is verified."""
         if not source.startswith(SOURCE):
-            return PlainFolder(Path(source))
+            return OpenedModel(Path(source))
         return await self._opened().open(source.removeprefix(SOURCE))
 
     def _opened(self) -> ModelCache:

@@ -17,7 +17,8 @@ from penstock.core.errors import Unavailable, message_of
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics, summed
 from penstock.models.loading import LoadedBlock, load_block, trim
-from penstock.models.registry.sources import ModelSources, OpenedModel
+from penstock.models.registry.cache import OpenedModel
+from penstock.models.registry.sources import ModelSources
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob

@@ -7,7 +7,7 @@ import structlog
 
 from penstock.engines.base import ContextEngine, GeneratingEngine
 from penstock.models.loading import LoadedBlock
-from penstock.models.registry.sources import OpenedModel
+from penstock.models.registry.cache import OpenedModel
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.batches import BatchRunner
 from penstock.worker.running.calls import CallRunner
