@@ -21,7 +21,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from penstock.worker.running.budget import Budget
+from penstock.core.settings import Batching
 
 
 class Closed(StrEnum):
@@ -77,6 +77,9 @@ _position = attrgetter("length", "sequence")
 # Added to the rank of what is delayed. No level is lower, so all that is not delayed comes first, as in the gateways.
 DELAYED = 1000
 
+# A batch's budget of tokens never shrinks below this part of it.
+LEAST_PART = 4
+
 # Batches in a row that the pieces of one request may anchor; then every second is another's.
 IN_A_ROW = 16
 
@@ -85,9 +88,14 @@ Line = Generator[QueuedPiece, bool, None]
 
 
 class Batcher:
-    def __init__(self, budget: Budget, delaying: Collection[int] = ()) -> None:
-        """`delaying`: the levels whose pieces are delayed, not taken out, when their queue deadline passes."""
+    def __init__(self, budget: Batching, delaying: Collection[int] = (), share: float = 1.0) -> None:
+        """`delaying`: the levels whose pieces are delayed, not taken out, when their queue deadline passes.
+
+        `share`: of the waiting tokens, what one batch takes at most, while they are few.
+        """
         self._budget = budget
+        self._max_delay_s = budget.max_delay_ms / 1000
+        self._share = share
         self._delaying = frozenset(delaying)
         self._levels: dict[int, _Level] = {}  # by rank; one that is made stays
         self._order: list[_Level] = []  # the same, the first to be served first
@@ -148,7 +156,7 @@ class Batcher:
         else:
             return None
         batch = self._fill(self._anchor(level))
-        if batch.closed is Closed.EMPTY and self._budget.max_delay_s > 0:
+        if batch.closed is Closed.EMPTY and self._max_delay_s > 0:
             if now < self.wake_at():
                 return None
             batch.closed = Closed.DELAY
@@ -170,10 +178,10 @@ class Batcher:
 
     def wake_at(self) -> float:
         """When to ask for a batch again although nothing has arrived; inf: no need."""
-        if self._budget.max_delay_s <= 0:
+        if self._max_delay_s <= 0:
             return inf
         arrivals = (next(iter(level.line.values())).arrived for level in self._order if level.line)
-        return min(arrivals, default=inf) + self._budget.max_delay_s
+        return min(arrivals, default=inf) + self._max_delay_s
 
     def _put(self, entry: QueuedPiece, rank: int) -> None:
         level = self._levels.get(rank)
@@ -203,7 +211,7 @@ class Batcher:
     def _fill(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
         batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, anchor.rows * anchor.length)
-        max_tokens = budget.tokens_now(self.tokens)
+        max_tokens = self._tokens_now()
         reach = budget.reach_tokens
         if reach is not None and reach >= self.tokens:
             reach = None
@@ -211,13 +219,18 @@ class Batcher:
             if batch.rows >= budget.max_rows or (reach is not None and reach <= 0):
                 break
             if level.line:
-                line = _nearest(level, anchor, reach) if budget.by_length else _arrivals(level, anchor)
+                line = _nearest(level, anchor, reach) if budget.order == "length" else _arrivals(level, anchor)
                 self._join(batch, line, max_tokens)
                 if reach is not None and level is not self._order[-1]:
                     reach -= sum(entry.rows * entry.length for entry in level.line.values())
         if batch.rows >= budget.max_rows:
             batch.closed = Closed.ROWS
         return batch
+
+    def _tokens_now(self) -> int | None:
+        """What waits is shared out, so that the next instance finds work, too; but batches stay worth their cost."""
+        most = self._budget.max_tokens
+        return None if most is None else min(most, max(most // LEAST_PART, int(self.tokens * self._share)))
 
     def _join(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
         """Takes from the line what the budget allows."""
@@ -245,7 +258,7 @@ class Batcher:
             return Closed.ROWS
         if max_tokens is not None and rows * length > max_tokens:
             return Closed.TOKENS
-        if budget.by_length:
+        if budget.order == "length":
             padding = rows * length - real_tokens
             if padding > budget.free_padding and padding > real_tokens * budget.max_padding:
                 return Closed.PADDING

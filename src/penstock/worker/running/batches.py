@@ -12,7 +12,7 @@ from penstock.tasks.base import Piece, Task
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
 from penstock.worker.running.batcher import Batch, Batcher
-from penstock.worker.running.budget import budget_of, delaying_levels
+from penstock.worker.running.budget import delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import QueueRunner, WorkerTools
 
@@ -31,7 +31,7 @@ class BatchRunner(QueueRunner):
     def __init__(self, loaded: LoadedBlock, tools: WorkerTools, tasks: TaskPool | None = None) -> None:
         settings, instances = loaded.description.settings, loaded.description.instances
         execution = BatchExecution(loaded.task, loaded.engine, loaded.settings.warm_up)
-        batcher = Batcher(budget_of(settings, instances), delaying_levels(settings.priorities))
+        batcher = Batcher(settings.batching, delaying_levels(settings.priorities), 1 / (2 * instances))
         super().__init__(loaded, tools, tasks, execution, batcher)
         self._has_steady_cost = loaded.has_steady_cost
         self._plenty_tokens = AHEAD_FROM * instances * (settings.batching.max_tokens or 0)

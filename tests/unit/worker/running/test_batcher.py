@@ -2,9 +2,14 @@
 
 import random
 from math import inf
+from typing import Any
 
+from penstock.core.settings import Batching
 from penstock.worker.running.batcher import IN_A_ROW, Batch, Batcher, Closed, QueuedPiece
-from penstock.worker.running.budget import Budget
+
+
+def budget(max_rows: int, free_padding: int = 0, **given: Any) -> Batching:
+    return Batching(max_rows=max_rows, free_padding=free_padding, **given)
 
 
 def entry(
@@ -29,11 +34,11 @@ def lengths(batch: Batch | None) -> list[int]:
 
 
 def test_nothing_waits() -> None:
-    assert Batcher(Budget(8)).next_batch(0.0) is None
+    assert Batcher(budget(8)).next_batch(0.0) is None
 
 
 def test_idle_instance_takes_what_is_there_now() -> None:
-    batcher = Batcher(Budget(8))
+    batcher = Batcher(budget(8))
     batcher.append([entry("j")], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -42,7 +47,7 @@ def test_idle_instance_takes_what_is_there_now() -> None:
 
 
 def test_a_request_of_many_pieces_lets_others_in_between() -> None:
-    batcher = Batcher(Budget(4))
+    batcher = Batcher(budget(4))
     large, small = object(), object()
     batcher.append([entry(large) for _ in range(400)], 0.0)
     for _ in range(IN_A_ROW):
@@ -56,8 +61,8 @@ def test_a_request_of_many_pieces_lets_others_in_between() -> None:
 
 def test_what_is_let_in_between_is_taken_once() -> None:
     rng = random.Random(3)
-    for budget in (Budget(4), Budget(4, max_padding=0.25), Budget(8, max_tokens=60, max_padding=0.25)):
-        batcher, large = Batcher(budget), object()
+    for some in (budget(4), budget(4, max_padding=0.25), budget(8, max_tokens=60, max_padding=0.25)):
+        batcher, large = Batcher(some), object()
         waiting = [entry(large, length=rng.choice((7, 8, 9))) for _ in range(200)]
         waiting += [entry(object(), length=rng.choice((7, 8, 9)), level=rng.choice((1, 2))) for _ in range(200)]
         batcher.append(waiting, 0.0)
@@ -69,7 +74,7 @@ def test_what_is_let_in_between_is_taken_once() -> None:
 
 
 def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
-    batcher = Batcher(Budget(4))
+    batcher = Batcher(budget(4))
     first, second = object(), object()
     batcher.append([entry(first) for _ in range(4 * IN_A_ROW)], 0.0)
     batcher.append([entry(second) for _ in range(4 * IN_A_ROW)], 0.0)
@@ -78,7 +83,7 @@ def test_requests_of_few_pieces_are_served_one_after_the_other() -> None:
 
 
 def test_closes_at_rows() -> None:
-    batcher = Batcher(Budget(4))
+    batcher = Batcher(budget(4))
     batcher.append([entry(i) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -87,7 +92,7 @@ def test_closes_at_rows() -> None:
 
 
 def test_closes_at_tokens() -> None:
-    batcher = Batcher(Budget(32, max_tokens=100))
+    batcher = Batcher(budget(32, max_tokens=100))
     batcher.append([entry(i, length=30) for i in range(6)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -95,20 +100,20 @@ def test_closes_at_tokens() -> None:
 
 
 def test_one_piece_over_the_token_budget_runs_alone() -> None:
-    batcher = Batcher(Budget(32, max_tokens=100))
+    batcher = Batcher(budget(32, max_tokens=100))
     batcher.append([entry(1, length=300), entry(2, length=300)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [300]
 
 
 def test_oldest_anchors_and_nearest_lengths_fill() -> None:
-    batcher = Batcher(Budget(3, max_padding=0.25))
+    batcher = Batcher(budget(3, max_padding=0.25))
     batcher.append([entry(1, 50), entry(2, 10), entry(3, 52), entry(4, 9), entry(5, 48)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [48, 50, 52]
     assert lengths(batcher.next_batch(0.0)) == [9, 10]
 
 
 def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
-    batcher = Batcher(Budget(8, max_padding=0.25))
+    batcher = Batcher(budget(8, max_padding=0.25))
     batcher.append([entry(1, 40), entry(2, 30), entry(3, 20), entry(4, 52)], 0.0)
     batch = batcher.next_batch(0.0)
     assert lengths(batch) == [30, 40]
@@ -119,7 +124,7 @@ def test_padding_is_bounded_and_a_refusal_ends_only_its_direction() -> None:
 
 
 def test_padding_that_costs_less_than_a_batch_is_free() -> None:
-    strict, lenient = Batcher(Budget(8, max_padding=0.05)), Batcher(Budget(8, max_padding=0.05, free_padding=8))
+    strict, lenient = Batcher(budget(8, max_padding=0.05)), Batcher(budget(8, max_padding=0.05, free_padding=8))
     for batcher in (strict, lenient):
         batcher.append([entry(1, 10), entry(2, 6), entry(3, 2)], 0.0)
     assert lengths(strict.next_batch(0.0)) == [10]
@@ -127,7 +132,7 @@ def test_padding_that_costs_less_than_a_batch_is_free() -> None:
 
 
 def test_nobody_starves_while_short_ones_keep_coming() -> None:
-    batcher = Batcher(Budget(8, max_tokens=256))
+    batcher = Batcher(budget(8, max_tokens=256))
     rng = random.Random(1)
     batcher.append([entry("long", 250)], 0.0)
     for step in range(3):
@@ -137,7 +142,7 @@ def test_nobody_starves_while_short_ones_keep_coming() -> None:
 
 def test_the_oldest_is_always_in_the_batch() -> None:
     rng = random.Random(7)
-    batcher = Batcher(Budget(8, max_tokens=512))
+    batcher = Batcher(budget(8, max_tokens=512))
     alive: list[int] = []
     for number in range(400):
         batcher.append([entry(number, rng.randint(3, 250), key=rng.choice("ab"))], float(number))
@@ -153,7 +158,7 @@ def test_the_oldest_is_always_in_the_batch() -> None:
 
 
 def test_shapes_that_cannot_be_joined_never_are() -> None:
-    batcher = Batcher(Budget(8))
+    batcher = Batcher(budget(8))
     batcher.append([entry(1, key=(3, 4)), entry(2, key=(3, 5)), entry(3, key=(3, 4))], 0.0)
     first = batcher.next_batch(0.0)
     assert first is not None
@@ -161,7 +166,7 @@ def test_shapes_that_cannot_be_joined_never_are() -> None:
 
 
 def test_waits_for_company_only_until_the_oldest_delay() -> None:
-    batcher = Batcher(Budget(4, max_delay_s=0.010))
+    batcher = Batcher(budget(4, max_delay_ms=10))
     batcher.append([entry(1)], 1.000)
     assert batcher.next_batch(1.005) is None
     assert batcher.wake_at() == 1.010
@@ -173,7 +178,7 @@ def test_waits_for_company_only_until_the_oldest_delay() -> None:
 
 
 def test_a_full_batch_does_not_wait() -> None:
-    batcher = Batcher(Budget(2, max_delay_s=10))
+    batcher = Batcher(budget(2, max_delay_ms=10000))
     batcher.append([entry(1), entry(2)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -181,7 +186,7 @@ def test_a_full_batch_does_not_wait() -> None:
 
 
 def test_expired_and_cancelled_leave_before_the_batch_forms() -> None:
-    batcher = Batcher(Budget(8))
+    batcher = Batcher(budget(8))
     late, gone = entry("late", deadline=1.0), entry("gone")
     batcher.append([late, gone, entry("here")], 0.0)
     assert [e.owner for e in batcher.expire(2.0)] == ["late"]
@@ -193,7 +198,7 @@ def test_expired_and_cancelled_leave_before_the_batch_forms() -> None:
 
 
 def test_arrival_order_pads_to_the_longest() -> None:
-    batcher = Batcher(Budget(3, by_length=False))
+    batcher = Batcher(budget(3, order="arrival"))
     batcher.append([entry(1, 5), entry(2, 200), entry(3, 7), entry(4, 5)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -202,7 +207,7 @@ def test_arrival_order_pads_to_the_longest() -> None:
 
 
 def test_rows_of_one_request_stay_together() -> None:
-    batcher = Batcher(Budget(8))
+    batcher = Batcher(budget(8))
     batcher.append([entry(1, rows=5), entry(2, rows=5), entry(3, rows=3)], 0.0)
     first = batcher.next_batch(0.0)
     assert first is not None
@@ -211,7 +216,7 @@ def test_rows_of_one_request_stay_together() -> None:
 
 
 def test_only_pieces_near_the_front_of_the_line_fill() -> None:
-    batcher = Batcher(Budget(8, max_tokens=256, reach_tokens=100))
+    batcher = Batcher(budget(8, max_tokens=256, reach_tokens=100))
     batcher.append([entry("old", 40), entry("other", 60), entry("young", 40)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -222,7 +227,7 @@ def test_only_pieces_near_the_front_of_the_line_fill() -> None:
 
 
 def test_what_is_out_of_reach_does_not_end_the_search() -> None:
-    batcher = Batcher(Budget(8, max_tokens=256, max_padding=0.25, reach_tokens=31))
+    batcher = Batcher(budget(8, max_tokens=256, max_padding=0.25, reach_tokens=31))
     batcher.append([entry("anchor", 10), entry("like", 11), entry("far", 10), entry("further", 10)], 0.0)
     batch = batcher.next_batch(0.0)
     assert batch is not None
@@ -230,7 +235,7 @@ def test_what_is_out_of_reach_does_not_end_the_search() -> None:
 
 
 def test_few_waiting_pieces_are_shared_out() -> None:
-    batcher = Batcher(Budget(32, max_tokens=400, share=0.25))
+    batcher = Batcher(budget(32, max_tokens=400), share=0.25)
     batcher.append([entry(i, 50) for i in range(8)], 0.0)
     assert lengths(batcher.next_batch(0.0)) == [50, 50]  # a quarter of 400
     batcher.append([entry(i, 50) for i in range(8, 40)], 0.0)
@@ -243,7 +248,7 @@ def test_few_waiting_pieces_are_shared_out() -> None:
 
 
 def test_the_tokens_that_wait_are_counted() -> None:
-    batcher = Batcher(Budget(8, max_tokens=100))
+    batcher = Batcher(budget(8, max_tokens=100))
     leaving = entry("a", 10, rows=2)
     batcher.append([leaving, entry("b", 5), entry("c", 7, deadline=1.0)], 0.0)
     assert batcher.tokens == 32
@@ -256,7 +261,7 @@ def test_the_tokens_that_wait_are_counted() -> None:
 
 
 def test_a_higher_level_overtakes_and_lower_ones_fill_what_it_leaves() -> None:
-    batcher = Batcher(Budget(4))
+    batcher = Batcher(budget(4))
     batcher.append([entry(f"low{n}", level=3) for n in range(3)], 0.0)
     batcher.append([entry(f"middle{n}", level=2) for n in range(2)], 1.0)
     batcher.append([entry("high", level=1)], 2.0)
@@ -266,7 +271,7 @@ def test_a_higher_level_overtakes_and_lower_ones_fill_what_it_leaves() -> None:
 
 
 def test_lower_levels_fill_only_with_their_like() -> None:
-    batcher = Batcher(Budget(8, max_padding=0.05))
+    batcher = Batcher(budget(8, max_padding=0.05))
     batcher.append([entry("far", 90, level=2), entry("near", 51, level=2), entry("other", 50, key="b", level=2)], 0.0)
     batcher.append([entry("high", 50)], 0.0)
     assert owners(batcher.next_batch(0.0)) == ["high", "near"]
@@ -275,14 +280,14 @@ def test_lower_levels_fill_only_with_their_like() -> None:
 
 
 def test_lower_levels_fill_in_order_of_arrival_too() -> None:
-    batcher = Batcher(Budget(3, by_length=False))
+    batcher = Batcher(budget(3, order="arrival"))
     batcher.append([entry("low", level=2), entry("lower", level=3)], 0.0)
     batcher.append([entry("high")], 0.0)
     assert owners(batcher.next_batch(0.0)) == ["high", "low", "lower"]
 
 
 def test_the_reach_goes_from_the_highest_level_down() -> None:
-    batcher = Batcher(Budget(8, max_padding=1.0, reach_tokens=25))
+    batcher = Batcher(budget(8, max_padding=1.0, reach_tokens=25))
     batcher.append([entry(f"low{n}", 10, level=2) for n in range(4)], 0.0)
     batcher.append([entry("high", 10)], 0.0)
     assert owners(batcher.next_batch(0.0)) == ["high", "low0", "low1"]
@@ -290,7 +295,7 @@ def test_the_reach_goes_from_the_highest_level_down() -> None:
 
 def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_only_what_is_left() -> None:
     """The rule: no starvation within a level, none promised across levels."""
-    batcher = Batcher(Budget(2))
+    batcher = Batcher(budget(2))
     batcher.append([entry("low", level=2)], 0.0)
     for step in range(50):
         batcher.append([entry((step, 0)), entry((step, 1))], float(step))
@@ -301,7 +306,7 @@ def test_within_a_level_the_oldest_is_first_and_a_lower_level_gets_only_what_is_
 
 def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
     rng = random.Random(3)
-    plain, other = (Batcher(Budget(8, max_tokens=512, reach_tokens=900, share=0.25)) for _ in range(2))
+    plain, other = (Batcher(budget(8, max_tokens=512, reach_tokens=900), share=0.25) for _ in range(2))
     for number in range(500):
         length, key = rng.randint(3, 250), rng.choice("ab")
         plain.append([entry(number, length, key=key)], float(number))
@@ -316,7 +321,7 @@ def test_one_level_makes_the_same_batches_whichever_it_is() -> None:
 
 
 def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
-    batcher = Batcher(Budget(8))
+    batcher = Batcher(budget(8))
     batcher.append([entry("patient", queue_deadline=5.0), entry("hasty", queue_deadline=1.0), entry("any")], 0.0)
     assert batcher.due == 1.0
     assert batcher.expire(0.9) == []
@@ -326,7 +331,7 @@ def test_a_rejecting_level_gives_up_what_waited_too_long() -> None:
 
 
 def test_a_delaying_level_serves_the_delayed_when_its_others_are_gone() -> None:
-    batcher = Batcher(Budget(1), delaying=[2])
+    batcher = Batcher(budget(1), delaying=[2])
     batcher.append([entry("first", level=2, queue_deadline=1.0), entry("second", level=2, queue_deadline=1.0)], 0.0)
     assert batcher.expire(1.0) == []
     batcher.append([entry("young", level=2, queue_deadline=9.0)], 1.0)
@@ -335,7 +340,7 @@ def test_a_delaying_level_serves_the_delayed_when_its_others_are_gone() -> None:
 
 
 def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> None:
-    batcher = Batcher(Budget(2), delaying=[1])
+    batcher = Batcher(budget(2), delaying=[1])
     batcher.append([entry("slow", queue_deadline=1.0, deadline=3.0), entry("late", queue_deadline=1.0)], 0.0)
     batcher.expire(1.0)
     assert batcher.due == 3.0
@@ -349,7 +354,7 @@ def test_the_delayed_are_delayed_once_keep_their_deadline_and_still_fill() -> No
 
 
 def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
-    batcher = Batcher(Budget(1))
+    batcher = Batcher(budget(1))
     begun = [entry("a", queue_deadline=1.0), entry("a", queue_deadline=1.0)]
     batcher.append([*begun, entry("b", queue_deadline=1.0)], 0.0)
     batcher.next_batch(0.0)
@@ -359,7 +364,7 @@ def test_an_owner_that_has_begun_is_excused_from_its_queue_timeout() -> None:
 
 
 def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
-    batcher = Batcher(Budget(1))
+    batcher = Batcher(budget(1))
     assert batcher.due == inf
     batcher.append([entry("soon", deadline=1.0), entry("later", deadline=2.0)], 0.0)
     batcher.next_batch(0.0)
@@ -373,7 +378,7 @@ def test_what_is_due_next_may_have_left_but_nothing_is_due_before() -> None:
 
 
 def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_company_again() -> None:
-    batcher = Batcher(Budget(4, max_delay_s=0.010))
+    batcher = Batcher(budget(4, max_delay_ms=10))
     batcher.append([entry("low", key="b", level=2)], 1.000)
     batcher.append([entry("high")], 1.009)
     assert batcher.wake_at() == 1.010
@@ -385,7 +390,7 @@ def test_a_newer_piece_of_a_higher_level_does_not_make_an_older_one_wait_for_com
 
 
 def test_the_delayed_come_behind_every_level_and_by_level_among_themselves() -> None:
-    batcher = Batcher(Budget(1), delaying=[1, 2])
+    batcher = Batcher(budget(1), delaying=[1, 2])
     batcher.append([entry("slow2", level=2, queue_deadline=1.0), entry("slow1", level=1, queue_deadline=1.0)], 0.0)
     batcher.expire(1.0)
     batcher.append([entry("low", level=1000), entry("high", level=1)], 1.0)
