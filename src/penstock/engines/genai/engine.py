@@ -103,7 +103,7 @@ class GenaiEngine:
         raise EngineFailed("this model generates: engine: genai needs task: generate")
 
     def close(self) -> None:
-        self._keeper.ask_to_stop(CLOSE_S)
+        self._keeper.ask_to_stop()
         self._keeper.end(now() + CLOSE_S)
         atexit.unregister(self.close)
 

@@ -97,7 +97,7 @@ class GenerationProcess:
     def memory_mib(self) -> int:
         return used_bytes(self.pid, 0, 0) // MIB
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self) -> None:
         """Whatever it does: nobody waits for it any more."""
         self.kill()
 

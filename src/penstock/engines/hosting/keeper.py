@@ -34,8 +34,8 @@ class KeptProcess(Protocol):
 
     def memory_mib(self) -> int: ...
 
-    def stop(self, timeout_s: float) -> None:
-        """Asks it to leave; where it cannot hear that for so long, it is killed."""
+    def stop(self) -> None:
+        """Asks it to leave; where it cannot hear that, it is killed, with what it started."""
         ...
 
     def kill(self) -> None: ...
