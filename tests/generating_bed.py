@@ -77,7 +77,7 @@ def grown(
     number: int, text: str = "", finish: str = "", choice: int = 0, first: int = 0, is_over: bool = False
 ) -> Progress:
     """A token of one choice; `first`: the prompt's tokens."""
-    delta = Delta(choice, text, [len(text)], [-0.5], finish)
+    delta = Delta(choice, text, [len(text)], [-0.5], finish, [text.encode()])
     return Progress(number, [delta], first, 0 if first else -1, is_over=is_over)
 
 

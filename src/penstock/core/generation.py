@@ -59,6 +59,7 @@ class Delta:
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
     finish_reason: str = ""  # empty: it goes on
+    token_bytes: Sequence[bytes] = ()  # of each token, where logprobs are asked for
 
 
 @dataclass(slots=True)

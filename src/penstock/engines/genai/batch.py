@@ -12,6 +12,7 @@ import openvino_genai as genai
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest, PenstockError, RequestTooLarge
 from penstock.core.generation import (
+    CONTEXT_LENGTH,
     LENGTH,
     STOP,
     TOOL_CALLS,
@@ -95,7 +96,9 @@ class GenerationBatch:
         self._tokenizer = self._pipeline.get_tokenizer()
         self._vocabulary = {number: text for text, number in self._tokenizer.get_vocab().items()}
         self._longest_bytes = max(map(len, self._vocabulary.values()), default=1)
-        self.has_chat_template = bool(self._tokenizer.chat_template)
+        template: str = self._tokenizer.chat_template
+        self.has_chat_template = bool(template)
+        self._has_tools = "tools" in template
         self._line = GenerationLine(
             LineLimits(self.standing.cache_blocks, BLOCK_TOKENS, settings["max_running"], self._max_batched_tokens)
         )
@@ -199,12 +202,14 @@ class GenerationBatch:
         choice, running = new.choice, new.running
         choice.tokens += len(new.ids)
         self.standing.generated_tokens += len(new.ids)
-        logprobs = new.logprobs if running.sampling.has_logprobs else ()
+        has_logprobs = running.sampling.has_logprobs
+        logprobs = new.logprobs if has_logprobs else ()
+        tokens = [self._vocabulary[number] for number in new.ids] if has_logprobs else ()
         choice.is_over = bool(reason)
         progress = self._progress_of(running.number)
         if text or new.ids or reason:
             for index in running.indices(choice):
-                progress.deltas.append(Delta(index, text, new.ids, logprobs, reason))
+                progress.deltas.append(Delta(index, text, new.ids, logprobs, reason, tokens))
 
     def _see_end(self, running: RunningGeneration) -> None:
         choices = running.choices.values()
@@ -233,7 +238,7 @@ class GenerationBatch:
         ids = self._encode(generation.prompt)
         room = self.context_tokens - len(ids)
         if self.context_tokens and room < max(1, sampling.max_tokens or 1):
-            raise RequestTooLarge(_beyond(self.context_tokens, len(ids), sampling.max_tokens))
+            raise _beyond(self.context_tokens, len(ids), sampling.max_tokens)
         asked = sampling.max_tokens if sampling.max_tokens or not self.context_tokens else room
         is_greedy = sampling.temperature < GREEDY_BELOW
         sequences = 1 if is_greedy else sampling.n
@@ -252,7 +257,8 @@ class GenerationBatch:
         if self.context_tokens and len(text) > self.context_tokens * self._longest_bytes:
             raise RequestTooLarge(
                 f"a prompt of {len(text)} characters is more than {self.context_tokens} tokens (generate.max_context): "
-                "send less"
+                "send less",
+                reason=CONTEXT_LENGTH,
             )
         text = text.encode("utf-8", "replace").decode()
         encoded = self._tokenizer.encode(text, add_special_tokens=not prompt.messages)
@@ -264,6 +270,8 @@ class GenerationBatch:
     def _render(self, prompt: Prompt) -> str:
         if not self.has_chat_template:
             raise InvalidRequest("the model has no chat template: send a prompt in place of messages")
+        if prompt.tools and not self._has_tools:
+            raise InvalidRequest("the model's chat template knows no tools: leave out 'tools'", parameter="tools")
         try:
             rendered: str = self._tokenizer.apply_chat_template(
                 [dict(message) for message in prompt.messages],
@@ -364,11 +372,12 @@ def _text_of(sampling: Sampling) -> ChoiceText:
     return ChoiceText(sampling.stop, sampling.has_stop_in_text)
 
 
-def _beyond(context: int, prompt: int, answer: int | None) -> str:
+def _beyond(context: int, prompt: int, answer: int | None) -> RequestTooLarge:
     wanted = f" and an answer of {answer}" if answer else ""
-    return (
+    return RequestTooLarge(
         f"a prompt of {prompt} tokens{wanted} is more than the model's context of {context} tokens "
-        "(generate.max_context): send less, or ask for fewer"
+        "(generate.max_context): send less, or ask for fewer",
+        reason=CONTEXT_LENGTH,
     )
 
 

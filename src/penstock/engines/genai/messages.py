@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
-from penstock.core.errors import PenstockError, from_code
+from penstock.core.errors import from_code
 from penstock.core.generation import Delta, Generation, GenerationStanding, GenerationStep, Progress, Prompt, Sampling
 
 # Only what differs from these travels.
@@ -44,18 +44,26 @@ def unpack_step(found: dict[str, Any]) -> GenerationStep:
 
 
 def _pack_progress(progress: Progress) -> tuple[Any, ...]:
-    deltas = [(each.choice, each.text, each.token_ids, each.logprobs, each.finish_reason) for each in progress.deltas]
+    deltas = [_pack_delta(each) for each in progress.deltas]
     failure = progress.failure
-    told = (failure.code, failure.message, failure.reason) if failure is not None else ()
+    told = (failure.code, failure.message, failure.fields) if failure is not None else ()
     return progress.number, deltas, progress.prompt_tokens, progress.cached_tokens, told, progress.is_over
 
 
 def _unpack_progress(
-    number: int, deltas: list[Any], prompt_tokens: int, cached_tokens: int, told: list[str], is_over: bool
+    number: int, deltas: list[Any], prompt_tokens: int, cached_tokens: int, told: list[Any], is_over: bool
 ) -> Progress:
-    failure = _failure(*told) if told else None
-    return Progress(number, [Delta(*each) for each in deltas], prompt_tokens, cached_tokens, failure, is_over)
+    failure = from_code(*told) if told else None
+    return Progress(number, [_unpack_delta(*each) for each in deltas], prompt_tokens, cached_tokens, failure, is_over)
 
 
-def _failure(code: str, message: str, reason: str) -> PenstockError:
-    return from_code(code, message, {"reason": reason} if reason else {})
+def _pack_delta(delta: Delta) -> tuple[Any, ...]:
+    """JSON has no bytes: they are its first 256 characters."""
+    tokens = [token.decode("latin-1") for token in delta.token_bytes]
+    return delta.choice, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason, tokens
+
+
+def _unpack_delta(
+    choice: int, text: str, token_ids: list[int], logprobs: list[float], finish_reason: str, tokens: list[str]
+) -> Delta:
+    return Delta(choice, text, token_ids, logprobs, finish_reason, [token.encode("latin-1") for token in tokens])

@@ -8,9 +8,9 @@ from penstock.core.generation import Generation, Progress
 from penstock.core.tensors import BYTES, Tensor, pack_bytes
 
 TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE = "text_output", "index", "finish_reason", "usage"
-TOKEN_IDS, LOGPROBS, COUNTS = "token_ids", "logprobs", "counts"
+TOKEN_IDS, TOKEN_BYTES, LOGPROBS, COUNTS = "token_ids", "token_bytes", "logprobs", "counts"
 PLAIN = (TEXT_OUTPUT, INDEX, FINISH_REASON, USAGE)
-OF_TOKENS = (TOKEN_IDS, LOGPROBS, COUNTS)  # only for those who ask for them
+OF_TOKENS = (TOKEN_IDS, TOKEN_BYTES, LOGPROBS, COUNTS)  # only for those who ask for them
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class _Piece:
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    token_bytes: list[bytes] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
 
@@ -86,6 +87,7 @@ class GenerationAnswer:
                 self.has_news = True
             if self._has_tokens:
                 piece.token_ids += delta.token_ids
+                piece.token_bytes += delta.token_bytes
                 piece.logprobs += delta.logprobs
                 self.has_news = True
             if delta.finish_reason:
@@ -120,6 +122,9 @@ class GenerationAnswer:
                 return _whole(name, [self.prompt_tokens, self.completion_tokens, self.cached_tokens])
             case "token_ids":
                 return _whole(name, [token for piece in found for token in piece.token_ids])
+            case "token_bytes":
+                tokens = [token for piece in found for token in piece.token_bytes]
+                return Tensor(name, BYTES, (len(tokens),), pack_bytes(tokens))
             case "counts":
                 return _whole(name, [len(piece.token_ids) for piece in found])
         numbers = [number for piece in found for number in piece.logprobs]

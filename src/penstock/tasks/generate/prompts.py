@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from penstock.core.errors import InvalidRequest, InvalidTensor, RequestTooLarge
@@ -10,18 +11,22 @@ from penstock.core.tensors import Tensor, check_tensor, to_array, unpack_bytes
 from penstock.tasks.columns import check_column
 from penstock.tasks.generate.parameters import parsed, refuse
 
-TEXT_INPUT, MESSAGES, INPUT_IDS = "text_input", "messages", "input_ids"
+TEXT_INPUT, MESSAGES, INPUT_IDS, INPUT_LENGTHS = "text_input", "messages", "input_ids", "input_lengths"
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES_BYTES = 16 * 1024 * 1024
 CHOICES = ("none", "auto", "required")
 
 
-def prompts_of(tensor: Tensor, parameters: Mapping[str, object]) -> list[Prompt]:
+def prompts_of(tensor: Tensor, parameters: Mapping[str, object], lengths: Tensor | None = None) -> list[Prompt]:
+    """`lengths`: how many tokens of `input_ids` belong to each of several prompts."""
+    if lengths is not None and tensor.name != INPUT_IDS:
+        raise InvalidTensor(f"'{INPUT_LENGTHS}' is for '{INPUT_IDS}': leave it out")
     match tensor.name:
         case "messages":
             return [_chat(tensor, parameters)]
         case "input_ids":
-            return [Prompt(ids=_ids(tensor))]
+            ids = _ids(tensor)
+            return [Prompt(ids=part) for part in ([ids] if lengths is None else _parts(ids, lengths))]
     check_column(tensor, f"'{TEXT_INPUT}' is BYTES [n] or [n, 1]", "text")
     return [Prompt(text=_text(TEXT_INPUT, raw)) for raw in unpack_bytes(tensor)]
 
@@ -54,6 +59,19 @@ def _ids(tensor: Tensor) -> list[int]:
     return ids
 
 
+def _parts(ids: list[int], tensor: Tensor) -> list[list[int]]:
+    if tensor.datatype not in ("INT32", "INT64") or len(tensor.shape) != 1:
+        raise InvalidTensor(f"'{INPUT_LENGTHS}' is INT32 [p]; got {tensor.datatype} {list(tensor.shape)}")
+    check_tensor(tensor)
+    lengths: list[int] = to_array(tensor).tolist()
+    if min(lengths, default=0) < 1 or sum(lengths) != len(ids):
+        raise InvalidRequest(
+            f"'{INPUT_LENGTHS}' must be numbers from 1 on, in all the {len(ids)} tokens of '{INPUT_IDS}'"
+        )
+    ends = list(accumulate(lengths))
+    return [ids[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
 def _chat(tensor: Tensor, parameters: Mapping[str, object]) -> Prompt:
     check_column(tensor, f"'{MESSAGES}' is BYTES [1], a JSON list of messages", "list of messages")
     if tensor.shape[0] != 1:
@@ -77,11 +95,35 @@ def _chat(tensor: Tensor, parameters: Mapping[str, object]) -> Prompt:
 def _message(position: int, told: object) -> Mapping[str, Any]:
     where = f"{MESSAGES}[{position}]"
     if not isinstance(told, dict):
-        raise InvalidRequest(f"{where} must be an object with role and content")
+        raise _wrong(where, "must be an object with role and content")
     role = told.get("role")
     if role not in ROLES:
-        raise InvalidRequest(f"{where}.role is {json.dumps(role)[:80]}; it must be one of {', '.join(ROLES)}")
-    return {**told, "role": "system" if role == "developer" else role, "content": _content(where, told)}
+        raise _wrong(f"{where}.role", f"is {json.dumps(role)[:80]}; it must be one of {', '.join(ROLES)}")
+    found = {**told, "role": "system" if role == "developer" else role, "content": _content(where, told)}
+    if told.get("tool_calls"):
+        found["tool_calls"] = _calls(f"{where}.tool_calls", told["tool_calls"])
+    return found
+
+
+def _calls(where: str, told: object) -> list[Mapping[str, Any]]:
+    """With arguments as what their JSON says: templates write it themselves."""
+    calls: list[Mapping[str, Any]] = []
+    for call in told if isinstance(told, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if call is None or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _wrong(where, 'must be a list of {"id": …, "type": "function", "function": {"name": …, …}}')
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except (ValueError, RecursionError) as error:
+                raise _wrong(where, f"has arguments that are not JSON: {error}") from error
+        calls.append({**call, "function": {**function, "arguments": {} if arguments is None else arguments}})
+    return calls
+
+
+def _wrong(where: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{where} {message}", parameter=where)
 
 
 def _content(where: str, told: Mapping[str, Any]) -> str:
@@ -92,15 +134,13 @@ def _content(where: str, told: Mapping[str, Any]) -> str:
     if content is None and (told.get("tool_calls") or told.get("function_call")):
         return ""
     if not isinstance(content, list):
-        raise InvalidRequest(f"{where}.content must be a text, or a list of parts of type text")
+        raise _wrong(f"{where}.content", "must be a text, or a list of parts of type text")
     texts = []
     for part in content:
         text = part if isinstance(part, str) else part.get("text") if isinstance(part, dict) else None
         kind = part.get("type", "text") if isinstance(part, dict) else "text"
         if kind != "text" or not isinstance(text, str):
-            raise InvalidRequest(
-                f"{where}.content has a part of type {json.dumps(kind)[:80]}; this model takes text alone"
-            )
+            raise _wrong(f"{where}.content", f"has a part of type {json.dumps(kind)[:80]}; this model takes text alone")
         texts.append(text)
     return "\n".join(texts)
 

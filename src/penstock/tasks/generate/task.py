@@ -18,16 +18,18 @@ from penstock.tasks.generate.answer import (
     OF_TOKENS,
     PLAIN,
     TEXT_OUTPUT,
+    TOKEN_BYTES,
     TOKEN_IDS,
     USAGE,
     GenerationAnswer,
 )
 from penstock.tasks.generate.parameters import MAX_CHOICES, NAMES, flag, read_sampling
-from penstock.tasks.generate.prompts import INPUT_IDS, MESSAGES, TEXT_INPUT, prompts_of
+from penstock.tasks.generate.prompts import INPUT_IDS, INPUT_LENGTHS, MESSAGES, TEXT_INPUT, prompts_of
 from penstock.tasks.options import GenerateOptions
 
 STREAM, SAMPLING, EXCLUDE = "stream", "sampling_parameters", "exclude_input_in_output"
 OPTIONAL = (
+    TensorSpec(INPUT_LENGTHS, "INT32", (-1,), is_optional=True),
     TensorSpec(STREAM, "BOOL", (1,), is_optional=True),
     TensorSpec(SAMPLING, BYTES, (1,), is_optional=True),
     TensorSpec(EXCLUDE, "BOOL", (1,), is_optional=True),
@@ -38,6 +40,7 @@ OUTPUTS = (
     TensorSpec(FINISH_REASON, BYTES, (-1,)),
     TensorSpec(USAGE, "INT32", (3,)),
     TensorSpec(TOKEN_IDS, "INT32", (-1,)),
+    TensorSpec(TOKEN_BYTES, BYTES, (-1,)),
     TensorSpec(LOGPROBS, "FP32", (-1,)),
     TensorSpec(COUNTS, "INT32", (-1,)),
 )
@@ -71,14 +74,14 @@ class GenerateTask:
             raise InvalidTensor(
                 f"send one of {', '.join(map(repr, self._prompts))}; got {' and '.join(map(repr, given)) or 'none'}"
             )
-        prompts = prompts_of(inputs[given[0]], parameters)
+        prompts = prompts_of(inputs[given[0]], parameters, inputs.get(INPUT_LENGTHS))
         sampling = read_sampling(parameters, self._defaults, self._most_tokens)
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestTooLarge(
                 f"{len(prompts)} prompts with {sampling.n} choices each; at most {MAX_CHOICES} choices are made for "
                 "one request: send fewer prompts, or a smaller n"
             )
-        if (LOGPROBS in request.outputs) and not sampling.has_logprobs:
+        if not sampling.has_logprobs and not {LOGPROBS, TOKEN_BYTES}.isdisjoint(request.outputs):
             sampling = read_sampling({**parameters, "logprobs": True}, self._defaults, self._most_tokens)
         echoes = [prompt.text for prompt in prompts] if self._has_echo(inputs, parameters, given[0]) else []
         outputs = request.outputs or (*PLAIN, *(OF_TOKENS if sampling.has_logprobs else ()))

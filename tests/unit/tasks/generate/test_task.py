@@ -109,9 +109,24 @@ def test_token_ids_are_taken_as_they_are() -> None:
             TASK.prepare(TaskRequest([from_array("input_ids", wrong)], []))
 
 
+def test_tokens_of_several_prompts_are_told_apart_by_their_lengths() -> None:
+    ids = from_array("input_ids", np.array([5, 6, 7], np.int32))
+
+    def prepare(tensor: Tensor, lengths: list[int]) -> GenerationAnswer:
+        return answer_of(TaskRequest([tensor, from_array("input_lengths", np.array(lengths, np.int32))], []))
+
+    assert [each.prompt.ids for each in prepare(ids, [1, 2]).generations] == [[5], [6, 7]]
+    for lengths in ([], [3, 0], [2, 2]):
+        with pytest.raises(InvalidRequest, match="in all the 3 tokens"):
+            prepare(ids, lengths)
+    with pytest.raises(InvalidRequest, match="is for 'input_ids'"):
+        prepare(request_of(["a"]).inputs[0], [1])
+
+
 def test_a_conversation_has_its_tools_and_what_its_template_is_told() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
-    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
     request = chat_of(
         [{"role": "developer", "content": "be brief"}, parts, called],
         tools=json.dumps([TOOL]),
@@ -121,7 +136,11 @@ def test_a_conversation_has_its_tools_and_what_its_template_is_told() -> None:
     assert prompt.messages == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{**call, "function": {"name": "weather", "arguments": {"city": "Rome"}}}],
+        },
     ]
     assert (prompt.tools, prompt.template_arguments) == ([TOOL], {"enable_thinking": False})
 
@@ -142,6 +161,12 @@ def test_the_choice_of_a_tool_is_what_the_model_is_told_of(choice: str, expected
         (["hi"], {}, "messages[0] must be an object"),
         ([USER, {"role": "wizard", "content": "x"}], {}, 'messages[1].role is "wizard"; it must be one of system'),
         ([{"role": "user", "content": 3}], {}, "messages[0].content must be a text"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+            {},
+            "messages[0].tool_calls has arguments that are not JSON",
+        ),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], {}, "messages[0].tool_calls must be a list of"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, '"image_url"; this model takes text alone'),
         ([USER], {"tools": '[{"name": "x"}]'}, "parameter 'tools'"),
         ([USER], {"tools": [TOOL], "tool_choice": '{"function": {"name": "other"}}'}, "parameter 'tool_choice'"),

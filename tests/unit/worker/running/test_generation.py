@@ -58,7 +58,10 @@ async def test_a_whole_answer_comes_when_all_is_there(bed: GeneratingBed) -> Non
 
 
 async def test_prompts_and_their_choices_have_indices_in_order(bed: GeneratingBed) -> None:
-    bed.send(1, request_of(["a", "b"], n=2, outputs=["text_output", "index", "token_ids", "counts", "logprobs"]))
+    bed.send(
+        1,
+        request_of(["a", "b"], n=2, outputs=["text_output", "index", "token_ids", "counts", "logprobs", "token_bytes"]),
+    )
     first, second = bed.engine.added
     assert bed.engine.added[first].sampling.has_logprobs
     bed.engine.step(grown(second, "b1", "stop", 1), grown(first, "a0", "stop", 0))
@@ -70,6 +73,7 @@ async def test_prompts_and_their_choices_have_indices_in_order(bed: GeneratingBe
         "token_ids": [2, 2, 3, 2],
         "counts": [1, 1, 1, 1],
         "logprobs": [-0.5] * 4,
+        "token_bytes": ["a0", "a1", "b0!", "b1"],
     }
     assert bed.ended[1] == expected
 

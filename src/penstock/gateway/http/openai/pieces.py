@@ -59,7 +59,7 @@ def read_usage(response: InferResponse) -> TokenUsage | None:
 
 
 def _add_tokens(pieces: list[TextPiece], tensors: dict[str, Tensor]) -> None:
-    tokens = unpack_bytes(tensors["tokens"])
+    tokens = unpack_bytes(tensors["token_bytes"])
     logprobs = _floats(tensors["logprobs"])
     start = 0
     for piece, count in zip(pieces, _integers(tensors["counts"]), strict=True):

@@ -36,7 +36,7 @@ SCALARS = (
 )
 MESSAGES, TEXT, IDS, LENGTHS = "messages", "text_input", "input_ids", "input_lengths"
 OUTPUTS = ("text_output", "index", "finish_reason", "usage")
-LOGPROB_OUTPUTS = ("token_ids", "tokens", "logprobs", "counts")
+LOGPROB_OUTPUTS = ("token_bytes", "logprobs", "counts")
 MAX_LOGPROBS = 1
 COMPLETION_TOKENS = 16  # where a completion's body does not say: OpenAI's
 PROMPT_WORDS = "'prompt' must be a text, texts, the ids of tokens, or lists of those; none may be empty"

@@ -95,7 +95,7 @@ def test_what_is_refused_is_named(body, param):
 
 def test_logprobs_are_asked_for_by_name():
     request = chat(logprobs=True, top_logprobs=1).request
-    assert {"tokens", "logprobs", "counts"} <= set(request.outputs)
+    assert {"token_bytes", "logprobs", "counts"} <= set(request.outputs)
     assert request.parameters["logprobs"] == 1
     assert completion(logprobs=0).request.parameters["logprobs"] == 1
 

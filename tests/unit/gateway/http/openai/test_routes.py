@@ -37,7 +37,7 @@ def answer(given: Sequence[Given], usage: Sequence[int] = (), is_final: bool = T
     ]
     if tokens:
         outputs += [
-            Tensor("tokens", "BYTES", (len(tokens),), pack_bytes(tokens)),
+            Tensor("token_bytes", "BYTES", (len(tokens),), pack_bytes(tokens)),
             from_array("logprobs", np.full(len(tokens), -0.5, np.float32)),
             from_array("counts", np.array([len(tokens)], np.int32)),
         ]

@@ -1,0 +1,22 @@
+"""What an engine and its process say to each other arrives as it was said."""
+
+import orjson
+
+from penstock.core.errors import RequestTooLarge
+from penstock.core.generation import CONTEXT_LENGTH, Delta, GenerationStanding, Progress
+from penstock.engines.genai.messages import pack_step, unpack_step
+
+
+def test_a_step_arrives_as_it_was() -> None:
+    deltas = [Delta(0, "é", [7, 8], [-0.5, -1.0], "stop", [b"\xc3", b"\xa9"]), Delta(1, "a", [9], [], "", [])]
+    progress = [Progress(3, deltas, 5, -1, None, True)]
+    step = unpack_step(orjson.loads(orjson.dumps(pack_step(progress, GenerationStanding(steps=2)))))
+    assert step.progress == progress
+    assert step.standing == GenerationStanding(steps=2)
+
+
+def test_an_error_arrives_with_its_reason() -> None:
+    failed = Progress(3, failure=RequestTooLarge("too long", reason=CONTEXT_LENGTH), is_over=True)
+    (arrived,) = unpack_step(pack_step([failed], GenerationStanding())).progress
+    assert isinstance(arrived.failure, RequestTooLarge)
+    assert arrived.failure.reason == CONTEXT_LENGTH
