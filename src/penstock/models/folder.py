@@ -14,6 +14,7 @@ from penstock.models.settings import ModelSettings
 NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")
 VERSION_FILE = "version.yaml"  # in a version's folder: what differs there from model.yaml
 MODEL_ONLY = ("task", "versions", "tags")  # what no version can have for itself
+PACKAGED = ("minilm", "smollm2")  # what comes with Penstock, and whose weights are a package of their own
 MAX_LISTED = 8  # names in a message
 
 
@@ -71,7 +72,7 @@ def _chosen(path: Path, settings: ModelSettings, present: list[int]) -> list[int
     if not chosen:
         raise ConfigError(
             f"{path}: no version to serve: expected {path.name}/1/{settings.file}, found {_contents(path)}"
-            + ("; run 'penstock model import minilm'" if path.name == "minilm" else ""),
+            + (f"; run 'penstock model import {path.name}'" if path.name in PACKAGED else ""),
             file=str(path),
         )
     return chosen

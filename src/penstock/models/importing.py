@@ -1,6 +1,7 @@
-"""A checkpoint is found and becomes a model of the repository: as an ONNX file, or as it is for PyTorch."""
+"""A checkpoint is found and becomes a model of the repository: as an ONNX file, or as it is."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,8 @@ from pathlib import Path
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
 from penstock.engines.checkpoint import MODULES, Checkpoint, file_error
-from penstock.models.folder import NAME
+from penstock.engines.genai.files import find_smollm2, is_generator, place_generator
+from penstock.models.folder import NAME, PACKAGED
 from penstock.models.settings import ModelSettings
 
 TASKS = ("embed", "score", "classify")
@@ -18,7 +20,6 @@ MAX_SCORES = 2  # numbers of a cross-encoder for a pair
 LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")
 VERSION = "1"
 LABELS = "labels.txt"
-PACKAGED = ("minilm",)  # what --from knows
 
 
 def place_model(repository: Path, name: str) -> Path:
@@ -28,14 +29,20 @@ def place_model(repository: Path, name: str) -> Path:
     return repository / name
 
 
+def name_of(file: Path) -> str:
+    """What a model is called whose file was given in place of a name."""
+    return re.sub(r"[^a-z0-9._-]+", "-", file.stem.lower()).strip("-._")[:128]
+
+
 def find_weights(name: str, source: Path | None, package: str | None) -> Path:
     """The folder that --source or --from names, or the package of the model's own name."""
     if source is not None:
         if package is not None:
             raise ConfigError("--source and --from both say where the weights are: leave one out")
-        if not source.is_dir():
+        if not source.is_dir() and not (source.is_file() and is_generator(source)):
             raise ConfigError(
-                f"{source}: no such folder; it must hold model.safetensors, config.json and tokenizer.json"
+                f"{source}: no such folder; it must hold model.safetensors, config.json and tokenizer.json, or be a "
+                ".gguf file"
             )
         return source
     package = package or (name if name in PACKAGED else None)
@@ -45,6 +52,8 @@ def find_weights(name: str, source: Path | None, package: str | None) -> Path:
         )
     if package not in PACKAGED:
         raise ConfigError(f"--from {package}: the packages that bring weights are {', '.join(PACKAGED)}")
+    if package == "smollm2":
+        return find_smollm2()
     from penstock.engines.onnx.bert_file import find_minilm_weights
 
     return find_minilm_weights()
@@ -55,9 +64,11 @@ def import_checkpoint(source: Path, model: Path, task: str | None = None, engine
 
     Where `task` or `engine` is None, it is what suits the checkpoint.
     """
-    if engine is not None and engine not in ENGINES:
-        raise ConfigError(f"--engine {engine}: a folder is imported for {', '.join(ENGINES)}")
     try:
+        if is_generator(source):
+            return _import_generator(source, model, task, engine)
+        if engine is not None and engine not in ENGINES:
+            raise ConfigError(f"--engine {engine}: a folder is imported for {', '.join(ENGINES)}")
         return _import(source, model, task, engine)
     except OSError as error:
         raise ConfigError(f"{model}: cannot be written: {error.strerror or error}") from error
@@ -79,6 +90,19 @@ def _import(source: Path, model: Path, task: str | None, engine: str | None) -> 
     if not settings.exists():
         settings.write_text("\n".join(_settings(checkpoint, task, engine, file)) + "\n", encoding="utf-8")
     return task
+
+
+def _import_generator(source: Path, model: Path, task: str | None, engine: str | None) -> str:
+    for option, asked, only in (("--task", task, "generate"), ("--engine", engine, "genai")):
+        if asked not in (None, only):
+            raise ConfigError(f"{option} {asked}: {source.name} generates text, and is imported for {only}")
+    settings = model / "model.yaml"
+    if settings.exists():
+        _agreed(settings, "generate", "genai")
+    file = place_generator(source, model / VERSION)
+    if not settings.exists():
+        settings.write_text(f"task: generate\nengine: genai\nfile: {file}\n", encoding="utf-8")
+    return "generate"
 
 
 def _agreed(path: Path, task: str | None, engine: str | None) -> tuple[str, str]:

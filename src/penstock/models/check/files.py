@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from penstock.core.errors import ConfigError
 from penstock.models.check.findings import Finding, command, dangling_link, unreadable
-from penstock.models.settings import NETWORK_ENGINES, ModelSettings
+from penstock.models.settings import DEFAULT_FILES, NETWORK_ENGINES, ModelSettings
 from penstock.tasks.options import TextOptions
 
 HEAD_BYTES = 512
@@ -19,9 +19,10 @@ _ENGINES = {
     **dict.fromkeys((".onnx", ".ort"), "onnx"),
     ".py": "python",
     ".xml": "openvino",
+    ".gguf": "genai",
 }
 _UNSERVED = (
-    *(".safetensors", ".pth", ".ckpt", ".gguf", ".tflite", ".pb", ".h5", ".keras"),
+    *(".safetensors", ".pth", ".ckpt", ".tflite", ".pb", ".h5", ".keras"),
     *(".plan", ".engine", ".pkl", ".joblib", ".npz", ".bin"),
 )
 _PICKLES = (".pth", ".ckpt", ".pkl", ".bin")
@@ -35,7 +36,7 @@ _MAGIC = (
     (b"PK\x03\x04", "a zip archive, as torch.save, torch.jit.save and torch.export write", "Try engine: torch."),
     (b"\x80\x02", "a Python pickle, as old torch.save writes", "Export the model to ONNX or TorchScript."),
     (b"\x1f\x8b", "a gzip archive", "Unpack it: gunzip, or tar -xzf."),
-    (b"GGUF", "a GGUF file", _CONVERT),
+    (b"GGUF", "a GGUF file", "Say task: generate and engine: genai in model.yaml."),
     (b"\x89HDF", "an HDF5 file, as Keras writes", _CONVERT),
     (b"MZ", "a Windows program", "It is no model: download it anew."),
     (b"\x7fELF", "a program", "It is no model: download it anew."),
@@ -72,7 +73,9 @@ def _advise_missing(folder: Path, settings: ModelSettings) -> str:
         return f"Say in model.yaml which it is, as in file: {alike[0].name}"
     for child in candidates:
         if engine := _ENGINES.get(child.suffix):
-            named = "" if child.name in ("model.pt", "model.py", "model.onnx") else f" and file: {child.name}"
+            named = "" if child.name in (*DEFAULT_FILES.values(), "model.onnx") else f" and file: {child.name}"
+            if engine == "genai":
+                engine = "genai, task: generate"
             return f"{child.name} is for another engine: say engine: {engine}{named} in model.yaml"
     if (folder / "modules.json").is_file():
         return "This is a sentence-transformers folder: say engine: torch and file: modules.json in model.yaml"
@@ -100,6 +103,8 @@ def examine_files(folder: Path, settings: ModelSettings) -> list[Finding]:
     if not found and settings.engine == "python":
         found += _examine_source(file, settings.python.class_name)
         found += _examine_requirements(file)
+    if not found and settings.engine == "genai":
+        found += _examine_generator(file)
     found += _examine_tokenizer(folder, settings)
     found += _examine_labels(folder, settings)
     return found
@@ -159,6 +164,18 @@ def _examine_script(file: Path) -> Iterator[Finding]:
         yield Finding("wrong_format", f"{file} was written by torch.export.save, and .pt is TorchScript", advice)
     else:
         yield Finding("wrong_format", f"{file} was written by torch.save", _PICKLE)
+
+
+def _examine_generator(file: Path) -> Iterator[Finding]:
+    from penstock.engines.genai.facts import TOKENIZER_FILES, read_facts
+
+    try:
+        read_facts(file)
+    except ConfigError as error:
+        yield Finding("wrong_format", error.message, "Copy or download it anew, with all that lies beside it.")
+    if file.suffix != ".gguf" and (missing := [name for name in TOKENIZER_FILES if not (file.parent / name).is_file()]):
+        advice = "convert_tokenizer MODEL --with-detokenizer, of the package openvino-tokenizers, makes both."
+        yield Finding("missing_tokenizer", f"{file.parent / missing[0]} is missing", advice)
 
 
 def _examine_source(file: Path, class_name: str) -> Iterator[Finding]:
