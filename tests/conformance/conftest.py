@@ -11,7 +11,7 @@ from google.protobuf import descriptor_pool, json_format  # noqa: F401
 from benchmarks.server import ServerProcess
 from tests.servers import IDENTITY_TYPES, ROOT, write_add_sub, write_identity
 
-SHIPPED = ("minilm", "srcnn")
+SHIPPED = ("minilm/1/model.onnx", "srcnn/1/model.onnx", "smollm2/1/model.gguf")
 
 # tritonclient and kserve both bring the protocol's messages, and the default pool takes a name once:
 # in one process they can only live apart.
@@ -27,8 +27,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     for datatype in IDENTITY_TYPES:
         write_identity(models, f"identity_{datatype.lower()}", datatype)
     write_add_sub(models, "add_sub")
-    for name in SHIPPED:
-        if (ROOT / "models" / name / "1" / "model.onnx").exists():
+    for file in SHIPPED:
+        if (ROOT / "models" / file).exists():
+            name = file.partition("/")[0]
             (models / name).symlink_to(ROOT / "models" / name)
     if (models / "minilm").exists():
         write_scorer(models)
@@ -48,6 +49,13 @@ def minilm(server: ServerProcess) -> str:
     if not (ROOT / "models/minilm/1/model.onnx").exists():
         pytest.fail("minilm is not built: run scripts/setup")
     return "minilm"
+
+
+@pytest.fixture
+def smollm2(server: ServerProcess) -> str:
+    if not (ROOT / "models/smollm2/1/model.gguf").exists():
+        pytest.fail("smollm2 is not there: run scripts/setup")
+    return "smollm2"
 
 
 @pytest.fixture

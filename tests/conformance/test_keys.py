@@ -78,6 +78,10 @@ def test_openai(keyed: KeyedServer) -> None:
             else:
                 with pytest.raises(openai.AuthenticationError, match="not known"):
                     client.embeddings.create(model="minilm", input="a fig")
+                with pytest.raises(openai.AuthenticationError, match="not known"):
+                    client.chat.completions.create(
+                        model="smollm2", messages=[{"role": "user", "content": "a"}], stream=True
+                    )
 
 
 def test_cohere(keyed: KeyedServer) -> None:
