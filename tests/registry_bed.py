@@ -8,9 +8,11 @@ from pathlib import Path
 
 import grpc
 
+from penstock.access.guard import open_guard
 from penstock.client.registry import RegistryClient
 from penstock.core.config import RegistrySettings
 from penstock.core.manifest import Manifest, make_manifest
+from penstock.manager.access.door import GuardedDoor
 from penstock.manager.models.registry import ModelRegistry
 from penstock.manager.models.service import TAKE_S, ModelRegistryService
 from penstock.pb.v1 import registry_pb2_grpc
@@ -49,7 +51,8 @@ async def registry_bed(
     objects = objects or FolderObjects(folder / "objects")
     registry = ModelRegistry(store, objects, folder / "uploads", settings or RegistrySettings())
     server = grpc.aio.server()
-    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, take_s), server)
+    door = GuardedDoor(server, open_guard())
+    registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry, take_s), door)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -1,21 +1,23 @@
 """The manager's gRPC service: workers attach, gateways watch."""
+# ruff: noqa: N802 - the names are those of the protocol
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import count
-from typing import Never, TypeVar
+from typing import TypeVar
 
 import grpc
-import structlog
 
 from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockState, BlockView
 from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.model_answers import ModelAnswers
-from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, NotLeader, PenstockError
+from penstock.core.errors import InvalidRequest
 from penstock.core.principals import Scope
 from penstock.core.routes import NameRoute
+from penstock.manager.access.door import Context
 from penstock.manager.deployed_block import WorkerState
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
@@ -40,17 +42,11 @@ from penstock.manager.telling.boards import (
 from penstock.manager.telling.ledger import Ledger, LedgerDelta
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.pb.v1.job_pb2 import Failure
-from penstock.wire.failures import encode_failure
 from penstock.wire.forms import decode_standing
+from penstock.wire.values import as_values
 
-log = structlog.get_logger()
 T = TypeVar("T")
-CODES = {
-    NameTaken.code: grpc.StatusCode.ALREADY_EXISTS,
-    InvalidRequest.code: grpc.StatusCode.INVALID_ARGUMENT,
-    Forbidden.code: grpc.StatusCode.PERMISSION_DENIED,
-}
+M = TypeVar("M", pb.WorkerReport, pb.WatchRequest)
 STATES = {str(state): state for state in BlockState}
 
 
@@ -60,22 +56,19 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
         self._streams = count(1)
 
     @needs_scope(Scope.JOIN)
-    async def Attach(  # noqa: N802
-        self, reports: AsyncIterator[pb.WorkerReport], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.Assignment]:
+    async def Attach(self, reports: AsyncIterator[pb.WorkerReport], context: Context) -> AsyncIterator[pb.Assignment]:
         manager, first, stream = self._manager, await anext(aiter(reports)), next(self._streams)
         if not first.worker_id:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a worker says first who it is: worker_id is empty")
-        if not (epoch := manager.epoch):
-            await abort(context, manager.election.not_leading())
-        history = await self._history(first, context)
+            raise InvalidRequest("a worker says first who it is: worker_id is empty")
+        history, epoch = await self._lead(first)
         reign, worker = manager.reign, first.worker_id
         arrived = WorkerArrived(worker, first.incarnation or str(first.pid), stream)
+        heard = WorkerHeard(worker, stream)
         reign.arrive(arrived, _facts(first), _report(first), now())
         if first.HasField("load"):  # with all its counts
-            reign.hear(WorkerHeard(worker, stream), Report((), is_snapshot=False), _load(first.load), now())
+            reign.hear(heard, Report((), is_snapshot=False), _load(first.load), now())
         hearing = _Hearing.of(first, history, epoch)
-        listening = asyncio.create_task(self._listen_worker(worker, stream, reports, hearing))
+        listening = asyncio.create_task(self._listen(reports, hearing, partial(self._take_report, heard)))
         try:
             await manager.notify(is_sure=True)
             if stream not in reign.refused:
@@ -97,23 +90,16 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
             await manager.notify()
 
     @needs_scope(Scope.JOIN)
-    async def Watch(  # noqa: N802
-        self, requests: AsyncIterator[pb.WatchRequest], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ClusterView]:
+    async def Watch(self, requests: AsyncIterator[pb.WatchRequest], context: Context) -> AsyncIterator[pb.ClusterView]:
         manager, first, stream = self._manager, await anext(aiter(requests)), next(self._streams)
         if not first.gateway_id or not first.endpoint:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a gateway says first who it is, and where")
-        if not (epoch := manager.epoch):
-            await abort(context, manager.election.not_leading())
-        history = await self._history(first, context)
+            raise InvalidRequest("a gateway says first who it is, and where")
+        history, epoch = await self._lead(first)
         gateway = GatewayRecord(gateway_id=first.gateway_id, endpoint=first.endpoint, address=first.address)
         hearing = _Hearing.of(first, history, epoch)
-        listening = asyncio.create_task(self._listen_gateway(requests, hearing))
+        listening = asyncio.create_task(self._listen(requests, hearing, self._take_counts))
         try:
-            try:
-                await manager.membership.joined(stream, gateway, first.incarnation)
-            except PenstockError as error:
-                await abort(context, error)
+            await manager.membership.joined(stream, gateway, first.incarnation)
             self._take_counts(first)
             reign = manager.reign
             if first.epoch:
@@ -128,27 +114,26 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 await manager.membership.left(stream, gateway.gateway_id, hearing.is_leaving)
 
     @needs_scope(Scope.JOIN)
-    async def Load(self, request: pb.LoadRequest, context: grpc.aio.ServicerContext) -> pb.LoadResponse:  # noqa: N802
-        return pb.LoadResponse(failure=await failure_of(self._manager.load(request.model)))
+    async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
+        await self._manager.load(request.model)
+        return pb.LoadResponse()
 
     @needs_scope(Scope.JOIN)
-    async def Unload(self, request: pb.UnloadRequest, context: grpc.aio.ServicerContext) -> pb.UnloadResponse:  # noqa: N802
-        return pb.UnloadResponse(failure=await failure_of(self._manager.unload(request.model)))
+    async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
+        await self._manager.unload(request.model)
+        return pb.UnloadResponse()
 
     @needs_scope(Scope.JOIN)
-    async def SetRouting(  # noqa: N802
-        self, request: pb.SetRoutingRequest, context: grpc.aio.ServicerContext
-    ) -> pb.SetRoutingResponse:
-        failure = await failure_of(self._manager.set_routing(request.model, request.routing))
-        return pb.SetRoutingResponse(failure=failure)
+    async def SetRouting(self, request: pb.SetRoutingRequest, context: Context) -> pb.SetRoutingResponse:
+        await self._manager.set_routing(request.model, request.routing)
+        return pb.SetRoutingResponse()
 
-    async def _history(self, first: pb.WorkerReport | pb.WatchRequest, context: grpc.aio.ServicerContext) -> str:
-        """That which this manager leads, also if the peer has heard of a later epoch."""
-        try:
-            await self._manager.prove_reign(first.history, first.epoch)
-        except PenstockError as error:
-            await abort(context, error)
-        return self._manager.desired.history
+    async def _lead(self, first: pb.WorkerReport | pb.WatchRequest) -> tuple[str, int]:
+        """The history and the epoch that this manager leads, also if the peer has heard of a later one."""
+        if not (epoch := self._manager.epoch):
+            raise self._manager.election.not_leading()
+        await self._manager.prove_reign(first.history, first.epoch)
+        return self._manager.desired.history, epoch
 
     def _leads(self, history: str, epoch: int) -> bool:
         return (self._manager.desired.history, self._manager.epoch) == (history, epoch)
@@ -165,32 +150,21 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
                 yield delta
             await self._manager.wait_until(lambda: is_over() or hearing.seen != ledger.revision)
 
-    async def _listen_worker(
-        self, worker: str, stream: int, reports: AsyncIterator[pb.WorkerReport], hearing: "_Hearing"
-    ) -> None:
-        manager = self._manager
+    async def _listen(self, said: AsyncIterator[M], hearing: "_Hearing", take: Callable[[M], None]) -> None:
         try:
-            async for report in reports:
-                hearing.hear(report.is_lost, report.is_leaving)
-                if report.HasField("facts"):
-                    manager.reign.learn(WorkerHeard(worker, stream), _facts(report))
-                load = _load(report.load) if report.HasField("load") else None
-                manager.reign.hear(WorkerHeard(worker, stream), _report(report), load, now())
-                await manager.notify(is_sure=report.is_lost)
+            async for each in said:
+                hearing.hear(each.is_lost, each.is_leaving)
+                take(each)
+                await self._manager.notify(is_sure=each.is_lost)
         finally:
             hearing.is_over = True
-            await manager.notify(is_sure=True)
+            await self._manager.notify(is_sure=True)
 
-    async def _listen_gateway(self, requests: AsyncIterator[pb.WatchRequest], hearing: "_Hearing") -> None:
-        manager = self._manager
-        try:
-            async for request in requests:
-                hearing.hear(request.is_lost, request.is_leaving)
-                self._take_counts(request)
-                await manager.notify(is_sure=request.is_lost)
-        finally:
-            hearing.is_over = True
-            await manager.notify(is_sure=True)
+    def _take_report(self, heard: WorkerHeard, report: pb.WorkerReport) -> None:
+        reign = self._manager.reign
+        if report.HasField("facts"):
+            reign.learn(heard, _facts(report))
+        reign.hear(heard, _report(report), _load(report.load) if report.HasField("load") else None, now())
 
     def _take_counts(self, request: pb.WatchRequest) -> None:
         if request.HasField("sessions"):
@@ -226,44 +200,13 @@ class _Hearing:
         self.is_leaving = is_leaving
 
 
-async def failure_of(call: Awaitable[None]) -> Failure | None:
-    try:
-        await call
-    except PenstockError as error:
-        log.warning("not_done", code=error.code, error=error.message)  # in full: the client hears less
-        return encode_failure(error)
-    return None
-
-
-async def abort(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
-    leader = error.fields.get("leader", "") if isinstance(error, NotLeader) else ""
-    metadata = (("penstock-code", error.code), ("penstock-leader", leader))
-    code = CODES.get(error.code, grpc.StatusCode.UNAVAILABLE)
-    await context.abort(code, error.message, metadata)
-    raise AssertionError("abort raises")
-
-
 # --- to and from the wire
 
 
 def _facts(report: pb.WorkerReport) -> Facts:
-    told = report.facts
-    return Facts(
-        told.node,
-        told.host,
-        told.zone,
-        dict(told.labels),
-        told.cpus,
-        told.memory_bytes,
-        told.gpu_memory_bytes,
-        told.version,
-        tuple(SharedCapacity(each.name, each.cpus, each.memory_bytes, each.gpu_memory_bytes) for each in told.shared),
-        told.weight,
-        report.pid,
-        told.curve_key,
-        told.door,
-        told.is_door_tls,
-    )
+    told = as_values(report.facts)
+    shared = tuple(SharedCapacity(**each) for each in told.pop("shared"))
+    return Facts(**told, shared=shared, pid=report.pid)
 
 
 def _report(report: pb.WorkerReport) -> Report:

@@ -1,26 +1,35 @@
-"""The guard of a manager's gRPC door: every method of every service passes it, or is not served."""
+"""The guard of a manager's gRPC door: every method of every service passes it, or is not served.
+
+What a method raises is told here: as its answer's failure, or as the status of a call whose answer has none.
+"""
 
 import inspect
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
-from typing import Any, Never
+from typing import Any, Never, TypeAlias
 
 import grpc
+import structlog
 
 from penstock.access.guard import Guard, declared_needs
 from penstock.access.showing import Shown
-from penstock.core.errors import Forbidden, PenstockError, Unauthenticated
+from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, PenstockError, Unauthenticated
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal, Scope
 from penstock.wire.control import ASKED_BY, CALLERS_KEY, NAME_CHARS
 from penstock.wire.credentials.names import names_of_call
+from penstock.wire.failures import encode_failure
 
+log = structlog.get_logger()
+Context: TypeAlias = grpc.aio.ServicerContext
 UNIX = "unix:"
 OPERATOR = Principal("operator", scopes=ANY_SCOPE)  # who reaches the manager's socket has its files as well
 OF_OTHERS: Mapping[str, Needs] = {"grpc.health.v1.Health": PUBLIC}  # services that others wrote
 CODES: Mapping[type[PenstockError], grpc.StatusCode] = {
     Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
     Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    NameTaken: grpc.StatusCode.ALREADY_EXISTS,
+    InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
 }
 acting: ContextVar["Acting | None"] = ContextVar("acting", default=None)  # for whom a call does what it does
 
@@ -64,24 +73,38 @@ class GuardedDoor:
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
     def _answering(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        kind: Any = getattr(answer, "__annotations__", {}).get("return")
+        has_failure = hasattr(kind, "DESCRIPTOR") and "failure" in kind.DESCRIPTOR.fields_by_name
+
+        async def guarded(request: Any, context: Context) -> Any:
             principal = await self._admit(context, needs)
             acting.set(Acting(_asked_by(context, principal), method))
-            return await answer(request, context)
+            try:
+                return await answer(request, context)
+            except PenstockError as error:
+                log.warning(
+                    "not_done", method=method, code=error.code, error=error.message
+                )  # in full: callers hear less
+                if not has_failure:
+                    await refuse(context, error)
+                return kind(failure=encode_failure(error))
 
         return guarded
 
     def _streaming(self, answer: Callable[..., Any], needs: Needs, method: str) -> Callable[..., Any]:
         """What roles of the cluster say for as long as they live is nobody's act."""
 
-        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
             watching.set(await self._admit(context, needs))
-            async for answered in answer(request, context):
-                yield answered
+            try:
+                async for answered in answer(request, context):
+                    yield answered
+            except PenstockError as error:
+                await refuse(context, error)
 
         return guarded
 
-    async def _admit(self, context: grpc.aio.ServicerContext, needs: Needs) -> Principal:
+    async def _admit(self, context: Context, needs: Needs) -> Principal:
         """A key that was passed on counts in place of what the channel shows, also on the machine's own socket."""
         metadata = context.invocation_metadata() or ()
         passed_on = tuple(bytes(value).decode("latin-1") for name, value in metadata if name == CALLERS_KEY)
@@ -95,7 +118,7 @@ class GuardedDoor:
             await refuse(context, error)
 
 
-def _asked_by(context: grpc.aio.ServicerContext, principal: Principal) -> Principal:
+def _asked_by(context: Context, principal: Principal) -> Principal:
     """Whom a gateway has admitted, where one asks: nobody but a part of the cluster may say for whom it acts."""
     for name, value in context.invocation_metadata() or ():
         if name == ASKED_BY and isinstance(value, bytes) and Scope.JOIN in principal.scopes:
@@ -103,7 +126,8 @@ def _asked_by(context: grpc.aio.ServicerContext, principal: Principal) -> Princi
     return principal
 
 
-async def refuse(context: grpc.aio.ServicerContext, error: PenstockError) -> Never:
+async def refuse(context: Context, error: PenstockError) -> Never:
     code = CODES.get(type(error), grpc.StatusCode.UNAVAILABLE)
-    await context.abort(code, error.message, (("penstock-code", error.code),))
+    metadata = (("penstock-code", error.code), ("penstock-leader", error.fields.get("leader", "")))
+    await context.abort(code, error.message, metadata)
     raise AssertionError("abort raises")

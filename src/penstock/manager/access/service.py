@@ -2,32 +2,24 @@
 # ruff: noqa: N802 - the names are those of the protocol
 
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from math import isfinite
-from typing import Any, TypeAlias, TypeVar
 
-import grpc
-import structlog
 from pydantic import ValidationError
 
 from penstock.access.guard import needs_scope
 from penstock.access.keys import KeyChanges, KeyRecord
 from penstock.core.error_text import first_problem
-from penstock.core.errors import Forbidden, InvalidRequest, PenstockError
+from penstock.core.errors import Forbidden, InvalidRequest
 from penstock.core.principals import ANYBODY, KeyLimits, Scope
 from penstock.manager.access.audit import Audit, AuditedCall
-from penstock.manager.access.door import acting
-from penstock.manager.access.keys import Keys, MadeKey
+from penstock.manager.access.door import Context, acting
+from penstock.manager.access.keys import Keys
 from penstock.manager.direct.signing import Signing
 from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc
-from penstock.wire.failures import encode_failure
 
-log = structlog.get_logger()
-Context: TypeAlias = grpc.aio.ServicerContext
-R = TypeVar("R")
 MAX_GRACE_S = 30 * 86_400.0
 MAX_LISTED = 1000  # entries of the audit log in one answer
 
@@ -40,7 +32,14 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @needs_scope(Scope.ADMIN)
     async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
-        return await _answered(pb.CreateKeyResponse, self._create(request.spec))
+        asked = acting.get()
+        if asked is not None and asked.principal.name == ANYBODY.name and not self._keys.all():
+            raise Forbidden(
+                "the first key is made on the manager's machine, with `penstock key create`: from then on every door "
+                "asks for one"
+            )
+        made = await self._keys.create(_wanted(request.spec))
+        return pb.CreateKeyResponse(key=self.status(made.record), text=made.text)
 
     @needs_scope(Scope.ADMIN)
     async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
@@ -48,19 +47,26 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @needs_scope(Scope.ADMIN)
     async def GetKey(self, request: pb.GetKeyRequest, context: Context) -> pb.GetKeyResponse:
-        return await _answered(pb.GetKeyResponse, self._find(request.key))
+        return pb.GetKeyResponse(key=self.status(self._keys.find(request.key)))
 
     @needs_scope(Scope.ADMIN)
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
-        return await _answered(pb.RevokeKeyResponse, self._revoke(request.key, request.expected))
+        return pb.RevokeKeyResponse(key=self.status(await self._keys.revoke(request.key, request.expected)))
 
     @needs_scope(Scope.ADMIN)
     async def RotateKey(self, request: pb.RotateKeyRequest, context: Context) -> pb.RotateKeyResponse:
-        return await _answered(pb.RotateKeyResponse, self._rotate(request))
+        if not 0 <= request.grace_s <= MAX_GRACE_S:
+            raise InvalidRequest(f"the old text may go on for 0 to {MAX_GRACE_S:g} seconds")
+        made = await self._keys.rotate(request.key, request.grace_s, request.expected)
+        return pb.RotateKeyResponse(key=self.status(made.record), text=made.text)
 
     @needs_scope(Scope.ADMIN)
     async def ChangeKey(self, request: pb.ChangeKeyRequest, context: Context) -> pb.ChangeKeyResponse:
-        return await _answered(pb.ChangeKeyResponse, self._change(request))
+        try:
+            changes = KeyChanges.model_validate_json(request.changes)
+        except ValidationError as error:
+            raise InvalidRequest(first_problem(error, "the key")) from error
+        return pb.ChangeKeyResponse(key=self.status(await self._keys.change(request.key, changes, request.expected)))
 
     @needs_scope(Scope.ADMIN)
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
@@ -70,56 +76,14 @@ class AccessService(access_pb2_grpc.AccessServicer):
 
     @needs_scope(Scope.ADMIN)
     async def RotateSigning(self, request: pb.RotateSigningRequest, context: Context) -> pb.RotateSigningResponse:
-        return await _answered(pb.RotateSigningResponse, self._rotate_signing())
-
-    async def _create(self, spec: pb.KeySpec) -> dict[str, Any]:
-        asked = acting.get()
-        if asked is not None and asked.principal.name == ANYBODY.name and not self._keys.all():
-            raise Forbidden(
-                "the first key is made on the manager's machine, with `penstock key create`: from then on every door "
-                "asks for one"
-            )
-        return self._made(await self._keys.create(_wanted(spec)))
-
-    async def _find(self, key: str) -> dict[str, Any]:
-        return {"key": self.status(self._keys.find(key))}
-
-    async def _change(self, request: pb.ChangeKeyRequest) -> dict[str, Any]:
-        try:
-            changes = KeyChanges.model_validate_json(request.changes)
-        except ValidationError as error:
-            raise InvalidRequest(first_problem(error, "the key")) from error
-        return {"key": self.status(await self._keys.change(request.key, changes, request.expected))}
-
-    async def _revoke(self, key: str, expected: str) -> dict[str, Any]:
-        return {"key": self.status(await self._keys.revoke(key, expected))}
-
-    async def _rotate(self, request: pb.RotateKeyRequest) -> dict[str, Any]:
-        if not 0 <= request.grace_s <= MAX_GRACE_S:
-            raise InvalidRequest(f"the old text may go on for 0 to {MAX_GRACE_S:g} seconds")
-        return self._made(await self._keys.rotate(request.key, request.grace_s, request.expected))
-
-    def _made(self, made: MadeKey) -> dict[str, Any]:
-        return {"key": self.status(made.record), "text": made.text}
+        made = await self._signing.rotate()
+        return pb.RotateSigningResponse(kid=made.kid, signs_from=made.signs_from)
 
     def status(self, record: KeyRecord) -> pb.KeyStatus:
         return tagged(_status(record), self._keys.revision(record))
 
     def statuses(self) -> list[pb.KeyStatus]:
         return [self.status(record) for record in self._keys.all()]
-
-    async def _rotate_signing(self) -> dict[str, Any]:
-        made = await self._signing.rotate()
-        return {"kid": made.kid, "signs_from": made.signs_from}
-
-
-async def _answered(kind: Callable[..., R], work: Awaitable[dict[str, Any]]) -> R:
-    """The answer with what the work gives, or with its failure."""
-    try:
-        return kind(**await work)
-    except PenstockError as error:
-        log.warning("not_done", code=error.code, error=error.message)
-        return kind(failure=encode_failure(error))
 
 
 def _entry(number: int, entry: AuditedCall) -> pb.AuditEntry:

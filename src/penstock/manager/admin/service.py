@@ -10,10 +10,10 @@ import structlog
 
 from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockRole, WorkerRecord
-from penstock.core.errors import Forbidden, InvalidRequest, NotFound, PenstockError, UnknownModel
+from penstock.core.errors import Forbidden, InvalidRequest, ModelNotReady, NotFound, UnknownModel
 from penstock.core.manifest import SOURCE
 from penstock.core.principals import CHANGING, Scope
-from penstock.manager.access.door import watching
+from penstock.manager.access.door import Context, watching
 from penstock.manager.admin.board import KINDS, ClusterBoard
 from penstock.manager.admin.changes import BlockChanges, WorkerChanges, wishes
 from penstock.manager.admin.statuses import Statuses, event_status
@@ -21,7 +21,6 @@ from penstock.manager.deployed_block import DeployedBlock
 from penstock.manager.desired import BLOCKS, WORKERS, encode
 from penstock.manager.manager import Manager, now
 from penstock.manager.reign import Notice
-from penstock.manager.service import abort, failure_of
 from penstock.manager.telling.etags import expecting
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc, manager_pb2
@@ -50,7 +49,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     # --- what only reads
 
     @needs_scope(Scope.METRICS, Scope.JOIN)
-    async def Status(self, request: pb.StatusRequest, context: grpc.aio.ServicerContext) -> pb.StatusResponse:
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         manager, election = self._manager, self._manager.election
         desired, leader = manager.desired, election.leader
         told = await self._ask_leader(pb.StatusResponse, request, context)
@@ -79,56 +78,38 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         return status
 
     @needs_scope(Scope.METRICS)
-    async def ListWorkers(
-        self, request: pb.ListWorkersRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListWorkersResponse:
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersResponse:
         if told := await self._ask_leader(pb.ListWorkersResponse, request, context):
             return told
         if not request.worker_id:
             return pb.ListWorkersResponse(workers=self._statuses.workers())
-        try:
-            self._known_worker(request.worker_id)
-        except PenstockError as error:
-            return pb.ListWorkersResponse(failure=encode_failure(error))
+        self._known_worker(request.worker_id)
         return pb.ListWorkersResponse(workers=[self._statuses.worker(request.worker_id)])
 
     @needs_scope(Scope.METRICS)
-    async def ListBlocks(
-        self, request: pb.ListBlocksRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListBlocksResponse:
+    async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksResponse:
         if told := await self._ask_leader(pb.ListBlocksResponse, request, context):
             return told
         if not request.block_id:
             return pb.ListBlocksResponse(blocks=self._statuses.blocks(request.model))
-        try:
-            return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find(request.block_id))])
-        except PenstockError as error:
-            return pb.ListBlocksResponse(failure=encode_failure(error))
+        return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find(request.block_id))])
 
     @needs_scope(Scope.METRICS)
-    async def ExplainBlock(
-        self, request: pb.ExplainBlockRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ExplainBlockResponse:
+    async def ExplainBlock(self, request: pb.ExplainBlockRequest, context: Context) -> pb.ExplainBlockResponse:
         if told := await self._ask_leader(pb.ExplainBlockResponse, request, context):
             return told
-        try:
-            self._manager.check_leads()
-            block = self._find(request.block_id)
-            sentences = self._manager.reign.explain(block.block_id)
-        except PenstockError as error:
-            return pb.ExplainBlockResponse(failure=encode_failure(error))
-        return pb.ExplainBlockResponse(sentences=sentences)
+        self._manager.check_leads()
+        block = self._find(request.block_id)
+        return pb.ExplainBlockResponse(sentences=self._manager.reign.explain(block.block_id))
 
     @needs_scope(Scope.METRICS)
-    async def Events(self, request: pb.EventsRequest, context: grpc.aio.ServicerContext) -> pb.EventsResponse:
+    async def Events(self, request: pb.EventsRequest, context: Context) -> pb.EventsResponse:
         limit = min(request.limit or 100, MAX_LISTED)
         found = self._manager.events.read(request.after, limit, request.kind, request.subject, request.before)
         return pb.EventsResponse(events=[event_status(number, event) for number, event in found])
 
     @needs_scope(Scope.METRICS)
-    async def ListSessions(
-        self, request: pb.ListSessionsRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ListSessionsResponse:
+    async def ListSessions(self, request: pb.ListSessionsRequest, context: Context) -> pb.ListSessionsResponse:
         if told := await self._ask_leader(pb.ListSessionsResponse, request, context):
             return told
         gateways = []
@@ -139,87 +120,22 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         return pb.ListSessionsResponse(gateways=gateways)
 
     @needs_scope(Scope.METRICS)
-    async def WatchCluster(
-        self, request: pb.WatchClusterRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[pb.ClusterChange]:
-        try:
-            self._manager.check_leads()
-            kinds = _kinds(request.kinds)
-        except PenstockError as error:
-            await abort(context, error)
-        async for change in self._board.changes(kinds):
+    async def WatchCluster(self, request: pb.WatchClusterRequest, context: Context) -> AsyncIterator[pb.ClusterChange]:
+        self._manager.check_leads()
+        async for change in self._board.changes(_kinds(request.kinds)):
             yield change
-        await abort(context, self._manager.election.not_leading())
+        raise self._manager.election.not_leading()
 
     # --- what writes
 
     @needs_scope(Scope.ADMIN)
-    async def DrainWorker(
-        self, request: pb.DrainWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> pb.DrainWorkerResponse:
+    async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         changes = WorkerChanges(is_draining=request.is_draining)
-        change = self._change_worker(request.worker_id, changes, request.expected)
-        return pb.DrainWorkerResponse(failure=await failure_of(change))
+        await self._change_worker(request.worker_id, changes, request.expected)
+        return pb.DrainWorkerResponse()
 
     @needs_scope(Scope.ADMIN)
-    async def RemoveWorker(
-        self, request: pb.RemoveWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RemoveWorkerResponse:
-        return pb.RemoveWorkerResponse(failure=await failure_of(self._remove_worker(request)))
-
-    @needs_scope(Scope.ADMIN)
-    async def ChangeWorker(
-        self, request: pb.ChangeWorkerRequest, context: grpc.aio.ServicerContext
-    ) -> pb.WorkerResponse:
-        try:
-            changes = WorkerChanges.read(request.changes)
-            await self._change_worker(request.worker_id, changes, request.expected)
-        except PenstockError as error:
-            return pb.WorkerResponse(failure=encode_failure(error))
-        return pb.WorkerResponse(worker=self._statuses.worker(request.worker_id))
-
-    @needs_scope(Scope.ADMIN)
-    async def DeployBlock(
-        self, request: pb.DeployBlockRequest, context: grpc.aio.ServicerContext
-    ) -> pb.DeployBlockResponse:
-        block_ids: list[str] = []
-        failure = await failure_of(self._deploy(request, block_ids))
-        return pb.DeployBlockResponse(failure=failure, block_ids=block_ids)
-
-    @needs_scope(Scope.ADMIN)
-    async def ScaleBlock(
-        self, request: pb.ScaleBlockRequest, context: grpc.aio.ServicerContext
-    ) -> pb.ScaleBlockResponse:
-        told = Notice("block_scaled", request.block_id, f"it has {request.replicas} replicas")
-        change = self._manager.change_block(request.block_id, told, replicas=request.replicas)
-        return pb.ScaleBlockResponse(failure=await failure_of(change))
-
-    @needs_scope(Scope.ADMIN)
-    async def RemoveBlock(
-        self, request: pb.RemoveBlockRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RemoveBlockResponse:
-        return pb.RemoveBlockResponse(failure=await failure_of(self._remove_block(request)))
-
-    @needs_scope(Scope.ADMIN)
-    async def ChangeBlock(self, request: pb.ChangeBlockRequest, context: grpc.aio.ServicerContext) -> pb.BlockResponse:
-        try:
-            return pb.BlockResponse(block=await self._change_block(request))
-        except PenstockError as error:
-            return pb.BlockResponse(failure=encode_failure(error))
-
-    async def _change_worker(self, worker_id: str, changes: WorkerChanges, expected: str) -> None:
-        self._manager.check_leads()
-        record = changes.of(self._known_worker(worker_id))
-        said = "it gets no more blocks" if record.is_draining else "it may get blocks again"
-        told = [Notice("worker_drained" if record.is_draining else "worker_open", worker_id, said)]
-        if changes.is_draining is None:
-            labels = ", ".join(f"{key}={value}" for key, value in sorted(record.labels.items()))
-            told = [Notice("worker_labelled", worker_id, f"what was given to it: {labels or 'no labels'}")]
-        write = Write(WORKERS + worker_id, None if record == WorkerRecord() else encode(record))
-        with expecting(expected, WORKERS + worker_id, self._manager.desired.revisions) as compares:
-            await self._manager.events.commit([write], told, compares)
-
-    async def _remove_worker(self, request: pb.RemoveWorkerRequest) -> None:
+    async def RemoveWorker(self, request: pb.RemoveWorkerRequest, context: Context) -> pb.RemoveWorkerResponse:
         self._manager.check_leads()
         worker_id = request.worker_id
         self._known_worker(worker_id)
@@ -231,26 +147,35 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
             await self._manager.events.commit([write], [told], compares)
         self._manager.reign.remove(worker_id, now())
         await self._manager.notify(is_sure=True)
+        return pb.RemoveWorkerResponse()
 
-    async def _change_block(self, request: pb.ChangeBlockRequest) -> pb.BlockStatus:
-        self._manager.check_leads()
-        block = self._find(request.block_id)
-        fields = BlockChanges.read(request.changes).of(block.record)
-        told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
-        if "replicas" in fields:
-            told = Notice("block_scaled", block.block_id, f"it has {fields['replicas']} replicas")
-        await self._manager.change_block(block.block_id, told, expected=request.expected, **fields)
-        return self._statuses.block(self._find(block.block_id))
+    @needs_scope(Scope.ADMIN)
+    async def ChangeWorker(self, request: pb.ChangeWorkerRequest, context: Context) -> pb.WorkerResponse:
+        await self._change_worker(request.worker_id, WorkerChanges.read(request.changes), request.expected)
+        return pb.WorkerResponse(worker=self._statuses.worker(request.worker_id))
 
-    async def _deploy(self, request: pb.DeployBlockRequest, block_ids: list[str]) -> None:
+    @needs_scope(Scope.ADMIN)
+    async def DeployBlock(self, request: pb.DeployBlockRequest, context: Context) -> pb.DeployBlockResponse:
         self._manager.check_leads()
         choice = await self._manager.choose(request.spec.model, request.spec.version, request.spec.source)
         choice = choice._replace(spec=wishes(request.spec), is_beside=request.is_beside)
-        block_ids += await self._manager.deploy(choice)
+        made = pb.DeployBlockResponse(block_ids=await self._manager.deploy(choice))
         if request.wait_s:
-            await self._manager.wait_loaded(choice.model, request.wait_s)
+            try:
+                await self._manager.wait_loaded(choice.model, request.wait_s)
+            except ModelNotReady as error:  # it stays wanted, and is told
+                log.warning("not_loaded", blocks=list(made.block_ids), error=error.message)
+                made.failure.CopyFrom(encode_failure(error))
+        return made
 
-    async def _remove_block(self, request: pb.RemoveBlockRequest) -> None:
+    @needs_scope(Scope.ADMIN)
+    async def ScaleBlock(self, request: pb.ScaleBlockRequest, context: Context) -> pb.ScaleBlockResponse:
+        told = Notice("block_scaled", request.block_id, f"it has {request.replicas} replicas")
+        await self._manager.change_block(request.block_id, told, replicas=request.replicas)
+        return pb.ScaleBlockResponse()
+
+    @needs_scope(Scope.ADMIN)
+    async def RemoveBlock(self, request: pb.RemoveBlockRequest, context: Context) -> pb.RemoveBlockResponse:
         self._manager.check_leads()
         block_id = request.block_id
         block = self._find(block_id)
@@ -267,10 +192,34 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
                 spares = [each.block_id for each in others if is_last and each.record.role is BlockRole.SPARE]
                 writes = [Write(BLOCKS + each, None) for each in (block_id, *spares)]
                 await self._manager.events.commit(writes, [told], compares)
+        return pb.RemoveBlockResponse()
+
+    @needs_scope(Scope.ADMIN)
+    async def ChangeBlock(self, request: pb.ChangeBlockRequest, context: Context) -> pb.BlockResponse:
+        self._manager.check_leads()
+        block = self._find(request.block_id)
+        fields = BlockChanges.read(request.changes).of(block.record)
+        told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
+        if "replicas" in fields:
+            told = Notice("block_scaled", block.block_id, f"it has {fields['replicas']} replicas")
+        await self._manager.change_block(block.block_id, told, expected=request.expected, **fields)
+        return pb.BlockResponse(block=self._statuses.block(self._find(block.block_id)))
+
+    async def _change_worker(self, worker_id: str, changes: WorkerChanges, expected: str) -> None:
+        self._manager.check_leads()
+        record = changes.of(self._known_worker(worker_id))
+        said = "it gets no more blocks" if record.is_draining else "it may get blocks again"
+        told = [Notice("worker_drained" if record.is_draining else "worker_open", worker_id, said)]
+        if changes.is_draining is None:
+            labels = ", ".join(f"{key}={value}" for key, value in sorted(record.labels.items()))
+            told = [Notice("worker_labelled", worker_id, f"what was given to it: {labels or 'no labels'}")]
+        write = Write(WORKERS + worker_id, None if record == WorkerRecord() else encode(record))
+        with expecting(expected, WORKERS + worker_id, self._manager.desired.revisions) as compares:
+            await self._manager.events.commit([write], told, compares)
 
     # --- what they are made of
 
-    async def _ask_leader(self, kind: type[R], request: Any, context: grpc.aio.ServicerContext) -> R | None:
+    async def _ask_leader(self, kind: type[R], request: Any, context: Context) -> R | None:
         """What the leader answers, who alone hears the workers; None: this one leads, or nobody answers."""
         leader = self._manager.election.leader
         is_asked = context is not None and ASKED in (context.invocation_metadata() or ())

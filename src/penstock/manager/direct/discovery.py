@@ -2,9 +2,8 @@
 
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 
-from penstock.access.tokens import SignedToken, sign
+from penstock.access.tokens import sign
 from penstock.core.blocks import BlockState, GatewayMember
 from penstock.core.cluster.addresses import parse_address
 from penstock.core.cluster.places import Owners
@@ -19,35 +18,12 @@ from penstock.manager.lives import LifeState
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Facts, Load, Reign
 from penstock.manager.telling.boards import ROUTE
+from penstock.pb.v1 import access_pb2 as pb
 
 OPEN_S = 10.0  # what a worker gets to open its door
 SERVABLE = (BlockState.READY, BlockState.DORMANT)
 ROUTED = "go through a gateway"
 NO_LOAD = Load()
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a client asks for, and where it is."""
-
-    model: str = ""
-    version: str = ""
-    block_id: str = ""
-    session_id: str = ""
-    is_ordered: bool = False
-    zone: str = ""
-    host: str = ""
-    avoid: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DirectWay:
-    address: str
-    token: SignedToken
-    block_id: str
-    worker_id: str = ""
-    gateway_id: str = ""
-    is_tls: bool = False
 
 
 class Discovery:
@@ -69,7 +45,7 @@ class Discovery:
         self._clock = clock
         self._given: dict[str, tuple[Load, int]] = {}  # by worker: clients that were sent there since it told its load
 
-    async def find(self, wanted: Wanted, principal: Principal) -> DirectWay:
+    async def find(self, wanted: pb.DiscoverRequest, principal: Principal) -> pb.DiscoverResponse:
         """Raises where there is no way, and what the principal may not ask is to it as if it were not there."""
         self._manager.check_leads()
         self._check(principal)
@@ -78,11 +54,14 @@ class Discovery:
         session = principal.session_id(wanted.session_id) if wanted.session_id else ""
         if wanted.is_ordered and not session:
             raise InvalidRequest("a session with an order has a session_id")
+        way = pb.DiscoverResponse(token=token.text, expires_at=token.expires_at, block_id=block.block_id)
         if wanted.is_ordered:
             owner = self._owner(session)
-            return DirectWay(owner.address, token, block.block_id, gateway_id=owner.gateway_id, is_tls=self._is_tls)
-        worker, facts = await self._open(block, wanted, session)
-        return DirectWay(facts.door, token, block.block_id, worker, is_tls=facts.is_door_tls)
+            way.address, way.gateway_id, way.is_tls = owner.address, owner.gateway_id, self._is_tls
+        else:
+            way.worker_id, facts = await self._open(block, wanted, session)
+            way.address, way.is_tls = facts.door, facts.is_door_tls
+        return way
 
     def _check(self, principal: Principal) -> None:
         """Whoever passed it on may not have heard yet of a key that was revoked."""
@@ -91,7 +70,7 @@ class Discovery:
 
     # --- which block
 
-    def _block(self, wanted: Wanted, principal: Principal) -> DeployedBlock:
+    def _block(self, wanted: pb.DiscoverRequest, principal: Principal) -> DeployedBlock:
         registry, name = self._manager.reign.registry, wanted.block_id or wanted.model
         block = registry.get(name)
         if block is None and not wanted.block_id:
@@ -102,7 +81,7 @@ class Discovery:
             raise Unavailable(f"block '{block.block_id}' is {block.state()[0]}: {ROUTED}, which waits for it")
         return block
 
-    def _named(self, wanted: Wanted) -> DeployedBlock | None:
+    def _named(self, wanted: pb.DiscoverRequest) -> DeployedBlock | None:
         reign = self._manager.reign
         route = reign.boards.view.get(ROUTE + wanted.model)
         if isinstance(route, NameRoute) and not wanted.version:
@@ -125,7 +104,7 @@ class Discovery:
 
     # --- which worker
 
-    async def _open(self, block: DeployedBlock, wanted: Wanted, session: str) -> tuple[str, Facts]:
+    async def _open(self, block: DeployedBlock, wanted: pb.DiscoverRequest, session: str) -> tuple[str, Facts]:
         """The best one whose door is open, or opens in time."""
         avoid = set(wanted.avoid)
         while worker := choose(self._candidates(block, wanted), session, avoid):
@@ -147,7 +126,7 @@ class Discovery:
         facts = reign.facts.get(worker)
         return facts is None or not facts.door or _is_open(facts.door) or self._manager.reign is not reign
 
-    def _candidates(self, block: DeployedBlock, wanted: Wanted) -> Iterator[Candidate]:
+    def _candidates(self, block: DeployedBlock, wanted: pb.DiscoverRequest) -> Iterator[Candidate]:
         reign = self._manager.reign
         for worker, said in block.workers.items():
             facts, life = reign.facts.get(worker), reign.lives.get(worker)

@@ -15,6 +15,7 @@ from penstock.core.blocks import StoredValue
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.manager.desired import Folded, encode
 from penstock.manager.manager import Manager
+from penstock.manager.tasks import Tasks
 from penstock.storage.metadata.base import Write
 
 log = structlog.get_logger()
@@ -70,16 +71,12 @@ class Signing:
         self._rotate_s = rotate_s
         self._clock = clock
         self._records = signers_of(manager.desired.others)
-        self._turning: asyncio.Task[None] | None = None
+        self._tasks = Tasks("signing")
+        self.close = self._tasks.close
         manager.on_folded.append(self._folded)
 
     def start(self) -> None:
-        self._turning = asyncio.create_task(self._turn_forever(), name="signing-keys")
-
-    async def close(self) -> None:
-        if self._turning is not None:
-            self._turning.cancel()
-            await asyncio.gather(self._turning, return_exceptions=True)
+        self._tasks.spawn(self._turn_forever())
 
     def key(self) -> SigningKey:
         found = signing_now(self._records, self._clock())

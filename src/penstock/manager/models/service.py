@@ -1,16 +1,16 @@
 """The model registry over gRPC."""
+# ruff: noqa: N802 - the names are those of the protocol
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from collections.abc import AsyncIterator
 
-import grpc
 import structlog
 
 from penstock.access.guard import needs_scope
-from penstock.core.errors import Corrupted, InvalidRequest, PenstockError, TooSlow
+from penstock.core.errors import InvalidRequest, PenstockError, TooSlow
 from penstock.core.manifest import ModelFacts, read_document, read_manifest
 from penstock.core.principals import Scope
+from penstock.manager.access.door import Context
 from penstock.manager.models.records import RegisteredVersion
 from penstock.manager.models.registry import ModelRegistry, UploadProgress
 from penstock.pb.v1 import registry_pb2 as pb
@@ -19,7 +19,6 @@ from penstock.wire.failures import encode_failure
 from penstock.wire.grpc_server import cut_connection
 
 log = structlog.get_logger()
-T = TypeVar("T")
 CHUNK_BYTES = 1024 * 1024
 SILENCE_S = 60.0  # without a byte of an upload
 TAKE_S = 60.0  # what a client gets to take a piece of a download
@@ -32,57 +31,49 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
         self._take_s = take_s
 
     @needs_scope(Scope.UPLOAD)
-    async def Begin(self, request: pb.BeginUpload, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
-        async def begin() -> pb.UploadState:
-            manifest = read_manifest(request.manifest)
-            facts = read_document(ModelFacts, request.facts or b"{}", "metadata")
-            return _state(await self._registry.begin(manifest, facts))
-
-        return await _told(begin(), pb.UploadState)
+    async def Begin(self, request: pb.BeginUpload, context: Context) -> pb.UploadState:
+        facts = read_document(ModelFacts, request.facts or b"{}", "metadata")
+        return _state(await self._registry.begin(read_manifest(request.manifest), facts))
 
     @needs_scope(Scope.UPLOAD)
-    async def Upload(self, chunks: Messages, context: grpc.aio.ServicerContext) -> pb.UploadState:  # noqa: N802
-        return await _told(self._take(_Chunks(chunks)), pb.UploadState)
+    async def Upload(self, chunks: Messages, context: Context) -> pb.UploadState:
+        sent, upload_id = _Chunks(chunks), ""
+        while (start := await sent.start()) is not None:
+            upload_id = start.upload_id
+            await self._registry.append(upload_id, start.sha256, start.offset, sent.data())
+        if not upload_id:
+            raise InvalidRequest("an upload begins with the start of a file")
+        return _state(await self._registry.progress(upload_id))
 
     @needs_scope(Scope.UPLOAD)
-    async def Commit(self, request: pb.CommitUpload, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
-        async def commit() -> pb.VersionResponse:
-            return pb.VersionResponse(version=_version(await self._registry.commit(request.upload_id)))
-
-        return await _told(commit(), pb.VersionResponse)
+    async def Commit(self, request: pb.CommitUpload, context: Context) -> pb.VersionResponse:
+        return pb.VersionResponse(version=_version(await self._registry.commit(request.upload_id)))
 
     @needs_scope(Scope.UPLOAD)
-    async def Abort(self, request: pb.AbortUpload, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
-        return await _done(self._registry.abort(request.upload_id))
+    async def Abort(self, request: pb.AbortUpload, context: Context) -> pb.RegistryResponse:
+        await self._registry.abort(request.upload_id)
+        return pb.RegistryResponse()
 
     @needs_scope(Scope.UPLOAD, Scope.JOIN)
-    async def Find(self, request: pb.FindVersion, context: grpc.aio.ServicerContext) -> pb.VersionResponse:  # noqa: N802
-        async def find() -> pb.VersionResponse:
-            return pb.VersionResponse(version=_version(await self._registry.find(request.reference)))
-
-        return await _told(find(), pb.VersionResponse)
+    async def Find(self, request: pb.FindVersion, context: Context) -> pb.VersionResponse:
+        return pb.VersionResponse(version=_version(await self._registry.find(request.reference)))
 
     @needs_scope(Scope.UPLOAD, Scope.JOIN, Scope.METRICS)
-    async def List(self, request: pb.ListVersions, context: grpc.aio.ServicerContext) -> pb.ListResponse:  # noqa: N802
-        async def found() -> pb.ListResponse:
-            return pb.ListResponse(versions=map(_version, await self._registry.list(request.model)))
-
-        return await _told(found(), pb.ListResponse)
+    async def List(self, request: pb.ListVersions, context: Context) -> pb.ListResponse:
+        return pb.ListResponse(versions=map(_version, await self._registry.list(request.model)))
 
     @needs_scope(Scope.ADMIN)
-    async def Delete(self, request: pb.DeleteVersion, context: grpc.aio.ServicerContext) -> pb.RegistryResponse:  # noqa: N802
-        return await _done(self._registry.delete(request.model, request.version))
+    async def Delete(self, request: pb.DeleteVersion, context: Context) -> pb.RegistryResponse:
+        await self._registry.delete(request.model, request.version)
+        return pb.RegistryResponse()
 
     @needs_scope(Scope.UPLOAD)
-    async def SetAlias(  # noqa: N802
-        self, request: pb.SetAliasRequest, context: grpc.aio.ServicerContext
-    ) -> pb.RegistryResponse:
-        return await _done(self._registry.set_alias(request.model, request.alias, request.version))
+    async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.RegistryResponse:
+        await self._registry.set_alias(request.model, request.alias, request.version)
+        return pb.RegistryResponse()
 
     @needs_scope(Scope.UPLOAD, Scope.JOIN)
-    async def Download(  # noqa: N802
-        self, request: pb.DownloadRequest, context: grpc.aio.ServicerContext
-    ) -> None:
+    async def Download(self, request: pb.DownloadRequest, context: Context) -> None:
         try:
             pieces = self._registry.read(request.sha256, request.offset, is_manifest=request.is_manifest)
             async for piece in pieces:
@@ -92,7 +83,7 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
             log.warning("not_done", code=error.code, error=error.message)
             await self._give(context, pb.DownloadChunk(failure=encode_failure(error)))
 
-    async def _give(self, context: grpc.aio.ServicerContext, chunk: pb.DownloadChunk) -> None:
+    async def _give(self, context: Context, chunk: pb.DownloadChunk) -> None:
         """Whoever takes nothing for long is left, without a word: that would wait behind what is not taken."""
         task = asyncio.current_task()
         assert task is not None
@@ -107,15 +98,6 @@ class ModelRegistryService(registry_pb2_grpc.ModelRegistryServicer):
             await context.write(chunk)
         finally:
             timer.cancel()
-
-    async def _take(self, chunks: "_Chunks") -> pb.UploadState:
-        upload_id = ""
-        while (start := await chunks.start()) is not None:
-            upload_id = start.upload_id
-            await self._registry.append(upload_id, start.sha256, start.offset, chunks.data())
-        if not upload_id:
-            raise InvalidRequest("an upload begins with the start of a file")
-        return _state(await self._registry.progress(upload_id))
 
 
 class _Chunks:
@@ -147,23 +129,6 @@ class _Chunks:
         except TimeoutError:
             said = f"nothing came for {SILENCE_S:g} s; begin again and go on from what is there"
             raise TooSlow(said, reason="incomplete") from None
-
-
-async def _done(call: Awaitable[None]) -> pb.RegistryResponse:
-    async def done() -> pb.RegistryResponse:
-        await call
-        return pb.RegistryResponse()
-
-    return await _told(done(), pb.RegistryResponse)
-
-
-async def _told(call: Awaitable[T], kind: Callable[..., T]) -> T:
-    try:
-        return await call
-    except PenstockError as error:
-        level = log.warning if isinstance(error, Corrupted) else log.info
-        level("not_done", code=error.code, error=error.message)
-        return kind(failure=encode_failure(error))
 
 
 def _state(progress: UploadProgress) -> pb.UploadState:

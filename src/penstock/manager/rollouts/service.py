@@ -1,15 +1,11 @@
 """What operators ask of rollouts, over gRPC: any manager tells of them, the one that leads changes them."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeAlias
-
-import grpc
-import structlog
+# ruff: noqa: N802 - the names are those of the protocol
 
 from penstock.access.guard import needs_scope
 from penstock.core.cluster.answer_counts import quantile_s
-from penstock.core.errors import PenstockError
 from penstock.core.principals import Scope
+from penstock.manager.access.door import Context
 from penstock.manager.rollouts.evidence import Sample
 from penstock.manager.rollouts.plan import RolledBlock
 from penstock.manager.rollouts.rollout import Rollout
@@ -17,10 +13,6 @@ from penstock.manager.rollouts.runs import Rollouts, now
 from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
-from penstock.wire.failures import encode_failure
-
-log = structlog.get_logger()
-Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class RolloutService(cluster_pb2_grpc.RolloutsServicer):
@@ -28,48 +20,32 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
         self._rollouts = rollouts
 
     @needs_scope(Scope.ADMIN)
-    async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        try:
-            name = await self._rollouts.begin(request.plan)
-        except PenstockError as error:
-            return _refused(error)
-        return self._told(name)
+    async def StartRollout(self, request: pb.StartRolloutRequest, context: Context) -> pb.RolloutResponse:
+        return self._told(await self._rollouts.begin(request.plan))
 
     @needs_scope(Scope.METRICS)
-    async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:  # noqa: N802
-        try:
-            return pb.ListRolloutsResponse(rollouts=self.statuses(request.name))
-        except PenstockError as error:
-            return pb.ListRolloutsResponse(failure=encode_failure(error))
+    async def ListRollouts(self, request: pb.ListRolloutsRequest, context: Context) -> pb.ListRolloutsResponse:
+        return pb.ListRolloutsResponse(rollouts=self.statuses(request.name))
 
     @needs_scope(Scope.ADMIN)
-    async def PauseRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.pause, request)
-
-    @needs_scope(Scope.ADMIN)
-    async def ResumeRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.resume, request)
-
-    @needs_scope(Scope.ADMIN)
-    async def UndoRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        return await self._change(self._rollouts.undo, request)
-
-    @needs_scope(Scope.ADMIN)
-    async def ForgetRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:  # noqa: N802
-        try:
-            await self._rollouts.forget(request.name, request.expected)
-        except PenstockError as error:
-            return _refused(error)
-        return pb.RolloutResponse()
-
-    async def _change(
-        self, change: Callable[[str, str], Awaitable[None]], request: pb.ChangeRolloutRequest
-    ) -> pb.RolloutResponse:
-        try:
-            await change(request.name, request.expected)
-        except PenstockError as error:
-            return _refused(error)
+    async def PauseRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:
+        await self._rollouts.pause(request.name, request.expected)
         return self._told(request.name)
+
+    @needs_scope(Scope.ADMIN)
+    async def ResumeRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:
+        await self._rollouts.resume(request.name, request.expected)
+        return self._told(request.name)
+
+    @needs_scope(Scope.ADMIN)
+    async def UndoRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:
+        await self._rollouts.undo(request.name, request.expected)
+        return self._told(request.name)
+
+    @needs_scope(Scope.ADMIN)
+    async def ForgetRollout(self, request: pb.ChangeRolloutRequest, context: Context) -> pb.RolloutResponse:
+        await self._rollouts.forget(request.name, request.expected)
+        return pb.RolloutResponse()
 
     def _told(self, name: str) -> pb.RolloutResponse:
         return pb.RolloutResponse(rollout=self.statuses(name)[0])
@@ -78,11 +54,6 @@ class RolloutService(cluster_pb2_grpc.RolloutsServicer):
         """Of all, or of this one."""
         found = self._rollouts.all(name)
         return [tagged(_status(rollout), self._rollouts.revision(rollout.record.plan.name)) for rollout in found]
-
-
-def _refused(error: PenstockError) -> pb.RolloutResponse:
-    log.warning("not_done", code=error.code, error=error.message)
-    return pb.RolloutResponse(failure=encode_failure(error))
 
 
 def _status(rollout: Rollout) -> pb.RolloutStatus:
