@@ -13,7 +13,7 @@
 | `history` | a random name, no JSON: what revisions and epochs are counted in |
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
@@ -26,7 +26,8 @@ from penstock.storage.metadata.base import Change, Snapshot
 
 BLOCKS, ROUTING, FOLDERS, WORKERS = "blocks/", "routing/", "folders/", "workers/"
 GATEWAYS, PRESENT, EVENTS, HISTORY = "members/gateways", "members/workers", "events/", "history"
-V = TypeVar("V", bound=StoredValue)
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class FolderRecord(StoredValue):
@@ -108,7 +109,7 @@ class DesiredState:
     def restart(self, snapshot: Snapshot) -> Folded:
         """Everything is as the snapshot says."""
         present = {record.key for record in snapshot.records}
-        gone = [Change(key, None, snapshot.revision) for key in self._keys() if key not in present]
+        gone = [Change(key, None, snapshot.revision) for key in self.revisions if key not in present]
         found = [Change(record.key, record.value, record.revision) for record in snapshot.records]
         folded = self.fold([*gone, *found])
         self.revision = snapshot.revision  # less than before where the store was set back
@@ -132,16 +133,13 @@ class DesiredState:
         if key.startswith(BLOCKS):
             self._take_block(key.removeprefix(BLOCKS), change, folded)
         elif key.startswith(ROUTING):
-            model = key.removeprefix(ROUTING)
-            self.routings.pop(model, None)
-            folded.routings.add(model)
-            if value is not None:
-                self.routings[model] = Routing.model_validate_json(value).model_dump_json()
+            folded.routings.add(key.removeprefix(ROUTING))
+            _put(self.routings, key.removeprefix(ROUTING), value, _read_routing)
         elif key.startswith(FOLDERS):
-            _put(self.folders, key.removeprefix(FOLDERS), value, FolderRecord)
+            _put(self.folders, key.removeprefix(FOLDERS), value, FolderRecord.model_validate_json)
         elif key.startswith(WORKERS):
             folded.workers.add(key.removeprefix(WORKERS))
-            _put(self.workers, key.removeprefix(WORKERS), value, WorkerRecord)
+            _put(self.workers, key.removeprefix(WORKERS), value, WorkerRecord.model_validate_json)
         elif key == GATEWAYS:
             self.gateways = GatewayList() if value is None else GatewayList.model_validate_json(value)
             self.membership, folded.has_gateways = change.revision, True
@@ -150,15 +148,10 @@ class DesiredState:
         elif key == HISTORY:
             self.history = "" if value is None else value.decode()
         elif key.startswith(EVENTS):
-            number = int(key.removeprefix(EVENTS))
-            self.events.pop(number, None)
-            if value is not None:
-                self.events[number] = value
+            _put(self.events, int(key.removeprefix(EVENTS)), value, bytes)
         else:
             folded.others.add(key)
-            self.others.pop(key, None)
-            if value is not None:
-                self.others[key] = value
+            _put(self.others, key, value, bytes)
 
     def _take_block(self, block_id: str, change: Change, folded: Folded) -> None:
         before = self.blocks.pop(block_id, None)
@@ -172,25 +165,16 @@ class DesiredState:
         self.blocks[block_id] = self._models.setdefault(record.model, {})[block_id] = block
         folded.models.add(record.model)
 
-    def _keys(self) -> list[str]:
-        return [
-            *(BLOCKS + each for each in self.blocks),
-            *(ROUTING + each for each in self.routings),
-            *(FOLDERS + each for each in self.folders),
-            *(WORKERS + each for each in self.workers),
-            *([GATEWAYS] if self.gateways.gateways else []),
-            *([PRESENT] if self.present is not None else []),
-            *([HISTORY] if self.history else []),
-            *(f"{EVENTS}{number:020}" for number in self.events),
-            *self.others,
-        ]
-
 
 def encode(value: StoredValue) -> bytes:
     return value.model_dump_json(exclude_defaults=True).encode()
 
 
-def _put(table: dict[str, V], key: str, value: bytes | None, kind: type[V]) -> None:
+def _put(table: dict[K, V], key: K, value: bytes | None, read: Callable[[bytes], V]) -> None:
     table.pop(key, None)
     if value is not None:
-        table[key] = kind.model_validate_json(value)
+        table[key] = read(value)
+
+
+def _read_routing(value: bytes) -> str:
+    return Routing.model_validate_json(value).model_dump_json()

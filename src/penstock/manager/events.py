@@ -3,8 +3,8 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -17,6 +17,7 @@ from penstock.manager.reign import Notice
 from penstock.storage.metadata.base import Compare, Write
 
 log = structlog.get_logger()
+E = TypeVar("E", bound=StoredValue)
 MAX_EVENTS = 1000  # that are kept
 MAX_WAITING = 256  # that are not written yet; the oldest go
 MAX_BATCH = 32
@@ -76,19 +77,11 @@ class Events:
         self, after: int = 0, limit: int = 100, kind: str = "", subject: str = "", before: int = 0
     ) -> list[tuple[int, Event]]:
         """The newest of those that match, oldest first; `before`: only older ones."""
-        found: list[tuple[int, Event]] = []
-        for number in sorted(self._state.events, reverse=True):
-            if number <= after or len(found) == limit:
-                break
-            if before and number >= before:
-                continue
-            try:
-                event = Event.model_validate_json(self._state.events[number])
-            except ValidationError:
-                continue  # of another version of Penstock
-            if kind in ("", event.kind) and subject in ("", event.subject):
-                found.append((number, event))
-        return found[::-1]
+
+        def is_wanted(event: Event) -> bool:
+            return kind in ("", event.kind) and subject in ("", event.subject)
+
+        return newest(self._state.events, Event, is_wanted, after, limit, before)
 
     async def write_forever(self) -> None:
         """Also where another leads: what was done here is told from here."""
@@ -130,3 +123,22 @@ class Events:
 
 def _key(number: int) -> str:
     return f"{EVENTS}{number:020}"
+
+
+def newest(
+    entries: Mapping[int, bytes], kind: type[E], is_wanted: Callable[[E], bool], after: int, limit: int, before: int
+) -> list[tuple[int, E]]:
+    """Of what is kept by number, the newest that are wanted, oldest first; `before`: only older ones."""
+    found: list[tuple[int, E]] = []
+    for number in sorted(entries, reverse=True):
+        if number <= after or len(found) == limit:
+            break
+        if before and number >= before:
+            continue
+        try:
+            entry = kind.model_validate_json(entries[number])
+        except ValidationError:
+            continue  # of another version of Penstock
+        if is_wanted(entry):
+            found.append((number, entry))
+    return found[::-1]

@@ -18,6 +18,7 @@ import structlog
 
 from penstock.core.config import TriggerSettings
 from penstock.manager.events import Event
+from penstock.manager.tasks import Tasks
 
 log = structlog.get_logger()
 MAX_WAITING = 256  # events of one trigger; the oldest go
@@ -32,6 +33,8 @@ class Triggers:
 
     def __init__(self, settings: Sequence[TriggerSettings], first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._triggers = [_Trigger(each, first_pause_s) for each in settings]
+        self._tasks = Tasks("triggers")
+        self.close = self._tasks.close
 
     def told(self, event: Event) -> None:
         for trigger in self._triggers:
@@ -39,11 +42,7 @@ class Triggers:
 
     def start(self) -> None:
         for trigger in self._triggers:
-            trigger.start()
-
-    async def close(self) -> None:
-        for trigger in self._triggers:
-            await trigger.close()
+            self._tasks.spawn(trigger.run_forever())
 
 
 class _Trigger:
@@ -54,7 +53,6 @@ class _Trigger:
         self._first_pause_s = first_pause_s
         self._waiting: deque[Event] = deque(maxlen=MAX_WAITING)
         self._told = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     def told(self, event: Event) -> None:
         if not any(fnmatchcase(event.kind, pattern) for pattern in self._settings.on):
@@ -64,15 +62,7 @@ class _Trigger:
         self._waiting.append(event)
         self._told.set()
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._run_forever(), name="trigger")
-
-    async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _run_forever(self) -> None:
+    async def run_forever(self) -> None:
         while True:
             await self._told.wait()
             self._told.clear()

@@ -2,6 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+
+
+async def wait_at_most(event: asyncio.Event, timeout_s: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
 
 
 class Waiters:

@@ -12,6 +12,7 @@ from penstock.core.error_text import shorten
 from penstock.core.errors import Conflict
 from penstock.manager.access.door import acting
 from penstock.manager.desired import EVENTS, Folded, encode
+from penstock.manager.events import newest
 from penstock.manager.manager import Manager
 from penstock.storage.metadata.base import Compare, MetadataStore, Write
 
@@ -69,16 +70,7 @@ class Audit:
 
     def read(self, after: int = 0, limit: int = 100, who: str = "", before: int = 0) -> list[tuple[int, AuditedCall]]:
         """The newest of those that match, oldest first; `before`: only older ones."""
-        found: list[tuple[int, AuditedCall]] = []
-        for number in reversed(self._entries):
-            if number <= after or len(found) == limit:
-                break
-            if before and number >= before:
-                continue
-            entry = AuditedCall.model_validate_json(self._entries[number])
-            if who in ("", entry.who):
-                found.append((number, entry))
-        return found[::-1]
+        return newest(self._entries, AuditedCall, lambda entry: who in ("", entry.who), after, limit, before)
 
     async def _change(self, write: Write) -> AuditedChange:
         before = await self._store.get(write.key)

@@ -3,7 +3,7 @@
 import secrets
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -80,35 +80,25 @@ class Keys:
         self._manager.check_leads()
         if record.revoked_at is None:
             record = record.model_copy(update={"revoked_at": self._clock(), "rotated_digest": "", "rotated_until": 0.0})
-            with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
-                await self._manager.commit([_write(record)], compares)
+            await self._commit(record, expected)
             self._manager.events.tell("key_revoked", record.name, "it opens no door any more")
         return record
 
     async def change(self, name: str, changes: KeyChanges, expected: str = "") -> KeyRecord:
         """It keeps its text, its name and what of it is not said."""
-        record = self.find(name)
-        self._manager.check_leads()
-        if record.revoked_at is not None:
-            raise Conflict(f"the key '{record.name}' was revoked: make another")
-        record = record.model_copy(update=changes.given())
-        with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
-            await self._manager.commit([_write(record)], compares)
+        record = self._unrevoked(name).model_copy(update=changes.given())
+        await self._commit(record, expected)
         self._manager.events.tell("key_changed", record.name, f"now for {', '.join(sorted(record.scopes))}")
         return record
 
     async def rotate(self, name: str, grace_s: float, expected: str = "") -> MadeKey:
         """A new text; the one before goes on for a while."""
-        record = self.find(name)
-        self._manager.check_leads()
-        if record.revoked_at is not None:
-            raise Conflict(f"the key '{record.name}' was revoked: make another")
+        record = self._unrevoked(name)
         writes, unmade, secret = self._secret_writes()
         until = self._clock() + grace_s
         old = {"rotated_digest": record.digest, "rotated_until": until} if grace_s else {"rotated_digest": ""}
         made = self._made(record.model_copy(update={**old, "rotated_at": self._clock()}), secret)
-        with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as compares:
-            await self._manager.commit([*writes, _write(made.record)], [*unmade, *compares])
+        await self._commit(made.record, expected, writes, unmade)
         self._manager.events.tell("key_rotated", record.name, f"its old text goes on for {grace_s:g} s")
         return made
 
@@ -168,6 +158,19 @@ class Keys:
         reign.set_access(AccessView(secret, bool(known), known, signers, revoked))
 
     # --- what the above is made of
+
+    def _unrevoked(self, name: str) -> KeyRecord:
+        record = self.find(name)
+        self._manager.check_leads()
+        if record.revoked_at is not None:
+            raise Conflict(f"the key '{record.name}' was revoked: make another")
+        return record
+
+    async def _commit(
+        self, record: KeyRecord, expected: str, writes: Sequence[Write] = (), compares: Sequence[Compare] = ()
+    ) -> None:
+        with expecting(expected, KEYS + record.key_id, self._manager.desired.revisions) as unchanged:
+            await self._manager.commit([*writes, _write(record)], [*compares, *unchanged])
 
     def _secret_writes(self) -> tuple[list[Write], list[Compare], bytes]:
         if self._secret:

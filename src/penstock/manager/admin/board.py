@@ -15,6 +15,7 @@ from penstock.manager.admin.statuses import Statuses, event_status
 from penstock.manager.manager import Manager
 from penstock.manager.telling.etags import without_figures
 from penstock.manager.telling.ledger import Ledger, LedgerDelta
+from penstock.manager.waiters import wait_at_most
 from penstock.pb.v1 import cluster_pb2 as pb
 
 log = structlog.get_logger()
@@ -61,7 +62,7 @@ class ClusterBoard:
                 if is_news or change.metrics or _has_news(change):
                     yield change
                 if seen == self._ledger.revision:
-                    await _wait(news, METRICS_S)
+                    await wait_at_most(news, METRICS_S)
         finally:
             self._watchers -= 1
             if not self._watchers and self._looking is not None:
@@ -111,11 +112,3 @@ def _change(delta: LedgerDelta[Message], kinds: Collection[str], epoch: int) -> 
 
 def _has_news(change: pb.ClusterChange) -> bool:
     return any(field.is_repeated for field, _ in change.ListFields())
-
-
-async def _wait(news: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await news.wait()
-    except TimeoutError:
-        pass

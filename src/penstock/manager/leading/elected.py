@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from penstock.manager.manager import Manager
+from penstock.manager.waiters import wait_at_most
 from penstock.wire.leader import LeaderAt
 
 LOOK_S = 0.2
@@ -25,13 +26,8 @@ class ElectedManager:
             if at != last:
                 yield at
                 last = at
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._is_hurried.wait()
-            except TimeoutError:
-                continue
+            await wait_at_most(self._is_hurried, LOOK_S)
             self._is_hurried.clear()
-            await asyncio.sleep(0)
 
     def hurry(self) -> None:
         self._is_hurried.set()

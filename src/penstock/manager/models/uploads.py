@@ -27,7 +27,6 @@ from penstock.storage.objects.keys import blob_key
 
 log = structlog.get_logger()
 STATS = 16  # objects that are looked for at once
-HASH_BYTES = 1024 * 1024
 SMALL_BYTES = 256 * 1024 * 1024  # an upload leaves the disk so much room
 MAX_DIGESTS = 1024
 
@@ -221,12 +220,13 @@ class _PartWriter:
             raise wrong_offset(there)
         self.offset = offset
         self._size = size
-        self.sha256 = hashlib.sha256()
         if known is not None and known.offset == offset:
             self.sha256 = known.sha256
         elif offset:
             with file.open("rb") as opened:
-                _feed(self.sha256, opened)
+                self.sha256 = hashlib.file_digest(opened, "sha256")
+        else:
+            self.sha256 = hashlib.sha256()
         self._file = file
         self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
@@ -280,12 +280,5 @@ def _last_write(place: Path) -> float:
 
 
 def _digest_of(file: Path) -> str:
-    found = hashlib.sha256()
     with file.open("rb") as opened:
-        _feed(found, opened)
-    return found.hexdigest()
-
-
-def _feed(sha256: Any, opened: Any) -> None:
-    while piece := opened.read(HASH_BYTES):
-        sha256.update(piece)
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -2,7 +2,7 @@
 
 `place` keeps what is held where it may stay, gives what is missing to the emptiest that may have it, and moves no more
 than a newcomer's share. It names the target alone: nothing is lost on the way as long as whoever acts on it assigns
-`Placement.assigned`, in which those who serve a block stay until its target does.
+`Registry.assigned_to`, in which those who serve a block stay until its target does.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,16 +38,6 @@ class Placement:
     _blocks: Mapping[str, BlockDemand]
     _sites: Mapping[str, Site]
     _reasons: Mapping[tuple[str, str], str]
-
-    def assigned(self, block_id: str, holding: Collection[str], serving: Collection[str]) -> list[str]:
-        """Who is to hold the block now: its target, and whoever holds it as long as not all of that serves it."""
-        target = self.holders.get(block_id, ())
-        is_there = bool(target) and all(worker in serving for worker in target)
-        return sorted({*target} if is_there else {*target, *holding})
-
-    def load(self, worker_id: str) -> float:
-        """The weight of what it should hold, by its own weight."""
-        return self._sites[worker_id].level
 
     def explain(self, block_id: str) -> list[str]:
         """Plain sentences: where the block is and why, and why not elsewhere."""

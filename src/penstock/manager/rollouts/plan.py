@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from penstock.core.blocks import StoredValue
 from penstock.core.routes import NameRoute, Share, Sticky
 from penstock.core.settings import Section
+from penstock.manager.desired import DesiredBlock
 
 ALL = 100.0
 Percent = Annotated[float, Field(gt=0, le=ALL)]
@@ -60,6 +61,10 @@ class RolledBlock(StoredValue):
     model: str
     version: str
 
+    @classmethod
+    def of(cls, block: DesiredBlock) -> "RolledBlock":
+        return cls(block_id=block.block_id, model=block.record.model, version=block.record.version)
+
     def __str__(self) -> str:
         return f"{self.model}:{self.version}"
 
@@ -82,6 +87,12 @@ class RolloutRecord(StoredValue):
     @property
     def is_over(self) -> bool:
         return self.phase in OVER
+
+    @property
+    def is_past(self) -> bool:
+        """It is done, its old block is gone, and it did not go back to an older version, which is to stay."""
+        is_back = self.old.model == self.new.model and int(self.new.version) < int(self.old.version)
+        return self.phase is RolloutPhase.DONE and self.is_old_gone and not is_back
 
     @property
     def weight(self) -> float:

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import ceil, inf
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.core.blocks import BlockState
 from penstock.core.cluster.answer_counts import AnswerCounts
@@ -38,28 +39,16 @@ class BlockSeen:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutTick:
-    pass
+class RolloutSignal(Enum):
+    """Events that say nothing more."""
+
+    TICK = "tick"
+    PAUSE = "pause"  # this and the others an operator asks for
+    RESUME = "resume"
+    UNDO = "undo"
 
 
-@dataclass(frozen=True, slots=True)
-class PauseAsked:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeAsked:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class UndoAsked:
-    pass
-
-
-RolloutEvent: TypeAlias = CountsHeard | GatewayGone | BlockSeen | RolloutTick | PauseAsked | ResumeAsked | UndoAsked
-
+RolloutEvent: TypeAlias = CountsHeard | GatewayGone | BlockSeen | RolloutSignal
 
 # --- actions
 
@@ -106,11 +95,11 @@ class Rollout:
 
     def handle(self, event: RolloutEvent, now: float) -> list[RolloutAction]:
         """Raises InvalidRequest for what cannot be asked of it now."""
-        if isinstance(event, PauseAsked):
+        if event is RolloutSignal.PAUSE:
             return self._pause()
-        if isinstance(event, ResumeAsked):
+        if event is RolloutSignal.RESUME:
             return self._resume(now)
-        if isinstance(event, UndoAsked):
+        if event is RolloutSignal.UNDO:
             return self._undo(now)
         if isinstance(event, CountsHeard):
             self._count(event)
@@ -152,16 +141,16 @@ class Rollout:
 
     def _pause(self) -> list[RolloutAction]:
         self._check_goes_on("paused")
-        return (
-            [] if self.record.is_paused else self._change("paused", f"paused at {self.record.weight:g}%", paused=True)
-        )
+        if self.record.is_paused:
+            return []
+        return self._change("paused", f"paused at {self.record.weight:g}%", is_paused=True)
 
     def _resume(self, now: float) -> list[RolloutAction]:
         self._check_goes_on("resumed")
         record = self.record
         if record.is_paused:
             self._begin_step(now)
-            return self._change("resumed", f"goes on at {record.weight:g}%", paused=False)
+            return self._change("resumed", f"goes on at {record.weight:g}%", is_paused=False)
         if record.phase is RolloutPhase.HOLDING:
             return self._finish(now, "resumed beyond its last step")
         return []
@@ -266,13 +255,13 @@ class Rollout:
     def _finish(self, now: float, why: str) -> list[RolloutAction]:
         self._over_at = now
         text = f"{self.record.new} answers for '{self.record.plan.name}': {why}"
-        return [*self._change("done", text, phase=RolloutPhase.DONE, paused=False), *self._let_old_go(now)]
+        return [*self._change("done", text, phase=RolloutPhase.DONE, is_paused=False), *self._let_old_go(now)]
 
     def _end(self, phase: RolloutPhase, kind: str, reason: str, now: float) -> list[RolloutAction]:
         """The old block answers."""
         self._over_at = now
         text = f"{self.record.old} answers for '{self.record.plan.name}': {reason}"
-        actions = self._change(kind, text, phase=phase, paused=False, reason=reason)
+        actions = self._change(kind, text, phase=phase, is_paused=False, reason=reason)
         return [*actions, LetGo(self.record.new)] if self.record.has_deployed else actions
 
     def _let_old_go(self, now: float) -> list[RolloutAction]:
@@ -287,24 +276,7 @@ class Rollout:
         changed = RolloutChanged("rollout_old_let_go", text)
         return [changed, LetGo(record.old)] if record.old.model == record.new.model else [changed]
 
-    def _change(
-        self,
-        kind: str,
-        text: str,
-        *,
-        phase: RolloutPhase | None = None,
-        paused: bool | None = None,
-        step: int | None = None,
-        reason: str = "",
-    ) -> list[RolloutAction]:
-        record = self.record
-        self.record = record.model_copy(
-            update={
-                "phase": record.phase if phase is None else phase,
-                "is_paused": record.is_paused if paused is None else paused,
-                "step": record.step if step is None else step,
-                "reason": reason,
-                "answers": self.answers,
-            }
-        )
+    def _change(self, kind: str, text: str, **fields: Any) -> list[RolloutAction]:
+        """`fields`: of the record, those that are others."""
+        self.record = self.record.model_copy(update={"reason": "", "answers": self.answers, **fields})
         return [RolloutChanged(f"rollout_{kind}", text)]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import structlog
 from pydantic import ValidationError
 
-from penstock.core.blocks import BlockRole, BlockState
+from penstock.core.blocks import BlockRole
 from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, UnknownModel
-from penstock.manager.desired import DesiredBlock, Folded, encode
+from penstock.manager.desired import Folded, encode
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Notice, Reign
 from penstock.manager.rollouts.plan import RolledBlock, RolloutPhase, RolloutPlan, RolloutRecord
@@ -20,16 +20,16 @@ from penstock.manager.rollouts.rollout import (
     CountsHeard,
     GatewayGone,
     LetGo,
-    PauseAsked,
-    ResumeAsked,
     Rollout,
     RolloutAction,
     RolloutChanged,
     RolloutEvent,
-    RolloutTick,
-    UndoAsked,
+    RolloutSignal,
 )
+from penstock.manager.rollouts.targets import RolloutTargets
+from penstock.manager.tasks import Tasks
 from penstock.manager.telling.etags import expecting
+from penstock.manager.waiters import wait_at_most
 from penstock.models.folder import NAME
 from penstock.storage.metadata.base import Write
 from penstock.telemetry.metrics import RolloutMetrics
@@ -39,7 +39,6 @@ now = time.monotonic
 ROLLOUTS = "rollouts/"
 TURN_S = 0.25
 RETRY_S = 2.0
-SERVABLE = (BlockState.READY, BlockState.DORMANT)
 
 
 class Rollouts:
@@ -56,7 +55,9 @@ class Rollouts:
         self._is_due = asyncio.Event()
         self._changing = asyncio.Lock()
         self._writing = asyncio.Lock()
-        self._running: asyncio.Task[None] | None = None
+        self._targets = RolloutTargets(manager)
+        self._tasks = Tasks("rollouts")
+        self.close = self._tasks.close
         manager.on_reign.append(self._begin)
         manager.on_folded.append(self._folded)
         manager.on_counts.append(self._counted)
@@ -64,12 +65,7 @@ class Rollouts:
         manager.is_governed = self._is_governed
 
     def start(self) -> None:
-        self._running = asyncio.create_task(self._run_forever(), name="rollouts")
-
-    async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+        self._tasks.spawn(self._run_forever())
 
     # --- what operators ask
 
@@ -86,10 +82,10 @@ class Rollouts:
 
     async def pause(self, name: str, expected: str = "") -> None:
         """`expected`, as in the others: a tag of what was read, of which the write must be the last."""
-        await self._ask(name, PauseAsked(), expected)
+        await self._ask(name, RolloutSignal.PAUSE, expected)
 
     async def resume(self, name: str, expected: str = "") -> None:
-        await self._ask(name, ResumeAsked(), expected)
+        await self._ask(name, RolloutSignal.RESUME, expected)
 
     async def undo(self, name: str, expected: str = "") -> None:
         """One whose old block is gone already is undone by another, back to it."""
@@ -98,7 +94,7 @@ class Rollouts:
         old = self._manager.desired.blocks.get(record.old.block_id)
         is_kept = old is not None and old.record.role is BlockRole.CHOSEN and not record.is_old_gone
         if record.phase is not RolloutPhase.DONE or is_kept:
-            await self._ask(name, UndoAsked(), expected)
+            await self._ask(name, RolloutSignal.UNDO, expected)
             return
         plan = RolloutPlan(name=name, new=str(record.old), steps=(100.0,), hold_s=0, min_answers=0)
         async with self._changing:
@@ -116,7 +112,8 @@ class Rollouts:
 
     def all(self, name: str = "") -> list[Rollout]:
         """Also for a manager that does not lead: as they were last written."""
-        self._read_where_another_leads()
+        if not self._manager.epoch:
+            self._read()
         if name:
             return [self._find(name)]
         return [self._rollouts[each] for each in sorted(self._rollouts)]
@@ -135,7 +132,8 @@ class Rollouts:
         if folded.has_gateways:
             here = {each.gateway_id for each in self._manager.desired.gateways.gateways}
             for gateway in self._gateways - here:
-                self._handle_all(GatewayGone(gateway))
+                for name in list(self._rollouts):
+                    self._handle(name, GatewayGone(gateway))
             self._gateways = here
 
     def _counted(self, gateway: str, counts: Sequence[AnswerCounts]) -> None:
@@ -160,7 +158,7 @@ class Rollouts:
     def _is_governed(self, model: str) -> bool:
         """Whether a rollout says which versions of the model are deployed."""
         return any(
-            model in (rollout.record.old.model, rollout.record.new.model) and not _is_past(rollout.record)
+            model in (rollout.record.old.model, rollout.record.new.model) and not rollout.record.is_past
             for rollout in self._rollouts.values()
         )
 
@@ -174,15 +172,15 @@ class Rollouts:
         if known is not None and not known.record.is_over:
             raise InvalidRequest(f"a rollout of '{name}' to {known.record.new} is {known.record.phase}: undo it first")
         old = self._serving(plan)
-        model, version = self._target(plan.new, name)
-        new = self._known(plan.new, model, version)
+        new = self._targets.deployed(plan.new, name)
         if new is not None and new.block_id == old.block_id:
             raise InvalidRequest(f"{old} answers for '{name}' already")
 
         if new is not None:
-            record = _record(plan, old, _rolled(new), has_deployed=False)
+            record = RolloutRecord(plan=plan, old=old, new=RolledBlock.of(new), began=time.time())
             await self._manager.commit([_write(record)])
         else:
+            model, version = self._targets.meant(plan.new, name)
             choice = await self._manager.choose(model, version)
             latest = choice._replace(versions=choice.versions[-1:], spares=(), is_beside=True)
             if (model, *latest.versions) == (old.model, old.version):
@@ -190,7 +188,7 @@ class Rollouts:
 
             def record_of(block_id: str) -> RolloutRecord:
                 rolled = RolledBlock(block_id=block_id, model=model, version=latest.versions[0])
-                return _record(plan, old, rolled, has_deployed=True)
+                return RolloutRecord(plan=plan, old=old, new=rolled, began=time.time(), has_deployed=True)
 
             # With the block, or it would answer for its model's name if this manager ended just now.
             (block_id,) = await self._manager.deploy(latest, lambda block_ids: [_write(record_of(block_ids[0]))])
@@ -206,42 +204,18 @@ class Rollouts:
         """What answers for the name, or what the plan says."""
         known = self._rollouts.get(plan.name)
         if plan.old:
-            model, version = self._target(plan.old, plan.name)
-            block = self._known(plan.old, model, version)
+            block = self._targets.deployed(plan.old, plan.name)
             if block is None:
                 raise UnknownModel(f"'{plan.old}' is not deployed: it cannot be what the name answers with before")
-            return _rolled(block)
+            return RolledBlock.of(block)
         if known is not None:
             return known.record.new if known.record.phase is RolloutPhase.DONE else known.record.old
-        block = self._newest(plan.name)
+        block = self._targets.newest(plan.name)
         if block is None:
             raise UnknownModel(
                 f"nothing answers for '{plan.name}' now: deploy the model first, or say from which block (--from)"
             )
-        return _rolled(block)
-
-    def _target(self, asked: str, name: str) -> tuple[str, str]:
-        """The model and the version that are meant; no version: its newest."""
-        block = self._manager.desired.blocks.get(asked)
-        if block is not None:
-            return block.record.model, block.record.version
-        if asked.isdecimal():
-            return name, asked
-        model, _, version = asked.partition(":")
-        return model, version
-
-    def _known(self, asked: str, model: str, version: str) -> DesiredBlock | None:
-        """What is meant, where it is deployed."""
-        if not version:
-            return self._newest(model)
-        block = self._manager.desired.blocks.get(asked) or self._manager.desired.block(model, version)
-        return block if block is not None and block.record.role is BlockRole.CHOSEN else None
-
-    def _newest(self, model: str) -> DesiredBlock | None:
-        """The newest block of a model that serves, or else that is to."""
-        chosen = [each for each in self._manager.desired.of_model(model) if each.record.role is BlockRole.CHOSEN]
-        serving = [each for each in chosen if self._state(each.block_id)[0] in SERVABLE]
-        return max(serving or chosen, key=lambda each: int(each.record.version), default=None)
+        return RolledBlock.of(block)
 
     # --- deciding and acting
 
@@ -262,10 +236,6 @@ class Rollouts:
             self._handle(name, event)
             await self._write()
             await self._manager.notify()
-
-    def _handle_all(self, event: RolloutEvent) -> None:
-        for name in list(self._rollouts):
-            self._handle(name, event)
 
     def _handle(self, name: str, event: RolloutEvent) -> None:
         rollout = self._rollouts[name]
@@ -297,11 +267,7 @@ class Rollouts:
 
     async def _run_forever(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(TURN_S):
-                    await self._is_due.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._is_due, TURN_S)
             self._is_due.clear()
             if not self._manager.epoch:
                 continue
@@ -318,8 +284,8 @@ class Rollouts:
         for name, rollout in list(self._rollouts.items()):
             for block_id in (rollout.record.new.block_id, rollout.record.old.block_id):
                 if not rollout.record.is_over:
-                    self._handle(name, BlockSeen(block_id, *self._state(block_id)))
-            self._handle(name, RolloutTick())
+                    self._handle(name, BlockSeen(block_id, *self._targets.state(block_id)))
+            self._handle(name, RolloutSignal.TICK)
         await self._manager.notify()
         await self._write()
 
@@ -366,10 +332,6 @@ class Rollouts:
                 continue
             self._rollouts[record.plan.name] = Rollout(record, now())
 
-    def _read_where_another_leads(self) -> None:
-        if not self._manager.epoch:
-            self._read()
-
     def _find(self, name: str) -> Rollout:
         rollout = self._rollouts.get(name)
         if rollout is None:
@@ -377,26 +339,8 @@ class Rollouts:
             raise NotFound(f"there is no rollout of '{name}'; there are: {names}")
         return rollout
 
-    def _state(self, block_id: str) -> tuple[BlockState, str]:
-        block = self._manager.reign.registry.get(block_id)
-        return (BlockState.UNLOADED, "it is not deployed any more") if block is None else block.state()
-
     def _is_needed(self, block_id: str) -> bool:
         return any(block_id in rollout.record.needed() for rollout in self._rollouts.values())
-
-
-def _rolled(block: DesiredBlock) -> RolledBlock:
-    return RolledBlock(block_id=block.block_id, model=block.record.model, version=block.record.version)
-
-
-def _record(plan: RolloutPlan, old: RolledBlock, new: RolledBlock, has_deployed: bool) -> RolloutRecord:
-    return RolloutRecord(plan=plan, old=old, new=new, began=time.time(), has_deployed=has_deployed)
-
-
-def _is_past(record: RolloutRecord) -> bool:
-    """It is done, its old block is gone, and it did not go back to an older version, which is to stay."""
-    is_back = record.old.model == record.new.model and int(record.new.version) < int(record.old.version)
-    return record.phase is RolloutPhase.DONE and record.is_old_gone and not is_back
 
 
 def _write(record: RolloutRecord) -> Write:

@@ -287,6 +287,8 @@ async def test_what_any_manager_writes_is_kept_with_who_asked(door: Door) -> Non
     ]
     newest, oldest = door.audit.read()[1][0], door.audit.read()[0][0]
     assert [number for number, _ in door.audit.read(before=newest)] == [oldest]
+    door.audit._entries[newest + 1] = b'{"of": "another version"}'
+    assert [number for number, _ in door.audit.read()] == [oldest, newest]
 
 
 async def test_keys_are_watched_by_admins_alone(door: Door) -> None:

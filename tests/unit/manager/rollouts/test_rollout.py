@@ -15,14 +15,11 @@ from penstock.manager.rollouts.rollout import (
     BlockSeen,
     CountsHeard,
     LetGo,
-    PauseAsked,
-    ResumeAsked,
     Rollout,
     RolloutAction,
     RolloutChanged,
-    RolloutTick,
+    RolloutSignal,
     RouteChanged,
-    UndoAsked,
 )
 
 OLD, NEW = RolledBlock(block_id="old", model="m", version="1"), RolledBlock(block_id="new", model="m", version="2")
@@ -61,24 +58,24 @@ def test_a_rollout_goes_through_its_steps() -> None:
     assert kinds(rollout.handle(READY, 1.0)) == ["rollout_step"]
     assert shares(rollout) == {"old": 90, "new": 10}
     assert kinds(rollout.handle(heard(60), 5.0)) == []
-    assert kinds(rollout.handle(RolloutTick(), 10.9)) == []
-    assert kinds(rollout.handle(RolloutTick(), 11.0)) == ["rollout_step"]
+    assert kinds(rollout.handle(RolloutSignal.TICK, 10.9)) == []
+    assert kinds(rollout.handle(RolloutSignal.TICK, 11.0)) == ["rollout_step"]
     assert shares(rollout) == {"old": 0, "new": 100}
     rollout.handle(heard(60, old=0), 12.0)
-    assert kinds(rollout.handle(RolloutTick(), 21.0)) == ["rollout_done"]
+    assert kinds(rollout.handle(RolloutSignal.TICK, 21.0)) == ["rollout_done"]
     assert (rollout.record.phase, rollout.answers) == (RolloutPhase.DONE, 120)
     assert shares(rollout) == {"old": 0, "new": 100}, "its sessions may end"
-    assert rollout.handle(RolloutTick(), 120.9) == []
-    assert LetGo(OLD) in rollout.handle(RolloutTick(), 121.0)
+    assert rollout.handle(RolloutSignal.TICK, 120.9) == []
+    assert LetGo(OLD) in rollout.handle(RolloutSignal.TICK, 121.0)
     assert rollout.route() is None, "the newest version answers for its name"
-    assert rollout.handle(RolloutTick(), 999.0) == []
+    assert rollout.handle(RolloutSignal.TICK, 999.0) == []
 
 
 def test_a_step_waits_for_answers() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
     rollout.handle(heard(49), 5.0)
-    assert rollout.handle(RolloutTick(), 100.0) == []
+    assert rollout.handle(RolloutSignal.TICK, 100.0) == []
     assert (rollout.missing, rollout.left_s(4.0)) == (1, 6.0)
     assert kinds(rollout.handle(heard(1), 101.0)) == ["rollout_step"]
 
@@ -135,42 +132,42 @@ def test_the_old_block_may_not_go() -> None:
 def test_a_pause_holds_the_step_and_goes_on_judging() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
-    assert kinds(rollout.handle(PauseAsked(), 1.0)) == ["rollout_paused"]
-    assert rollout.handle(PauseAsked(), 1.0) == []
+    assert kinds(rollout.handle(RolloutSignal.PAUSE, 1.0)) == ["rollout_paused"]
+    assert rollout.handle(RolloutSignal.PAUSE, 1.0) == []
     rollout.handle(heard(60), 2.0)
-    assert kinds(rollout.handle(RolloutTick(), 50.0)) == []
+    assert kinds(rollout.handle(RolloutSignal.TICK, 50.0)) == []
     assert shares(rollout) == {"old": 90, "new": 10}
-    assert kinds(rollout.handle(ResumeAsked(), 60.0)) == ["rollout_resumed"]
+    assert kinds(rollout.handle(RolloutSignal.RESUME, 60.0)) == ["rollout_resumed"]
     rollout.handle(heard(60), 61.0)
-    assert kinds(rollout.handle(RolloutTick(), 70.0)) == ["rollout_step"]
-    rollout.handle(PauseAsked(), 71.0)
+    assert kinds(rollout.handle(RolloutSignal.TICK, 70.0)) == ["rollout_step"]
+    rollout.handle(RolloutSignal.PAUSE, 71.0)
     assert kinds(rollout.handle(heard(0, errors=30), 72.0)) == ["rollout_rolled_back"]
 
 
 def test_it_can_be_undone_while_it_runs_and_when_it_is_done() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
-    assert kinds(rollout.handle(UndoAsked(), 1.0)) == ["rollout_undone"]
+    assert kinds(rollout.handle(RolloutSignal.UNDO, 1.0)) == ["rollout_undone"]
     assert shares(rollout) == {"old": 100}
     with pytest.raises(InvalidRequest, match="nothing to undo"):
-        rollout.handle(UndoAsked(), 2.0)
-    for asked in (PauseAsked(), ResumeAsked()):
+        rollout.handle(RolloutSignal.UNDO, 2.0)
+    for asked in (RolloutSignal.PAUSE, RolloutSignal.RESUME):
         with pytest.raises(InvalidRequest, match="is undone"):
             rollout.handle(asked, 2.0)
     done = make(steps=(100,), min_answers=0, hold_s=0)
     done.handle(READY, 0.0)
-    assert kinds(done.handle(RolloutTick(), 0.1)) == ["rollout_done"]
-    assert kinds(done.handle(UndoAsked(), 1.0)) == ["rollout_undone"]
+    assert kinds(done.handle(RolloutSignal.TICK, 0.1)) == ["rollout_done"]
+    assert kinds(done.handle(RolloutSignal.UNDO, 1.0)) == ["rollout_undone"]
     assert shares(done) == {"old": 100}
 
 
 def test_a_last_step_below_all_stays_until_it_is_resumed() -> None:
     rollout = make(steps=(50,), min_answers=0)
     rollout.handle(READY, 0.0)
-    assert kinds(rollout.handle(RolloutTick(), 10.0)) == ["rollout_holding"]
+    assert kinds(rollout.handle(RolloutSignal.TICK, 10.0)) == ["rollout_holding"]
     assert shares(rollout) == {"old": 50, "new": 50}
-    assert kinds(rollout.handle(RolloutTick(), 9999.0)) == []
-    assert kinds(rollout.handle(ResumeAsked(), 10000.0)) == ["rollout_done"]
+    assert kinds(rollout.handle(RolloutSignal.TICK, 9999.0)) == []
+    assert kinds(rollout.handle(RolloutSignal.RESUME, 10000.0)) == ["rollout_done"]
 
 
 def test_a_shadow_comes_before_the_steps_and_is_judged_before_anybody_is_answered() -> None:
@@ -180,10 +177,10 @@ def test_a_shadow_comes_before_the_steps_and_is_judged_before_anybody_is_answere
     assert route == NameRoute("m", (Share("old", 100),), shadow="new", shadow_share=0.2, is_compared=True)
     rollout.handle(heard(20), 1.0)
     assert rollout.answers == 0
-    assert kinds(rollout.handle(RolloutTick(), 10.0)) == ["rollout_step"]
+    assert kinds(rollout.handle(RolloutSignal.TICK, 10.0)) == ["rollout_step"]
     alone = make(shadow=20, steps=(), min_answers=0)
     alone.handle(READY, 0.0)
-    assert kinds(alone.handle(RolloutTick(), 100.0)) == []
+    assert kinds(alone.handle(RolloutSignal.TICK, 100.0)) == []
     assert kinds(alone.handle(heard(0, errors=30), 101.0)) == ["rollout_rolled_back"]
     assert alone.answers == 0
 
@@ -218,17 +215,17 @@ def test_another_leader_goes_on_where_the_last_one_was() -> None:
     rollout = make()
     rollout.handle(READY, 0.0)
     rollout.handle(heard(60), 5.0)
-    rollout.handle(RolloutTick(), 10.0)
+    rollout.handle(RolloutSignal.TICK, 10.0)
     written = RolloutRecord.model_validate_json(rollout.record.model_dump_json())
     later = Rollout(written, 500.0)
     assert shares(later) == {"old": 0, "new": 100}
-    assert later.handle(RolloutTick(), 505.0) == [], "a step begins anew"
+    assert later.handle(RolloutSignal.TICK, 505.0) == [], "a step begins anew"
     before, after = rollout.route(), later.route()
     assert before is not None
     assert after is not None
     assert before.began != after.began, "gateways have given more than is allowed by one who has seen nothing"
     later.handle(heard(60, old=0), 506.0)
-    assert kinds(later.handle(RolloutTick(), 510.0)) == ["rollout_done"]
+    assert kinds(later.handle(RolloutSignal.TICK, 510.0)) == ["rollout_done"]
     assert later.answers == 120
 
 
@@ -247,7 +244,7 @@ def test_an_old_block_of_another_model_is_never_let_go_of() -> None:
     plan = RolloutPlan(name="either", new="other", steps=(100,), hold_s=0, min_answers=0, keep_s=0)
     rollout = Rollout(RolloutRecord(plan=plan, old=OLD, new=other, began=0.0), 0.0)
     rollout.handle(READY, 0.0)
-    assert not any(isinstance(action, LetGo) for action in rollout.handle(RolloutTick(), 1.0))
+    assert not any(isinstance(action, LetGo) for action in rollout.handle(RolloutSignal.TICK, 1.0))
 
 
 @pytest.mark.parametrize(
