@@ -82,7 +82,7 @@ class SecretServer:
             if file.is_file() and file.name != "config.yaml":
                 text = file.read_bytes().decode("latin-1")
                 if file.name == CONFIG_FILE:
-                    assert file.parent.stat().st_mode & 0o077 == 0
+                    assert (file.stat().st_mode | file.parent.stat().st_mode) & 0o077 == 0
                     text = text.replace(REDIS, "")
                 yield from self.leaks(str(file.relative_to(self.folder)), text)
 

@@ -58,7 +58,7 @@ async def _manage(run: RoleRun) -> None:
     from penstock.app.registry import behind_door, open_http_door
 
     config = run.config
-    run.places.write_config(config)  # commands of this machine find it by that
+    run.places.write_config(config, only={"data_dir"})  # commands of this machine find it by that
     share_metrics(run.places.metrics, run.name)
     async with AsyncExitStack() as stack:
         adopt_orphans(stack)  # of commands that events call

@@ -46,10 +46,12 @@ class ServerPlaces:
     def task_worker(self, task_worker_id: str) -> Path:
         return self.folder / f"{task_worker_id}.sock"
 
-    def write_config(self, config: Config) -> None:
+    def write_config(self, config: Config, only: set[str] | None = None) -> None:
+        """`only`: these settings. A store's URL has its password for those who need it, so it is the owner's alone."""
         try:
+            self.config.touch(0o600)
             # Without secrets: the manager, which needs them, has them.
-            self.config.write_text(config.model_dump_json(exclude=SECRETS))
+            self.config.write_text(config.model_dump_json(include=only, exclude=SECRETS))
         except OSError as error:
             raise ConfigError(
                 f"{self.config}: the configuration cannot be written for the server's processes: {error.strerror}; "

@@ -1,10 +1,11 @@
 """`penstock fleet`: gateways and workers on the machines of a Ray cluster."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.terminal.cluster import ConfigFile, Insecure, Join, given
+from penstock.cli.terminal.cluster import AskKeys, ConfigFile, Insecure, Join, access_flags, given
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 
@@ -32,6 +33,14 @@ def up(
     http_port: Annotated[int | None, typer.Option(help="Gateways' REST, metrics, health; 0: a free one.")] = None,
     grpc_port: Annotated[int | None, typer.Option(help="Gateways' gRPC; 0: a free one.")] = None,
     insecure: Insecure = None,
+    keys: AskKeys = None,
+    key_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--key-file",
+            help="A file with the key that roles show, by its path on every node. [default: PENSTOCK_API_KEY there]",
+        ),
+    ] = None,
     config: ConfigFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -42,6 +51,7 @@ def up(
     from penstock.manager.fleet.base import RoleResources
 
     flags = {"http_port": http_port, "grpc_port": grpc_port, "insecure": insecure, "cluster": given(join=join)}
+    flags |= access_flags(keys, key_file)
     plan = FleetPlan(
         name,
         load_config(config, **flags),

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import typer
@@ -45,78 +46,82 @@ from penstock.core.error_text import printable
 from penstock.core.errors import PenstockError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
-commands = (
-    serve,
-    manager,
-    gateway,
-    embed,
-    rerank,
-    classify,
-    upscale,
-    stream,
-    infer,
-    status,
-    top,
-    bench,
-    tune,
-    events,
-    audit,
-)
-for command in commands:
+for command in (serve, manager, gateway, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
     app.command()(command)
+for of_cluster in (events, audit):
+    app.command()(of_cluster)
 app.command(hidden=True)(tasks)
-model = typer.Typer(
-    no_args_is_help=True,
-    help="Models of a repository: import, check, quantize. Of a registry: push, pull, delete, alias.",
-)
-for name, of_models in (("import", import_model), ("check", check), ("quantize", quantize), ("list", list_models)):
-    model.command(name)(of_models)
-for of_registry in (push, pull, alias, delete):
-    model.command()(of_registry)
-experiment = typer.Typer(no_args_is_help=True, help="Experiments: measure variants of a model and compare them.")
-for name, of_experiments in (("run", run), ("run-all", run_all), ("compare", compare), ("list", list_experiments)):
-    experiment.command(name)(of_experiments)
-cluster = typer.Typer(no_args_is_help=True, help="A cluster: its managers, gateways, workers and blocks.")
-cluster.command("status")(cluster_status)
-block = typer.Typer(no_args_is_help=True, help="The blocks of a cluster: deployed models, and where they are.")
-for name, of_blocks in (("list", list_blocks), ("scale", scale_block), ("explain", explain_block)):
-    block.command(name)(of_blocks)
-block.command("deploy")(deploy_block)
-block.command("remove")(remove_block)
-rollout = typer.Typer(no_args_is_help=True, help="Rollouts: a name moves from one block to another, in steps.")
-for name, of_rollouts in (("start", start_rollout), ("status", rollout_status), ("pause", pause_rollout)):
-    rollout.command(name)(of_rollouts)
-for name, of_ended in (("resume", resume_rollout), ("undo", undo_rollout), ("forget", forget_rollout)):
-    rollout.command(name)(of_ended)
-key = typer.Typer(no_args_is_help=True, help="Keys: who may do what. From the first one on, every door asks for one.")
-for name, of_keys in (
-    ("create", create_key),
-    ("list", list_keys),
-    ("show", show_key),
-    ("rotate-signing", rotate_signing),
-):
-    key.command(name)(of_keys)
-for name, of_known in (("revoke", revoke_key), ("rotate", rotate_key)):
-    key.command(name)(of_known)
+
+GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
+    "cluster": ("A cluster: its managers, gateways, workers and blocks.", {"status": cluster_status}),
+    "block": (
+        "The blocks of a cluster: deployed models, and where they are.",
+        {
+            "list": list_blocks,
+            "scale": scale_block,
+            "explain": explain_block,
+            "deploy": deploy_block,
+            "remove": remove_block,
+        },
+    ),
+    "rollout": (
+        "Rollouts: a name moves from one block to another, in steps.",
+        {
+            "start": start_rollout,
+            "status": rollout_status,
+            "pause": pause_rollout,
+            "resume": resume_rollout,
+            "undo": undo_rollout,
+            "forget": forget_rollout,
+        },
+    ),
+    "model": (
+        "Models of a repository: import, check, quantize. Of a registry: push, pull, delete, alias.",
+        {
+            "import": import_model,
+            "check": check,
+            "quantize": quantize,
+            "list": list_models,
+            "push": push,
+            "pull": pull,
+            "alias": alias,
+            "delete": delete,
+        },
+    ),
+    "key": (
+        "Keys: who may do what. From the first one on, every door asks for one.",
+        {
+            "create": create_key,
+            "list": list_keys,
+            "show": show_key,
+            "rotate-signing": rotate_signing,
+            "revoke": revoke_key,
+            "rotate": rotate_key,
+        },
+    ),
+    "certs": (
+        "Certificates: an authority of your own, and what it issues.",
+        {"init": init_certs, "issue": issue_cert},
+    ),
+    "experiment": (
+        "Experiments: measure variants of a model and compare them.",
+        {"run": run, "run-all": run_all, "compare": compare, "list": list_experiments},
+    ),
+    "fleet": (
+        "Gateways and workers on the machines of a Ray cluster.",
+        {"up": of_fleet.up, "scale": of_fleet.scale, "down": of_fleet.down, "status": of_fleet.status},
+    ),
+}
 workers = typer.Typer()
 workers.callback(invoke_without_command=True)(worker)
 for name, of_workers in (("list", list_workers), ("drain", drain_worker), ("remove", remove_worker)):
     workers.command(name)(of_workers)
 app.add_typer(workers, name="worker")
-app.add_typer(cluster, name="cluster")
-app.add_typer(block, name="block")
-app.add_typer(rollout, name="rollout")
-app.add_typer(model, name="model")
-app.add_typer(key, name="key")
-fleet = typer.Typer(no_args_is_help=True, help="Gateways and workers on the machines of a Ray cluster.")
-for fleet_command in (of_fleet.up, of_fleet.scale, of_fleet.down, of_fleet.status):
-    fleet.command()(fleet_command)
-certs = typer.Typer(no_args_is_help=True, help="Certificates: an authority of your own, and what it issues.")
-for name, of_certs in (("init", init_certs), ("issue", issue_cert)):
-    certs.command(name)(of_certs)
-app.add_typer(certs, name="certs")
-app.add_typer(experiment, name="experiment")
-app.add_typer(fleet, name="fleet")
+for name, (about, commands) in GROUPS.items():
+    group = typer.Typer(no_args_is_help=True, help=about)
+    for its_name, its_command in commands.items():
+        group.command(its_name)(its_command)
+    app.add_typer(group, name=name)
 
 
 def _print_version(is_asked: bool) -> None:

@@ -5,23 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal.cluster import (
-    Advertise,
-    AskKeys,
-    Bind,
-    ConfigFile,
-    DataDir,
-    HealthGrpcPort,
-    HealthHost,
-    HealthPort,
-    Insecure,
-    Join,
-    KeyFile,
-    Node,
-    access_of,
-    given,
-)
-from penstock.cli.terminal.output import with_readable_logs
+from penstock.cli.terminal.cluster import PartOptions, runs_part_with_health
 from penstock.cli.terminal.progress import show_steps
 from penstock.cli.terminal.repository import ServedModels
 
@@ -29,12 +13,11 @@ if TYPE_CHECKING:
     from penstock.models.default_models import DefaultModels
 
 
+@runs_part_with_health
 def serve(
+    part: PartOptions,
     models: ServedModels = None,
     host: Annotated[str | None, typer.Option(help="Where to listen; loopback unless told otherwise.")] = None,
-    insecure: Insecure = None,
-    keys: AskKeys = None,
-    key_file: KeyFile = None,
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further name that clients call this server by; may be repeated.")
     ] = None,
@@ -48,28 +31,14 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(help="gRPC. [default: 50051]")] = None,
     gateways: Annotated[int | None, typer.Option(help="Gateway processes that share the ports.")] = None,
     workers: Annotated[int | None, typer.Option(help="Worker processes.")] = None,
-    data_dir: DataDir = None,
-    join: Join = None,
-    node: Node = None,
-    bind: Bind = None,
-    advertise: Advertise = None,
-    health_host: HealthHost = None,
-    health_port: HealthPort = None,
-    health_grpc_port: HealthGrpcPort = None,
-    config: ConfigFile = None,
 ) -> None:
     """Serve a folder of models on this machine, or add this machine to a cluster (--join)."""
     from penstock.app.serve import run_serve
-    from penstock.core.config import load_config
     from penstock.models.default_models import DefaultModels, with_default_models
 
-    loaded = load_config(
-        config,
+    readable = part.load(
         models=models,
         host=host,
-        insecure=insecure,
-        access=access_of(keys),
-        api_key_file=key_file,
         allowed_hosts=allowed_host or None,
         allowed_origins=allowed_origin or None,
         allow_shared_memory=allow_shared_memory,
@@ -77,11 +46,7 @@ def serve(
         grpc_port=grpc_port,
         gateways=gateways,
         workers=workers,
-        data_dir=data_dir,
-        cluster=given(join=join, node=node, bind=bind, advertise=advertise),
-        health=given(host=health_host, http_port=health_port, grpc_port=health_grpc_port),
     )
-    readable = with_readable_logs(loaded)
     # What a machine that joins serves, its managers say.
     found = DefaultModels(readable) if readable.cluster.join else with_default_models(readable, show_steps)
     run_serve(found.config, on_listening=lambda http, grpc: _welcome(found, http, grpc))

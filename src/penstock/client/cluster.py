@@ -5,16 +5,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from penstock.client import faults
 from penstock.core.errors import DeadlineExceeded, NotLeader, PenstockError, Unavailable
-from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc
+from penstock.pb.v1 import access_pb2, access_pb2_grpc, cluster_pb2, cluster_pb2_grpc
 from penstock.wire.channels import PLAIN, Channels
 from penstock.wire.failures import decode_failure
+from penstock.wire.values import as_values
 
 REACH_S = 1.0  # after which it is given up where none of the managers can be reached
 ONE_S = 3.0  # what one of several managers gets to answer
 PAUSE_S = 0.2  # before those that did not lead, or did not answer, are asked again
+SERVICES = [service for file in (cluster_pb2, access_pb2) for service in file.DESCRIPTOR.services_by_name.values()]
 STUBS = (cluster_pb2_grpc.ClusterStub, cluster_pb2_grpc.RolloutsStub, access_pb2_grpc.AccessStub)
 
 
@@ -34,6 +37,13 @@ class ClusterClient:
     def __exit__(self, *error: object) -> None:
         for channel in self._channels.values():
             channel.close()
+
+    def ask(self, method: str, takes_s: float = 0.0, **fields: Any) -> dict[str, Any]:
+        """As `call`, with the fields of the request; the answer as plain values."""
+        known = next(each.methods_by_name[method] for each in SERVICES if method in each.methods_by_name)
+        request = GetMessageClass(known.input_type)(**fields)
+        found: dict[str, Any] = as_values(self.call(method, request, takes_s))
+        return found
 
     def call(self, method: str, request: Any, takes_s: float = 0.0) -> Any:
         """Tries one manager after the other while there is time; `takes_s` is what the answer itself may take."""

@@ -37,6 +37,7 @@ def test_what_cannot_come_up_is_told() -> None:
     plan(joined(), host="127.0.0.1").check()
     plan(joined(), gateways=0).check()
     plan(joined(insecure=True)).check()
+    plan(joined(access={"keys": "required"}, api_key_file="/on/every/node")).check()
 
 
 @pytest.mark.parametrize("port", ["1", "99999999"])

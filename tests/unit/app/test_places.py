@@ -1,5 +1,6 @@
 """Where roles are: names, addresses that are bound and told, and what is refused."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,16 @@ def test_settings_of_a_cluster_come_from_file_and_environment(tmp_path: Path, mo
     monkeypatch.setenv("PENSTOCK_CLUSTER__JOIN", "etcd://a:1,b:1")
     found = load_config(file, cluster={"node": "n2"}).cluster
     assert (found.node, found.join) == ("n2", "etcd://a:1,b:1")
+
+
+def test_what_processes_read_is_their_owners_and_has_no_secrets(tmp_path: Path) -> None:
+    secrets = {"api_key": "psk_of_this_host", "s3": {"secret_access_key": "of-the-bucket"}}
+    given = load_config(None, **secrets, access={"secret": "of-the-whole-cluster", "limits_url": "redis://:word@h:1/0"})
+    places = ServerPlaces(tmp_path)
+    places.write_config(given)
+    assert places.config.stat().st_mode & 0o077 == 0
+    assert places.read_config().access.limits_url == "redis://:word@h:1/0"
+    text = places.config.read_text()
+    assert not [each for each in ("psk_of_this_host", "of-the-bucket", "of-the-whole-cluster") if each in text]
+    places.write_config(given, only={"data_dir"})
+    assert json.loads(places.config.read_text()) == {"data_dir": "penstock-data"}

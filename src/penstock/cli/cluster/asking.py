@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Timer
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,6 +16,7 @@ from penstock.core.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from penstock.core.config import Config
+    from penstock.wire.channels import Channels
 
 Managers = Annotated[
     str | None,
@@ -25,32 +26,57 @@ Managers = Annotated[
         help="The managers to ask, or etcd://…. [default: setting cluster.join, or this machine's]",
     ),
 ]
-AskingConfig = Annotated[Path | None, typer.Option("--config", help="A YAML file whose cluster.join names them.")]
-AskingTimeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")]
 TIMEOUT_S = 10.0
 SILENT_S = 3.0  # of a command that waits, before it says so
 MAX_REPLICAS = 1_000_000
 
 
-def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say whom it asks, and their client as its first argument."""
+class Asked(NamedTuple):
+    """Whom a command asks, as its options say."""
+
+    manager: str | None
+    config: Path | None
+    key_file: Path | None
+    ca: Path | None
+
+    def find(self) -> "tuple[list[str], Channels]":
+        """The managers' addresses, and how to call them."""
+        from penstock.wire.channels import Channels
+
+        settings = read_settings(self.config, self.key_file, self.ca)
+        return find_addresses(self.manager, settings), Channels.of(settings)
+
+
+def asks(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options that say whom it asks, and that as its first argument."""
 
     def run(
         manager: Managers = None,
-        config: AskingConfig = None,
+        config: Annotated[Path | None, typer.Option(help="A YAML file whose cluster.join names them.")] = None,
         key_file: KeyFile = None,
         ca: Authority = None,
-        timeout: AskingTimeout = TIMEOUT_S,
+        **options: Any,
+    ) -> None:
+        command(Asked(manager, config, key_file, ca), **options)
+
+    return with_options(command, run)
+
+
+def asks_managers(command: Callable[..., None]) -> Callable[..., None]:
+    """The same, with the managers' client as the first argument."""
+
+    def run(
+        asked: Asked,
+        timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = TIMEOUT_S,
         **options: Any,
     ) -> None:
         from penstock.client.cluster import ClusterClient
-        from penstock.wire.channels import Channels
 
-        settings = read_settings(config, key_file, ca)
-        with ClusterClient(find_addresses(manager, settings), timeout, Channels.of(settings)) as client:
+        addresses, channels = asked.find()
+        with ClusterClient(addresses, timeout, channels) as client:
             command(client, **options)
 
-    return with_options(command, run)
+    return asks(with_options(command, run))
 
 
 @contextmanager

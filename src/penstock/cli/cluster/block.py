@@ -7,9 +7,8 @@ import typer
 
 from penstock.cli.cluster.asking import MAX_REPLICAS, asks_managers, print_done, said_while_waiting
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json, print_rows
+from penstock.cli.terminal.output import print_list
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -28,12 +27,8 @@ def list_blocks(
     as_json: AsJson = False,
 ) -> None:
     """Show the blocks of a cluster: what they are, how they are, and which workers hold them."""
-    blocks = _blocks(client, model)
-    if as_json:
-        print_json(blocks)
-        return
     titles = ("block", "model", "version", "state", "replicas", "workers", "requests", "errors", "mean ms", "reason")
-    print_rows(titles, [_row(block) for block in blocks], "no block is deployed")
+    print_list(as_json, _blocks(client, model), titles, _row, "no block is deployed")
 
 
 @asks_managers
@@ -56,29 +51,26 @@ def deploy_block(
     as_json: AsJson = False,
 ) -> None:
     """Deploy a version of a model as a block; what served before serves until it is there."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     name, _, version = model.partition(":")
-    spec = pb.BlockSpec(
-        model=name,
-        version=version,
-        source=source,
-        replicas=replicas,
-        cpu=cpu,
-        memory_bytes=_size(memory, "--memory"),
-        gpu_memory_bytes=_size(gpu_memory, "--gpu-memory"),
-        labels=dict(_pair(each) for each in label or ()),
-        anti_affinity=anti_affinity or (),
-        metadata=json.dumps(dict(_json_pair(each) for each in metadata or ())) if metadata else "",
-        weight=weight,
-    )
-    request = pb.DeployBlockRequest(spec=spec, is_beside=beside, wait_s=wait)
+    spec = {
+        "model": name,
+        "version": version,
+        "source": source,
+        "replicas": replicas,
+        "cpu": cpu,
+        "memory_bytes": _size(memory, "--memory"),
+        "gpu_memory_bytes": _size(gpu_memory, "--gpu-memory"),
+        "labels": dict(_pair(each) for each in label or ()),
+        "anti_affinity": anti_affinity or (),
+        "metadata": json.dumps(dict(_json_pair(each) for each in metadata or ())) if metadata else "",
+        "weight": weight,
+    }
     try:
         with said_while_waiting(
             f"waiting at most {wait:g} s until the workers have it; it stays wanted without this command, and "
             f"`penstock block explain {model}` says where it may be"
         ):
-            made = as_values(client.call("DeployBlock", request, takes_s=wait))
+            made = client.ask("DeployBlock", wait, spec=spec, is_beside=beside, wait_s=wait)
     except ModelNotReady as error:
         hint = f"it stays wanted; `penstock block explain {model}` says where it may be"
         raise ModelNotReady(f"{error.message}; {hint}") from error
@@ -95,10 +87,8 @@ def scale_block(
     as_json: AsJson = False,
 ) -> None:
     """Have a block on more workers, or on fewer."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     block_id = _find(client, block)
-    client.call("ScaleBlock", pb.ScaleBlockRequest(block_id=block_id, replicas=replicas))
+    client.ask("ScaleBlock", block_id=block_id, replicas=replicas)
     where = f"{replicas} workers" if replicas > 1 else "one worker" if replicas else "every worker that may hold it"
     print_done(as_json, f"{block_id} is wanted on {where}", block_id=block_id, replicas=replicas)
 
@@ -106,20 +96,16 @@ def scale_block(
 @asks_managers
 def explain_block(client: "ClusterClient", block: BlockName, as_json: AsJson = False) -> None:
     """Say why a block is where it is, and why it is not elsewhere."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     block_id = _find(client, block)
-    sentences = list(client.call("ExplainBlock", pb.ExplainBlockRequest(block_id=block_id)).sentences)
+    sentences = client.ask("ExplainBlock", block_id=block_id)["sentences"]
     print_done(as_json, sentences, block_id=block_id, sentences=sentences)
 
 
 @asks_managers
 def remove_block(client: "ClusterClient", block: BlockName, as_json: AsJson = False) -> None:
     """Take a block away; what runs is answered."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     block_id = _find(client, block)
-    client.call("RemoveBlock", pb.RemoveBlockRequest(block_id=block_id))
+    client.ask("RemoveBlock", block_id=block_id)
     print_done(as_json, f"{block_id} is removed", block_id=block_id)
 
 
@@ -127,9 +113,7 @@ def remove_block(client: "ClusterClient", block: BlockName, as_json: AsJson = Fa
 
 
 def _blocks(client: "ClusterClient", model: str = "") -> list[dict[str, Any]]:
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    blocks: list[dict[str, Any]] = as_values(client.call("ListBlocks", pb.ListBlocksRequest(model=model)))["blocks"]
+    blocks: list[dict[str, Any]] = client.ask("ListBlocks", model=model)["blocks"]
     for block in blocks:
         block["spec"]["metadata"] = json.loads(block["spec"]["metadata"] or "{}")
     return blocks

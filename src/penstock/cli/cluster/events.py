@@ -11,7 +11,6 @@ from penstock.cli.cluster.asking import asks_managers
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import plain, print_json
 from penstock.core.errors import Unavailable
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -32,10 +31,7 @@ def events(
     """Show what happened in a cluster: oldest first; with --json and --follow, one object a line."""
 
     def read(after: int, most: int) -> list[dict[str, Any]]:
-        from penstock.pb.v1 import cluster_pb2 as pb
-
-        request = pb.EventsRequest(after=after, limit=most, kind=kind, subject=subject)
-        return list(as_values(client.call("Events", request))["events"])
+        return list(client.ask("Events", after=after, limit=most, kind=kind, subject=subject)["events"])
 
     _show(read, _line, limit, follow, as_json, "nothing has happened yet")
 
@@ -51,10 +47,7 @@ def audit(
     """Show what was changed in a cluster, and by whom: oldest first; with --json and --follow, one object a line."""
 
     def read(after: int, most: int) -> list[dict[str, Any]]:
-        from penstock.pb.v1 import access_pb2 as pb
-
-        request = pb.ListAuditRequest(after=after, limit=most, who=who)
-        return list(as_values(client.call("ListAudit", request))["entries"])
+        return list(client.ask("ListAudit", after=after, limit=most, who=who)["entries"])
 
     _show(read, _change, limit, follow, as_json, "nobody has changed anything yet")
 

@@ -9,9 +9,8 @@ import typer
 
 from penstock.cli.cluster.asking import asks_managers, print_done
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import plain, print_json, print_rows
+from penstock.cli.terminal.output import plain, print_json, print_list, print_rows
 from penstock.core.errors import InvalidRequest
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -46,43 +45,36 @@ def create_key(
     as_json: AsJson = False,
 ) -> None:
     """Make a key, and show it this once. From the first one on, every door asks for one."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    limits = pb.LimitsOfKey(
-        requests_per_s=rate, rows_per_s=rows, tokens_per_s=tokens, burst_s=burst, concurrency=concurrency
-    )
-    has_limits = any((rate, rows, tokens, concurrency))
-    spec = pb.KeySpec(
-        name=name,
-        scopes=scope or ["inference"],
-        models=model or [],
-        blocks=block or [],
-        expires_at=time.time() + seconds_of(expires) if expires else 0.0,
-        limits=limits if has_limits else None,
-    )
-    made = as_values(client.call("CreateKey", pb.CreateKeyRequest(spec=spec)))
-    _print_made(made, as_json)
+    limits = {
+        "requests_per_s": rate,
+        "rows_per_s": rows,
+        "tokens_per_s": tokens,
+        "burst_s": burst,
+        "concurrency": concurrency,
+    }
+    spec = {
+        "name": name,
+        "scopes": scope or ["inference"],
+        "models": model or [],
+        "blocks": block or [],
+        "expires_at": time.time() + seconds_of(expires) if expires else 0.0,
+        "limits": limits if any((rate, rows, tokens, concurrency)) else None,
+    }
+    _print_made(client.ask("CreateKey", spec=spec), as_json)
 
 
 @asks_managers
 def list_keys(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show the keys of a cluster, also those that were revoked; never their texts."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    keys = [_values(key) for key in as_values(client.call("ListKeys", pb.ListKeysRequest()))["keys"]]
-    if as_json:
-        print_json(keys)
-        return
+    keys = [_values(key) for key in client.ask("ListKeys")["keys"]]
     titles = ("name", "id", "state", "scopes", "models", "blocks", "limits", "expires", "created", "by")
-    print_rows(titles, [_row(key) for key in keys], "there is no key: doors on this machine alone are open")
+    print_list(as_json, keys, titles, _row, "there is no key: doors on this machine alone are open")
 
 
 @asks_managers
 def show_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Show what a key may do."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    found = _values(as_values(client.call("GetKey", pb.GetKeyRequest(key=key)))["key"])
+    found = _values(client.ask("GetKey", key=key)["key"])
     if as_json:
         print_json(found)
         return
@@ -92,9 +84,7 @@ def show_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> 
 @asks_managers
 def revoke_key(client: "ClusterClient", key: KeyName, as_json: AsJson = False) -> None:
     """Have a key open no door any more, at once and everywhere."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    revoked = _values(as_values(client.call("RevokeKey", pb.RevokeKeyRequest(key=key)))["key"])
+    revoked = _values(client.ask("RevokeKey", key=key)["key"])
     print_done(as_json, f"the key '{revoked['name']}' is revoked", **revoked)
 
 
@@ -106,23 +96,15 @@ def rotate_key(
     as_json: AsJson = False,
 ) -> None:
     """Give a key a new text, and show it this once."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    request = pb.RotateKeyRequest(key=key, grace_s=seconds_of(grace))
-    made = as_values(client.call("RotateKey", request))
-    _print_made(made, as_json)
+    _print_made(client.ask("RotateKey", key=key, grace_s=seconds_of(grace)), as_json)
 
 
 @asks_managers
 def rotate_signing(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Have session tokens signed with a new key; those that were signed before stay good until they expire."""
-    from penstock.pb.v1 import access_pb2 as pb
-
-    made = client.call("RotateSigning", pb.RotateSigningRequest())
-    begins = _at(made.signs_from)
-    print_done(
-        as_json, f"session tokens are signed with '{made.kid}' from {begins} on", kid=made.kid, signs_from=begins
-    )
+    made = client.ask("RotateSigning")
+    kid, begins = made["kid"], _at(made["signs_from"])
+    print_done(as_json, f"session tokens are signed with '{kid}' from {begins} on", kid=kid, signs_from=begins)
 
 
 def seconds_of(text: str) -> float:

@@ -5,14 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import (
-    asks_managers,
-    print_done,
-)
+from penstock.cli.cluster.asking import asks_managers, print_done
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import plain, print_json, print_rows
+from penstock.cli.terminal.output import plain, print_list
 from penstock.core.errors import InvalidRequest
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -47,8 +43,6 @@ def start_rollout(
     as_json: AsJson = False,
 ) -> None:
     """Move a name to another block in steps; it goes back by itself where that is worse."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     kind, _, key = sticky.partition("=")
     plan = {
         "name": name,
@@ -65,8 +59,7 @@ def start_rollout(
         "is_compared": compare,
         "keep_s": keep,
     }
-    request = pb.StartRolloutRequest(plan=json.dumps(plan))
-    started = _values(client.call("StartRollout", request, takes_s=START_S).rollout)
+    started = _values(client.ask("StartRollout", START_S, plan=json.dumps(plan))["rollout"])
     said = f"'{name}' moves from {_block(started['old'])} to {_block(started['new'])}"
     print_done(as_json, f"{said}; `penstock rollout status {name}` shows how far it is", **started)
 
@@ -78,17 +71,11 @@ def rollout_status(
     as_json: AsJson = False,
 ) -> None:
     """Show rollouts: how far they are, what both blocks answer, and why one ended as it did."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    listed = client.call("ListRollouts", pb.ListRolloutsRequest(name=name)).rollouts
-    found = [_values(rollout) for rollout in listed]
-    if as_json:
-        print_json(found)
-        return
+    found = [_values(rollout) for rollout in client.ask("ListRollouts", name=name)["rollouts"]]
     titles = ("name", "phase", "new", "share", "step", "answers", "errors", "p50 ms", "p95 ms", "old", "waits for")
-    print_rows(titles, [_row(rollout) for rollout in found], "there is no rollout")
+    print_list(as_json, found, titles, _row, "there is no rollout")
     for rollout in found:
-        if rollout["reason"]:
+        if rollout["reason"] and not as_json:
             print(plain(f"{rollout['name']}: {rollout['reason']}"))
 
 
@@ -117,22 +104,16 @@ def undo_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -
 @asks_managers
 def forget_rollout(client: "ClusterClient", name: Name, as_json: AsJson = False) -> None:
     """Make a name what it is without the rollout that is over."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    client.call("ForgetRollout", pb.ChangeRolloutRequest(name=name), takes_s=START_S)
+    client.ask("ForgetRollout", START_S, name=name)
     print_done(as_json, f"the rollout of '{name}' is forgotten", name=name)
 
 
 def _change(client: "ClusterClient", method: str, name: str) -> dict[str, Any]:
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    return _values(client.call(method, pb.ChangeRolloutRequest(name=name), takes_s=START_S).rollout)
+    return _values(client.ask(method, START_S, name=name)["rollout"])
 
 
-def _values(rollout: Any) -> dict[str, Any]:
-    found: dict[str, Any] = as_values(rollout)
-    found["plan"] = json.loads(found["plan"] or "{}")
-    return found
+def _values(rollout: dict[str, Any]) -> dict[str, Any]:
+    return rollout | {"plan": json.loads(rollout["plan"] or "{}")}
 
 
 def _steps(text: str) -> list[float]:

@@ -2,12 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.cluster.asking import (
-    asks_managers,
-)
+from penstock.cli.cluster.asking import asks_managers
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import plain, print_json, print_rows
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -16,9 +13,7 @@ if TYPE_CHECKING:
 @asks_managers
 def cluster_status(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show a cluster: its managers and which of them leads, its gateways, how many workers and blocks it has."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    found = as_values(client.call("Status", pb.StatusRequest()))
+    found = client.ask("Status")
     if as_json:
         print_json(found)
         return

@@ -7,9 +7,8 @@ import typer
 
 from penstock.cli.cluster.asking import asks_managers, print_done, said_while_waiting
 from penstock.cli.terminal.options import AsJson
-from penstock.cli.terminal.output import print_json, print_rows
+from penstock.cli.terminal.output import print_list
 from penstock.core.errors import DeadlineExceeded, InvalidRequest
-from penstock.wire.values import as_values
 
 if TYPE_CHECKING:
     from penstock.client.cluster import ClusterClient
@@ -22,12 +21,8 @@ NAMED = 5  # blocks that are named where some are left
 @asks_managers
 def list_workers(client: "ClusterClient", as_json: AsJson = False) -> None:
     """Show the workers of a cluster: how they are, how busy, and what they hold."""
-    workers = _workers(client)
-    if as_json:
-        print_json(workers)
-        return
     titles = ("worker", "state", "node", "zone", "cores", "memory", "GPU", "jobs", "blocks", "labels")
-    print_rows(titles, [_row(worker) for worker in workers], "no worker has joined")
+    print_list(as_json, _workers(client), titles, _row, "no worker has joined")
 
 
 @asks_managers
@@ -42,9 +37,7 @@ def drain_worker(
     as_json: AsJson = False,
 ) -> None:
     """Move a worker's blocks elsewhere, so that it can be stopped; each goes when its new place serves it."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    client.call("DrainWorker", pb.DrainWorkerRequest(worker_id=worker, is_draining=not undo))
+    client.ask("DrainWorker", worker_id=worker, is_draining=not undo)
     if undo:
         print_done(as_json, f"{worker} takes blocks again", worker=worker, is_draining=False)
         return
@@ -53,7 +46,7 @@ def drain_worker(
     ):
         is_empty = _wait_empty(client, worker, wait) if wait or leave else False
     if leave:
-        client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+        client.ask("RemoveWorker", worker_id=worker)
     said = f"{worker} holds nothing more: it can be stopped" if is_empty else f"{worker} gives its blocks away"
     said = f"{worker} held nothing more, and leaves" if leave else said
     print_done(as_json, said, worker=worker, is_draining=True, is_empty=is_empty, has_left=leave)
@@ -67,11 +60,9 @@ def remove_worker(
     as_json: AsJson = False,
 ) -> None:
     """Forget a worker. Its process gets nothing more to do; one that is started anew may join again."""
-    from penstock.pb.v1 import cluster_pb2 as pb
-
     if not force and (held := _held(client, worker)):
         raise InvalidRequest(f"{worker} holds {_named(held)}: drain it first, or give --force")
-    client.call("RemoveWorker", pb.RemoveWorkerRequest(worker_id=worker))
+    client.ask("RemoveWorker", worker_id=worker)
     print_done(as_json, f"{worker} is forgotten", worker=worker)
 
 
@@ -99,10 +90,7 @@ def _named(blocks: list[str]) -> str:
 
 
 def _workers(client: "ClusterClient") -> list[dict[str, Any]]:
-    from penstock.pb.v1 import cluster_pb2 as pb
-
-    found: list[dict[str, Any]] = as_values(client.call("ListWorkers", pb.ListWorkersRequest()))["workers"]
-    return found
+    return list(client.ask("ListWorkers")["workers"])
 
 
 def _row(worker: dict[str, Any]) -> tuple[object, ...]:

@@ -5,30 +5,27 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.cluster.asking import AskingConfig, Managers
-from penstock.cli.terminal.access import Authority, KeyFile, read_settings
+from penstock.cli.cluster.asking import Asked, asks
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.repository import MODELS, Repository
 from penstock.core.errors import ConfigError
 
 
+@asks
 def list_models(
+    asked: Asked,
     repository: Repository = MODELS,
     registry: Annotated[
         bool, typer.Option("--registry", help="The models of a cluster's registry; so also with --manager or --config.")
     ] = False,
-    manager: Managers = None,
-    config: AskingConfig = None,
-    key_file: KeyFile = None,
-    ca: Authority = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the models of a repository, and what is wrong with those that cannot be served; or those of a registry."""
-    if registry or manager or config:
-        from penstock.cli.model.registry import RegistryAsked, list_registry
+    if registry or asked.manager or asked.config:
+        from penstock.cli.model.registry import list_registry
 
-        list_registry(RegistryAsked(manager, read_settings(config, key_file, ca)), as_json)
+        list_registry(asked, as_json)
         return
     from penstock.models.folder import list_model_folders
 

@@ -3,14 +3,12 @@
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from penstock.cli.cluster.asking import AskingConfig, Managers, find_addresses
-from penstock.cli.terminal.access import Authority, KeyFile, read_settings, with_options
+from penstock.cli.cluster.asking import Asked, asks, print_done
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import print_json, print_rows
 from penstock.cli.terminal.progress import show_bytes, show_steps
@@ -18,60 +16,36 @@ from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from penstock.client.registry import ModelVersion, RegistryClient
-    from penstock.core.config import Config
 
 T = TypeVar("T")
 Name = Annotated[str, typer.Argument(metavar="NAME[:VERSION|@ALIAS]", help="Without either, the latest version.")]
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryAsked:
-    """The registry that a command asks."""
+def _ask(asked: Asked, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:
+    """What a server would log, a command keeps to itself: its standard output is the answer's."""
+    import logging
 
-    manager: str | None
-    settings: "Config"
+    import structlog
 
-    def ask(self, act: "Callable[[RegistryClient], Awaitable[T]]") -> T:
-        """What a server would log, a command keeps to itself: its standard output is the answer's."""
-        import logging
+    from penstock.client.registry import RegistryClient
 
-        import structlog
+    addresses, channels = asked.find()
 
-        from penstock.client.registry import RegistryClient
-        from penstock.wire.channels import Channels
+    async def call() -> T:
+        async with RegistryClient(",".join(addresses), channels=channels) as client:
+            return await act(client)
 
-        addresses = ",".join(find_addresses(self.manager, self.settings))
-
-        async def call() -> T:
-            async with RegistryClient(addresses, channels=Channels.of(self.settings)) as client:
-                return await act(client)
-
-        before = structlog.get_config()
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-        try:
-            return asyncio.run(call())
-        finally:
-            structlog.configure(**before)
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        return asyncio.run(call())
+    finally:
+        structlog.configure(**before)
 
 
-def asks_registry(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options that say whom it asks, and the registry as its first argument."""
-
-    def run(
-        manager: Managers = None,
-        config: AskingConfig = None,
-        key_file: KeyFile = None,
-        ca: Authority = None,
-        **options: Any,
-    ) -> None:
-        command(RegistryAsked(manager, read_settings(config, key_file, ca)), **options)
-
-    return with_options(command, run)
-
-
-@asks_registry
+@asks
 def push(
-    asked: RegistryAsked,
+    asked: Asked,
     folder: Annotated[Path, typer.Argument(help="A model's folder, with its model.yaml.")],
     version: Annotated[str, typer.Option(metavar="N", help="Which to send. [default: the newest served]")] = "",
     tag: Annotated[list[str] | None, typer.Option(help="A tag beside those of model.yaml; may be repeated.")] = None,
@@ -97,16 +71,14 @@ def push(
         with show_bytes(f"{manifest.model}:{manifest.version}", manifest.size_bytes) as on_progress:
             return await client.push(manifest, scanned.files, facts, on_progress)
 
-    made = asked.ask(send)
-    if as_json:
-        print_json(_as_json(made))
-    else:
-        print(f"pushed {made.model}:{made.version}, {_size(made.size_bytes)} in {made.files} files, {made.digest}")
+    made = _ask(asked, send)
+    said = f"pushed {made.model}:{made.version}, {_size(made.size_bytes)} in {made.files} files, {made.digest}"
+    print_done(as_json, said, **_as_json(made))
 
 
-@asks_registry
+@asks
 def pull(
-    asked: RegistryAsked,
+    asked: Asked,
     name: Name,
     folder: Annotated[Path, typer.Argument(help="The model's folder; it is made, or gets one more version.")],
     as_json: AsJson = False,
@@ -121,43 +93,39 @@ def pull(
             await fetch(CountedFiles(client, on_progress), found.digest, found.version, folder.absolute())
         return found
 
-    found = asked.ask(get)
-    if as_json:
-        print_json({**_as_json(found), "folder": str(folder)})
-    else:
-        print(f"pulled {found.model}:{found.version}, {_size(found.size_bytes)} in {found.files} files, into {folder}")
+    found = _ask(asked, get)
+    said = f"pulled {found.model}:{found.version}, {_size(found.size_bytes)} in {found.files} files, into {folder}"
+    print_done(as_json, said, **_as_json(found), folder=str(folder))
 
 
-@asks_registry
+@asks
 def delete(
-    asked: RegistryAsked,
+    asked: Asked,
     name: Annotated[str, typer.Argument(metavar="NAME:VERSION")],
     as_json: AsJson = False,
 ) -> None:
     """Delete a version from the registry. One that is deployed, or that an alias names, is not deleted."""
     model, version = _split(name)
-    asked.ask(lambda client: client.delete(model, version))
-    print_json({"deleted": name}) if as_json else print(f"deleted {name}")
+    _ask(asked, lambda client: client.delete(model, version))
+    print_done(as_json, f"deleted {name}", deleted=name)
 
 
-@asks_registry
+@asks
 def alias(
-    asked: RegistryAsked,
+    asked: Asked,
     name: Annotated[str, typer.Argument(metavar="NAME[:VERSION]", help="Without a version the alias goes.")],
     alias: Annotated[str, typer.Argument(help="As in `stable`; `latest` moves by itself.")],
     as_json: AsJson = False,
 ) -> None:
     """Let a name such as `stable` stand for a version of a model."""
     model, version = _split(name) if ":" in name else (name, "")
-    asked.ask(lambda client: client.set_alias(model, alias, version))
-    if as_json:
-        print_json({"model": model, "alias": alias, "version": version or None})
-    else:
-        print(f"{model}@{alias} is {model}:{version}" if version else f"{model} has no alias {alias} any more")
+    _ask(asked, lambda client: client.set_alias(model, alias, version))
+    said = f"{model}@{alias} is {model}:{version}" if version else f"{model} has no alias {alias} any more"
+    print_done(as_json, said, model=model, alias=alias, version=version or None)
 
 
-def list_registry(asked: RegistryAsked, as_json: bool) -> None:
-    versions = asked.ask(lambda client: client.list())
+def list_registry(asked: Asked, as_json: bool) -> None:
+    versions = _ask(asked, lambda client: client.list())
     if as_json:
         print_json([_as_json(each) for each in versions])
         return

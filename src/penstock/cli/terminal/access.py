@@ -83,10 +83,12 @@ def shows_key(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_options(command: Callable[..., None], run: Callable[..., None]) -> Callable[..., None]:
-    """`run` with the options of the command behind its first argument, before its own."""
+    """`run` with the options of the command behind its first argument, before its own; what it is given itself, as
+    another of these gives it, comes first."""
     _, *own = signature(command).parameters.values()
     added = [each for each in signature(run).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    shown = run.__dict__["__signature__"] = Signature([*own, *added])
+    first = [each for each in added if each.default is Parameter.empty]
+    shown = run.__dict__["__signature__"] = Signature([*first, *own, *(each for each in added if each not in first)])
     run.__annotations__ = {name: each.annotation for name, each in shown.parameters.items()}
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     return run

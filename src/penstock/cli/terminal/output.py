@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.core.error_text import printable
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.core.config import Config
+
+T = TypeVar("T")
 
 
 def with_readable_logs(config: "Config") -> "Config":
@@ -38,6 +40,16 @@ def plain(value: Any) -> Any:
 
 def print_json(value: object, indent: int | None = 2) -> None:
     print(json.dumps(value, indent=indent))
+
+
+def print_list(
+    is_json: bool, found: Sequence[T], titles: Sequence[str], row: Callable[[T], Sequence[object]], nothing: str
+) -> None:
+    """`nothing`: what is said in place of an empty table."""
+    if is_json:
+        print_json(found)
+    else:
+        print_rows(titles, map(row, found), nothing)
 
 
 def print_rows(titles: Sequence[str], rows: Iterable[Sequence[object]], nothing: str) -> None:
