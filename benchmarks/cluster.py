@@ -74,6 +74,15 @@ class ClusterHosts(Hosts):
         eventually(lambda: self.http(host, "/v2/health/ready")[0] == 200, f"the gateway on host {host}", within_s)
 
 
+def start_manager(models: Path, folder: Path, **environment: str) -> HostProcess:
+    """One on loopback and on free ports, once it manages."""
+    command = [sys.executable, "-m", "penstock", "manager", "--models", str(models), "--bind", "127.0.0.1:0"]
+    command += ["--data-dir", str(folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
+    process = HostProcess(command, folder / "manager.log", environment)
+    eventually(lambda: _said(process, "managing"), f"the manager manages: {process.log}", START_S)
+    return process
+
+
 def _said(process: HostProcess, event: str) -> bool:
     if not process.is_running():
         raise RuntimeError(f"it ended: {process.log.read_text(errors='replace')[-2000:]}")

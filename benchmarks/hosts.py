@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
@@ -143,6 +144,37 @@ class HostProcess:
         text = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         found = [json.loads(line) for line in text if line.startswith("{") and line.endswith("}")]
         return [line for line in found if event in ("", line.get("event"))]
+
+
+class ServiceProcess:
+    """One to use, to freeze, to kill and to start again."""
+
+    def __init__(self) -> None:
+        self._process: HostProcess | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def process(self) -> HostProcess:
+        assert self._process is not None, "start it first"
+        return self._process
+
+    def run(self, command: Sequence[str], log: Path) -> None:
+        self._process = HostProcess(command, log)
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+
+    def freeze(self) -> None:
+        """It keeps its connections, and answers nothing."""
+        self.process.signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.signal(signal.SIGCONT)
 
 
 def _link(name: str) -> str:

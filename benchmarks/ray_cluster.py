@@ -5,10 +5,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from benchmarks.hosts import HostProcess
+from benchmarks.cluster import start_manager
 from benchmarks.waiting import eventually
 
 START_S = 120.0
@@ -33,15 +32,10 @@ class RayCluster:
         for resources in self._nodes:
             self._cluster.add_node(num_cpus=4, resources=dict(resources), **common)
         self._cluster.wait_for_nodes()
-        command = [sys.executable, "-m", "penstock", "manager", "--models", str(self._models), "--bind", "127.0.0.1:0"]
-        command += ["--data-dir", str(self._folder / "data"), "--health-port", "0", "--health-grpc-port", "0"]
-        self._manager = HostProcess(command, self._folder / "manager.log")
-        eventually(lambda: bool(self._manager.lines("managing")), "the manager manages", START_S)
+        self._manager = start_manager(self._models, self._folder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._manager.stop()
         self._cluster.shutdown()
 

@@ -1,6 +1,6 @@
 """Models put into a repository: linked from where they are, or written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,32 @@ def link_model(source: Path, target: Path, weights: Path | None = None, **change
     (target / "1").symlink_to((weights or source / "1").resolve())
 
 
-def write_network(folder: Path, graph: onnx.GraphProto, **settings: Any) -> None:
+def network_bytes(graph: onnx.GraphProto) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    write_model(folder, "model.onnx", model.SerializeToString(), **settings)
+    return bytes(model.SerializeToString())
+
+
+def write_network(folder: Path, graph: onnx.GraphProto, **settings: Any) -> None:
+    write_model(folder, "model.onnx", network_bytes(graph), **settings)
+
+
+def python_settings(name: str, output: str, datatype: str, shape: Sequence[int], **settings: Any) -> dict[str, Any]:
+    """Of a model that is code, from one tensor to another of its kind."""
+    sides = {"inputs": name, "outputs": output}
+    tensors = {side: [{"name": each, "datatype": datatype, "shape": list(shape)}] for side, each in sides.items()}
+    return {"engine": "python", "python": tensors, **settings}
 
 
 def write_model(folder: Path, name: str, content: bytes, **settings: Any) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "1" / name).write_bytes(content)
     (folder / "model.yaml").write_text(yaml.safe_dump(settings))
+
+
+def write_version(folder: Path, version: int, name: str, content: bytes, **settings: Any) -> None:
+    """While a server runs. The settings last: whoever finds them finds the version, too."""
+    write_file(folder / str(version) / name, content)
+    write_file(folder / "model.yaml", yaml.safe_dump(settings).encode())
 
 
 def write_file(file: Path, content: bytes) -> None:

@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import yaml
 
 from benchmarks.waiting import until_seen
+from penstock.app.folders import MANAGER_SOCKET
 from penstock.experiments.processes import ServerRun
 
 TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*(.{0,200})")
@@ -88,6 +90,15 @@ class ServerProcess(ServerRun):
             )
         )
 
+    async def load_model(self, model: str, within_s: float = 30.0) -> tuple[int, str]:
+        """Anew from its folder; the answer's status and text, 0 where there is none."""
+        try:
+            async with httpx.AsyncClient(base_url=self.http_url, timeout=within_s) as client:
+                answer = await client.post(f"/v2/repository/models/{model}/load")
+        except httpx.HTTPError as error:
+            return 0, repr(error)
+        return answer.status_code, answer.text
+
     def tracebacks(self) -> Counter[str]:
         """Exceptions that nobody expected, in any of the processes, by what they say."""
         text = self.log.read_text(errors="replace").replace("\\n", "\n")
@@ -146,6 +157,10 @@ class ServerProcess(ServerRun):
             if "--run-dir" in command:
                 return Path(command[command.index("--run-dir") + 1])
         raise RuntimeError("the server has no worker process")
+
+    def manager(self) -> str:
+        """Where its manager listens."""
+        return f"unix:{self.run_folder()}/{MANAGER_SOCKET}"
 
     def router_endpoint(self) -> str:
         """Where the first gateway's router socket listens."""

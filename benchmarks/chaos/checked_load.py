@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import grpc
 import numpy as np
 
+from benchmarks.chaos.calls import infer_request, text_request
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS
 from benchmarks.chaos.unordered import UnorderedStream
 from benchmarks.waiting import until
-from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -32,10 +32,7 @@ class EchoQuestion:
         self._model = model
 
     def ask(self, number: int) -> pb.ModelInferRequest:
-        message = pb.ModelInferRequest(model_name=self._model, raw_input_contents=[self._data(number)])
-        message.inputs.add(name="x", datatype="FP32", shape=(1, ECHO_FLOATS))
-        message.outputs.add(name="y")
-        return message
+        return infer_request(self._model, ("x", "FP32", (1, ECHO_FLOATS), self._data(number)), output="y")
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         return list(answer.raw_output_contents) == [self._data(number)]
@@ -59,10 +56,7 @@ class EmbedQuestion:
                 self._vectors[number] = _vector(await call(self.ask(number), timeout=30))
 
     def ask(self, number: int) -> pb.ModelInferRequest:
-        text = self._texts[number % len(self._texts)]
-        message = pb.ModelInferRequest(model_name=self._model, raw_input_contents=[pack_bytes([text])])
-        message.inputs.add(name="text", datatype="BYTES", shape=(1,))
-        return message
+        return text_request(self._model, self._texts[number % len(self._texts)])
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         # Vectors are of length 1; another batch rounds otherwise, by less than any two texts differ.

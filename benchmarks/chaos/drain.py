@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from benchmarks.chaos.calls import code_of
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_shipped
 from benchmarks.server import ServerProcess
@@ -36,23 +37,15 @@ async def drain_server(server: ServerProcess) -> dict[str, Any]:
     photos = [photo.grpc() for photo in build("photos", "srcnn")]
     async with grpc.aio.insecure_channel(server.grpc) as channel:
         call = channel.unary_unary(INFER)
-        inside = [asyncio.create_task(_code(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)]
+        inside = [asyncio.create_task(code_of(call(photos[n % len(photos)], timeout=60))) for n in range(IN_FLIGHT)]
         await until_seen(lambda: server.status()["inflight_requests"] >= IN_FLIGHT, "all are inside")
         os.kill(server.pid, signal.SIGTERM)
         await asyncio.sleep(0.1)
         later: Counter[str] = Counter(UNAVAILABLE=0)
         while not all(task.done() for task in inside):
-            later[await _code(call(photos[0], timeout=30))] += 1
+            later[await code_of(call(photos[0], timeout=30))] += 1
             await asyncio.sleep(0.05)
         codes = Counter([await task for task in inside])
         exit_code = await asyncio.to_thread(server.process.wait, 60)
-        later[await _code(call(photos[0], timeout=30))] += 1
+        later[await code_of(call(photos[0], timeout=30))] += 1
     return {"inside": dict(codes), "came_later": dict(later), "exit_code": exit_code}
-
-
-async def _code(call: Any) -> str:
-    try:
-        await call
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
+from benchmarks.chaos.calls import infer_request, text_request
 from benchmarks.chaos.mutation import mutate
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, LOOSE
 from penstock.core.tensors import NUMPY_TYPES, pack_bytes
@@ -37,14 +38,12 @@ TENSORS = FieldMask(paths=["model_name", "inputs", "raw_input_contents"])
 def valid_requests() -> list[Request]:
     """One for each model of the repository."""
     floats = np.arange(ECHO_FLOATS, dtype=np.float32).tobytes()
-    loose = _request(LOOSE, ("n", "INT64", (2, 3), np.arange(6).tobytes()))
-    loose.inputs.add(name="s", datatype="BYTES", shape=(2, 1))
-    loose.raw_input_contents.append(pack_bytes(["left", "right"]))
+    texts = ("s", "BYTES", (2, 1), pack_bytes(["left", "right"]))
     return [
-        _request(ECHO, ("x", "FP32", (1, ECHO_FLOATS), floats)),
-        loose,
-        _request("minilm", ("text", "BYTES", (2,), pack_bytes(["a penstock", "meters water"]))),
-        _request("srcnn", ("image", "BYTES", (1, 1), pack_bytes([small_image()]))),
+        infer_request(ECHO, ("x", "FP32", (1, ECHO_FLOATS), floats)),
+        infer_request(LOOSE, ("n", "INT64", (2, 3), np.arange(6).tobytes()), texts),
+        text_request("minilm", "a penstock", "meters water"),
+        infer_request("srcnn", ("image", "BYTES", (1, 1), pack_bytes([small_image()]))),
     ]
 
 
@@ -178,10 +177,3 @@ FAULTS: Sequence[Fault] = (
     _odd_parameter,
     _request_field("id", TEXT | st.just("i" * 10_000)),
 )
-
-
-def _request(model: str, tensor: tuple[str, str, tuple[int, ...], bytes]) -> Request:
-    name, datatype, shape, data = tensor
-    request = Request(model_name=model, raw_input_contents=[data])
-    request.inputs.add(name=name, datatype=datatype, shape=shape)
-    return request

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from benchmarks.chaos.calls import code_of
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import add_shipped
 from benchmarks.server import ServerProcess
@@ -112,11 +113,7 @@ async def run_open(target: str, rate: float, seconds: float, seed: int) -> Load:
 
 async def _one(call: Any, found: Load, number: int) -> None:
     sent = time.perf_counter()
-    try:
-        await call(found.messages[number % len(found.messages)], timeout=DEADLINE_S)
-        code = "OK"
-    except grpc.aio.AioRpcError as error:
-        code = error.code().name
+    code = await code_of(call(found.messages[number % len(found.messages)], timeout=DEADLINE_S))
     done = time.perf_counter()
     found.codes[code] += 1
     found.answered += code == "OK" and found.end - found.seconds <= done <= found.end

@@ -5,8 +5,6 @@ Neither may the memory: what a model took goes back when it goes, however often 
 
 import asyncio
 import statistics
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,8 +85,9 @@ async def run_cycles(server: ServerProcess, load: CheckedLoad, count: int, plan:
 
 async def _reload(server: ServerProcess, load: CheckedLoad, cycles: Cycles) -> None:
     cycles.reloads += 1
-    if problem := await asyncio.to_thread(_post, f"http://{server.http}/v2/repository/models/{ECHO}/load"):
-        cycles.failures[f"load: {problem}"] += 1
+    status, text = await server.load_model(ECHO)
+    if status != 200:
+        cycles.failures[f"load: {status} {text[:200]}"] += 1
     await load.answered_more(BETWEEN)
 
 
@@ -115,17 +114,6 @@ async def _until_dormant(server: ServerProcess) -> None:
         return [block["state"] for block in server.status()["blocks"] if block["model"] == NAPPER]
 
     await until_seen(lambda: states() == ["dormant"], f"{NAPPER} is dormant", 60)
-
-
-def _post(url: str) -> str:
-    """What went wrong, or nothing."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="POST"), timeout=DEADLINE_S):
-            return ""
-    except urllib.error.HTTPError as error:
-        return f"{error.code} {error.read()[:200]!r}"
-    except OSError as error:
-        return repr(error)
 
 
 async def _rss_bytes(server: ServerProcess) -> float:

@@ -1,6 +1,6 @@
 """What a scenario found: figures, the bars that they must meet, and details."""
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,16 @@ class ChaosPlan:
 
 
 Scenario = Callable[[ChaosPlan], Coroutine[Any, Any, Result]]
+
+
+async def run_parts(plan: ChaosPlan, parts: Mapping[str, Scenario]) -> Result:
+    """Those that are chosen, one after the other."""
+    result = Result()
+    for name, part in parts.items():
+        if plan.chosen in name:
+            plan.say(name)
+            result.add(name, await part(plan))
+    return result
 
 
 def print_table(results: Iterable[tuple[str, Result]], console: Console) -> None:

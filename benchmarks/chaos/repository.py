@@ -12,7 +12,7 @@ from benchmarks.repository import link_model, write_network
 ECHO = "echo"
 ECHO_FLOATS = 256
 LOOSE = "loose"
-_WIDTH = 1024
+WIDTH = 1024
 LIGHT = 8  # layers: about 2 ms on one core, so that a kill always hits requests that run
 HEAVY = 200  # so that a few dozen callers fill the workers
 
@@ -20,7 +20,8 @@ HEAVY = 200  # so that a few dozen callers fill the workers
 def add_echo(repository: Path, layers: int = LIGHT, name: str = ECHO, **settings: Any) -> None:
     """`x` FP32 [n, 256] comes back as `y`, after some work whose result is `work`."""
     given = {"task": "tensor", "engine": "onnx", "batching": {"max_rows": 8}, **settings}
-    write_network(repository / name, _echo_network(layers), **given)
+    answer = helper.make_node("Identity", ["x"], ["y"])
+    write_network(repository / name, working_network(ECHO, ECHO_FLOATS, WIDTH, layers, answer), **given)
 
 
 def add_loose(repository: Path) -> None:
@@ -40,29 +41,28 @@ def add_shipped(repository: Path, models: Path, name: str, **batching: Any) -> N
     link_model(models / name, repository / name, batching=batching)
 
 
-def _echo_network(layers: int) -> onnx.GraphProto:
+def working_network(
+    name: str, floats: int, width: int, layers: int, answer: onnx.NodeProto, *further: onnx.TensorProto
+) -> onnx.GraphProto:
+    """`x` FP32 [n, floats] becomes `y` as the node `answer` says, beside some work whose result is `work`."""
     rng = np.random.default_rng(0)
-    up = rng.standard_normal((ECHO_FLOATS, _WIDTH), dtype=np.float32) / 16
-    mix = rng.standard_normal((_WIDTH, _WIDTH), dtype=np.float32) / 32
-    nodes = [helper.make_node("Identity", ["x"], ["y"]), helper.make_node("MatMul", ["x", "up"], ["h0"])]
+    up = rng.standard_normal((floats, width), dtype=np.float32) / 16
+    mix = rng.standard_normal((width, width), dtype=np.float32) / 32
+    nodes = [answer, helper.make_node("MatMul", ["x", "up"], ["h0"])]
     for layer in range(layers):
         nodes.append(helper.make_node("Tanh", [f"h{layer}"], [f"t{layer}"]))
         nodes.append(helper.make_node("MatMul", [f"t{layer}", "mix"], [f"h{layer + 1}"]))
     nodes.append(helper.make_node("ReduceSum", [f"h{layers}", "axes"], ["work"], keepdims=1))
-    floats = TensorProto.FLOAT
+    weights = {"up": up, "mix": mix, "axes": np.array([1], dtype=np.int64)}
     return helper.make_graph(
         nodes,
-        ECHO,
-        [helper.make_tensor_value_info("x", floats, ["n", ECHO_FLOATS])],
+        name,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", floats])],
         [
-            helper.make_tensor_value_info("y", floats, ["n", ECHO_FLOATS]),
-            helper.make_tensor_value_info("work", floats, ["n", 1]),
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", floats]),
+            helper.make_tensor_value_info("work", TensorProto.FLOAT, ["n", 1]),
         ],
-        [
-            numpy_helper.from_array(up, "up"),
-            numpy_helper.from_array(mix, "mix"),
-            numpy_helper.from_array(np.array([1], dtype=np.int64), "axes"),
-        ],
+        [*further, *(numpy_helper.from_array(array, each) for each, array in weights.items())],
     )
 
 

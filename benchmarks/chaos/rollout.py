@@ -14,12 +14,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-import yaml
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
+from benchmarks.chaos.calls import infer_request
 from benchmarks.chaos.checked_load import CheckedLoad, Tally
 from benchmarks.chaos.report import ChaosPlan, Result
-from benchmarks.repository import write_file
+from benchmarks.chaos.repository import working_network
+from benchmarks.repository import network_bytes, write_version
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -58,10 +59,7 @@ class RolledQuestion:
 
     def ask(self, number: int) -> pb.ModelInferRequest:
         self._since[number] = self._versions.serving
-        message = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[_data(number).tobytes()])
-        message.inputs.add(name="x", datatype="FP32", shape=(1, FLOATS))
-        message.outputs.add(name="y")
-        return message
+        return infer_request(MODEL, ("x", "FP32", (1, FLOATS), _data(number).tobytes()), output="y")
 
     def is_answer(self, number: int, answer: pb.ModelInferResponse) -> bool:
         found = np.frombuffer(answer.raw_output_contents[0], np.float32)
@@ -128,15 +126,7 @@ async def roll(
 def add_version(repository: Path, version: int, is_broken: bool = False, **settings: Any) -> None:
     content = b"no network" if is_broken else _network(version)
     given = {"task": "tensor", "engine": "onnx", "batching": {"max_rows": 4}, "instances": {"count": 1}, **settings}
-    # The settings last: whoever finds them finds the version, too.
-    write_file(repository / MODEL / str(version) / "model.onnx", content)
-    write_file(repository / MODEL / "model.yaml", yaml.safe_dump(given).encode())
-
-
-async def load_model(server: ServerProcess, model: str = MODEL) -> tuple[int, str]:
-    async with httpx.AsyncClient(base_url=server.http_url, timeout=DEADLINE_S) as client:
-        answer = await client.post(f"/v2/repository/models/{model}/load")
-    return answer.status_code, answer.text
+    write_version(repository / MODEL, version, "model.onnx", content, **given)
 
 
 async def _change(server: ServerProcess, repository: Path, number: int, found: Rollout) -> None:
@@ -147,7 +137,7 @@ async def _change(server: ServerProcess, repository: Path, number: int, found: R
     if is_broken:
         versions.broken.add(version)
     started = time.monotonic()
-    status, text = await load_model(server)
+    status, text = await server.load_model(MODEL)
     found.loads_s.append(time.monotonic() - started)
     found.changes += 1
     if not is_broken:
@@ -212,31 +202,9 @@ def _data(number: int) -> Any:
 
 
 def _network(version: int) -> bytes:
-    rng = np.random.default_rng(0)
-    up = rng.standard_normal((FLOATS, WIDTH), dtype=np.float32)
-    mix = rng.standard_normal((WIDTH, WIDTH), dtype=np.float32) / 32
-    nodes = [helper.make_node("Add", ["x", "number"], ["y"]), helper.make_node("MatMul", ["x", "up"], ["h0"])]
-    for layer in range(LAYERS):
-        nodes.append(helper.make_node("Tanh", [f"h{layer}"], [f"t{layer}"]))
-        nodes.append(helper.make_node("MatMul", [f"t{layer}", "mix"], [f"h{layer + 1}"]))
-    nodes.append(helper.make_node("ReduceSum", [f"h{LAYERS}", "axes"], ["work"], keepdims=1))
-    graph = helper.make_graph(
-        nodes,
-        MODEL,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FLOATS])],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", FLOATS]),
-            helper.make_tensor_value_info("work", TensorProto.FLOAT, ["n", 1]),
-        ],
-        [
-            numpy_helper.from_array(np.array(version, np.float32), "number"),
-            numpy_helper.from_array(up, "up"),
-            numpy_helper.from_array(mix, "mix"),
-            numpy_helper.from_array(np.array([1], dtype=np.int64), "axes"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
-    return bytes(model.SerializeToString())
+    answer = helper.make_node("Add", ["x", "number"], ["y"])
+    number = numpy_helper.from_array(np.array(version, np.float32), "number")
+    return network_bytes(working_network(MODEL, FLOATS, WIDTH, LAYERS, answer, number))
 
 
 def _details(found: Rollout, load: CheckedLoad) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from google.protobuf.wrappers_pb2 import BytesValue
 
 from benchmarks.peers.peer import BEST, NOOP, SRCNN, Assets, Item, Peer, Setting, http_post, numbers_of
 
+Candidates = Mapping[str, Mapping[str, Mapping[str, Any]]]  # values of settings, by workload and name
+
 
 def body_of(item: Item) -> bytes:
     if isinstance(item, str):
@@ -26,16 +28,15 @@ class RawPeer(Peer):
 
     grpc_method = ""
     route = "/predict"
-    candidates: Mapping[str, Sequence[Setting]]
+    candidates: Candidates
 
     def protocols(self, workload: str) -> Sequence[str]:
         return ("rest", "grpc") if self.grpc_method else ("rest",)
 
     def settings(self, workload: str, comparison: str) -> Sequence[Setting]:
-        found = self.candidates[workload]
-        if comparison != BEST or workload == NOOP:
-            return found
-        return [Setting(f"{each.name}, OpenVINO", {**each.values, "engine": "openvino"}) for each in found]
+        is_openvino = comparison == BEST and workload != NOOP
+        suffix, engine = (", OpenVINO", {"engine": "openvino"}) if is_openvino else ("", {})
+        return [Setting(name + suffix, {**values, **engine}) for name, values in self.candidates[workload].items()]
 
     def request(self, workload: str, protocol: str, item: Item) -> bytes:
         if protocol == "grpc":

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from benchmarks.chaos.cluster.canary import FLAGS, MODEL, OVER, Heard, add_version, ask_forever, manager_of, roll_out
+from benchmarks.chaos.cluster.canary import FLAGS, MODEL, OVER, Heard, add_version, ask_forever, roll_out
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 from penstock.pb.v1 import cluster_pb2 as pb
@@ -28,7 +28,7 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
         assert status.phase == "rolled back", status
         assert "requests failed" in status.reason
         assert heard.of_canary() <= 100
-        async with grpc.aio.insecure_channel(manager_of(server)) as channel:
+        async with grpc.aio.insecure_channel(server.manager()) as channel:
             rollouts: Any = RolloutsStub(channel)
             heard = Heard()
             asking = asyncio.create_task(ask_forever(server.grpc, RATE, heard))
@@ -48,7 +48,7 @@ async def test_a_bad_version_is_rolled_back_and_a_good_one_rolled_out(tmp_path: 
 
 async def _from_the_command_line(server: ServerProcess, repository: Path) -> None:
     async def penstock(*arguments: str) -> str:
-        command = [sys.executable, "-m", "penstock", "rollout", *arguments, "--manager", manager_of(server)]
+        command = [sys.executable, "-m", "penstock", "rollout", *arguments, "--manager", server.manager()]
         process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=STDOUT)
         said, _ = await process.communicate()
         assert process.returncode == 0, said

@@ -1,7 +1,5 @@
 """The cluster whose doors are tried: a manager, a gateway and a worker, processes of their own that ask for keys."""
 
-import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -12,11 +10,11 @@ from typing import Any, Self
 import grpc
 import yaml
 
+from benchmarks.hosts import HostProcess
 from benchmarks.waiting import eventually
 from penstock.app.folders import MANAGER_SOCKET, RUN_PREFIX
 from penstock.client.cluster import ClusterClient
 from penstock.core.principals import Scope
-from penstock.experiments.processes import Running
 from penstock.pb.v1 import access_pb2
 from penstock.wire.credentials.authority import CA, Authority
 from penstock.wire.credentials.channels import client_context, client_credentials
@@ -45,6 +43,7 @@ class GuardedBed:
         self._settings = dict(settings or {})
         self._principals = {**ROLES, **(principals or {})}
         self._stack = ExitStack()
+        self._roles: dict[str, HostProcess] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -83,21 +82,17 @@ class GuardedBed:
         if role != "gateway":
             command += ["--health-port", "0", "--health-grpc-port", "0"]
         key = {} if role == "manager" or self.authority else {"PENSTOCK_API_KEY": self.join_key}
-        self._stack.enter_context(
-            Running(command, self.log(role), env={**os.environ, **key, "TMPDIR": str(self.folder)})
-        )
+        process = self._roles[role] = HostProcess(command, self.log(role), {**key, "TMPDIR": str(self.folder)})
+        self._stack.callback(process.stop)
         return self.line(role, event) if event else {}
 
     def log(self, role: str) -> Path:
         return self.folder / f"{role}.log"
 
     def line(self, role: str, event: str) -> dict[str, Any]:
-        def found() -> list[dict[str, Any]]:
-            lines = self.log(role).read_text(errors="replace").splitlines()
-            return [json.loads(line) for line in lines if f'"event": "{event}"' in line]
-
-        eventually(found, f"the {role} tells '{event}': {self.log(role)}", START_S)
-        return found()[0]
+        process = self._roles[role]
+        eventually(lambda: process.lines(event), f"the {role} tells '{event}': {process.log}", START_S)
+        return process.lines(event)[0]
 
     # --- keys
 

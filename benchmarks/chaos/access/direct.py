@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.chaos.cluster.workers import FAULTS
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, add_echo
 from benchmarks.cluster import MANAGER_PORT, ClusterHosts
@@ -22,7 +22,6 @@ MANAGER, GATEWAY, WORKERS = 0, 1, (2, 3, 4)
 CALLERS = 6
 DEADLINE_S = 20.0  # more than it takes to notice that a worker is gone
 PAUSE_S = 0.01
-FAULTS = ("killed", "cut off", "stopped")
 FAULT_S = 6.0
 CALM = 150  # answers between two faults
 BACK_S = 60.0
@@ -65,18 +64,24 @@ async def run(plan: ChaosPlan) -> Result:
     rounds = 1 if plan.is_quick else 3
     with ClusterHosts(1 + max(WORKERS), plan.folder / "direct") as hosts:
         join = f"{hosts.address(MANAGER)}:{MANAGER_PORT}"
+
+        def start(host: int) -> None:
+            hosts.worker(host, join, "--host", hosts.address(host), "--insecure")
+
         hosts.manager(MANAGER, models)
         hosts.gateway(GATEWAY, join)
         for host in WORKERS:
-            _start(hosts, join, host)
+            start(host)
         hosts.wait_ready(GATEWAY)
         await _until_whole(hosts)
         load = DirectLoad(f"{hosts.address(GATEWAY)}:50051")
         tasks = [asyncio.create_task(load.call()) for _ in range(CALLERS)]
-        for number, fault in enumerate(FAULTS * rounds):
+        for number, (name, fault) in enumerate([*FAULTS.items()] * rounds):
             await load.more(CALM)
-            plan.say(f"a worker is {fault}")
-            await _harm(hosts, join, WORKERS[number % len(WORKERS)], fault)
+            plan.say(name)
+            undo = await fault(hosts, WORKERS[number % len(WORKERS)], start)
+            await asyncio.sleep(FAULT_S)
+            await undo()
             await _until_whole(hosts)
         await load.more(CALM)
         load.is_over = True
@@ -87,27 +92,6 @@ async def run(plan: ChaosPlan) -> Result:
     result.must("direct_failed", sum(load.failures.values()), high=0)
     result.must("direct_answered", 1 - routed / load.answered, low=0.5)  # else it was not these that were harmed
     return result
-
-
-def _start(hosts: ClusterHosts, join: str, host: int) -> None:
-    hosts.worker(host, join, "--host", hosts.address(host), "--insecure")
-
-
-async def _harm(hosts: ClusterHosts, join: str, host: int, fault: str) -> None:
-    process = hosts.roles[f"h{host}.worker"]
-    match fault:
-        case "killed":
-            process.kill()
-            await asyncio.sleep(FAULT_S)
-            _start(hosts, join, host)
-        case "cut off":
-            hosts.cut_off(host)
-            await asyncio.sleep(FAULT_S)
-            hosts.heal(host)
-        case _:
-            process.signal(signal.SIGSTOP)
-            await asyncio.sleep(FAULT_S)
-            process.signal(signal.SIGCONT)
 
 
 async def _until_whole(hosts: ClusterHosts) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 import httpx
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.attack.unread import HEADERS, PREFACE, SETTINGS, call_headers, frame
 from benchmarks.chaos.repository import add_echo
 
 LIVE = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -32,21 +33,13 @@ SMUGGLED = {  # what follows a request on its connection, with the statuses that
 }
 ASKERS, ASKING_S, SCRAPE_S = 200, 5.0, 5.0
 LOADED_S = 30.0
-HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-
-
-def _call(path: bytes) -> bytes:
-    """An HTTP/2 frame of headers, as no client library sends it."""
-    named = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"here", b"te": b"trailers"}
-    named[b"content-type"] = b"application/grpc"
-    fields = b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in named.items())
-    return len(fields).to_bytes(3, "big") + bytes((1, 5, 0, 0, 0, 1)) + fields
 
 
 async def _no_text(scene: Scene) -> None:
     for path in (b"\xff\xfe", b"/inference.GRPCInferenceService/\xc3", b""):
         reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.grpc_port)
-        writer.write(HTTP2 + _call(path))
+        # As no client library sends it.
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 5, 1, call_headers(path)))
         async with asyncio.timeout(10):
             await reader.readuntil(b"Method not found!")
         writer.close()

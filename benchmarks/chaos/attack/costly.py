@@ -10,6 +10,7 @@ import grpc
 from PIL import Image
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import code_of, infer_request, text_request
 from benchmarks.chaos.repository import LOOSE
 from penstock.core.tensors import pack_bytes
 from penstock.models.samples.photos import photos
@@ -39,17 +40,17 @@ async def _progressive_jpegs(scene: Scene) -> None:
 
 
 async def _unbroken_texts(scene: Scene) -> None:
-    await _send(scene, [lambda: _text(b"a" * TEXT_BYTES)] * 4)
+    await _send(scene, [lambda: text_request("minilm", b"a" * TEXT_BYTES)] * 4)
 
 
 async def _long_texts_of_few_tokens(scene: Scene) -> None:
     """Long words, blanks and marks that BERT takes out; each fills its message."""
     texts = (b"b" * 99 + b" " * 301, b" " * 400, "\u0301".encode() * 200, "\U0001f600".encode() * 100)
-    await _send(scene, [lambda text=text: _text(text * (TEXT_BYTES // len(text))) for text in texts])  # type: ignore[misc]
+    await _send(scene, [lambda text=text: text_request("minilm", text * (TEXT_BYTES // len(text))) for text in texts])  # type: ignore[misc]
 
 
 async def _many_texts_of_few_tokens(scene: Scene) -> None:
-    await _send(scene, [lambda: _text(*[b"c" * 14_000] * 4_000)] * 2)
+    await _send(scene, [lambda: text_request("minilm", *[b"c" * 14_000] * 4_000)] * 2)
 
 
 async def _large_pictures(scene: Scene) -> None:
@@ -68,10 +69,8 @@ async def _pictures_that_nobody_waits_for(scene: Scene) -> None:
                     await call(large, timeout=0.2)
 
         await asyncio.gather(*(ask_and_leave() for _ in range(16)))
-        try:
-            await call(small, timeout=SENT_S)
-        except grpc.aio.AioRpcError as error:
-            scene.must(False, f"a small picture after them: {error.code().name}")
+        code = await code_of(call(small, timeout=SENT_S))
+        scene.must(code == "OK", f"a small picture after them: {code}")
 
 
 async def _send(scene: Scene, makes: Sequence[Make]) -> None:
@@ -81,35 +80,18 @@ async def _send(scene: Scene, makes: Sequence[Make]) -> None:
     async with grpc.aio.insecure_channel(scene.server.grpc, options=options) as channel:
         call = GRPCInferenceServiceStub(channel).ModelInfer
 
-        async def ask(message: pb.ModelInferRequest) -> str:
-            try:
-                await call(message, timeout=SENT_S)
-            except grpc.aio.AioRpcError as error:
-                return str(error.code().name)
-            return "OK"
-
-        codes = Counter(await asyncio.gather(*map(ask, messages)))
+        codes = Counter(await asyncio.gather(*(code_of(call(message, timeout=SENT_S)) for message in messages)))
     scene.say(f"answered {dict(codes)}")
     scene.must(codes.keys() <= {"OK", *REFUSALS}, f"answered {dict(codes)}")
 
 
 def _elements(count: int = ELEMENTS) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name=LOOSE, raw_input_contents=[bytes(8), b"\x01\0\0\0a" * count])
-    message.inputs.add(name="n", datatype="INT64", shape=(1, 1))
-    message.inputs.add(name="s", datatype="BYTES", shape=(1, count))
-    return message
-
-
-def _text(*texts: bytes) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name="minilm", raw_input_contents=[pack_bytes(texts)])
-    message.inputs.add(name="text", datatype="BYTES", shape=(len(texts),))
-    return message
+    texts = ("s", "BYTES", (1, count), b"\x01\0\0\0a" * count)
+    return infer_request(LOOSE, ("n", "INT64", (1, 1), bytes(8)), texts)
 
 
 def _picture(file: bytes) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name="srcnn", raw_input_contents=[pack_bytes([file])])
-    message.inputs.add(name="image", datatype="BYTES", shape=(1,))
-    return message
+    return infer_request("srcnn", ("image", "BYTES", (1,), pack_bytes([file])))
 
 
 def _png() -> bytes:

@@ -14,6 +14,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import code_of
 from benchmarks.chaos.repository import LOOSE
 from penstock.gateway.grpc.server import SERVICE
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -251,11 +252,7 @@ async def _grpc(scene: Scene, names: tuple[str, ...]) -> None:
             body, call = await _made(make), channel.unary_unary(f"/{SERVICE}/{method}")
 
             async def ask(body: bytes = body, call: grpc.aio.UnaryUnaryMultiCallable = call) -> str:
-                try:
-                    await call(body, timeout=WAIT_S)
-                except grpc.aio.AioRpcError as error:
-                    return str(error.code().name)
-                return "OK"
+                return await code_of(call(body, timeout=WAIT_S))
 
             _judge(scene, name, await _at_once(ask), ("INTERNAL", "UNKNOWN", "UNAVAILABLE", "DEADLINE_EXCEEDED"))
 
@@ -273,13 +270,8 @@ async def _grpc_others(scene: Scene) -> None:
         scene.must(len(said) == 2 and all(said), f"a stream answers {said}")
         health: grpc.aio.UnaryUnaryMultiCallable = channel.unary_unary("/grpc.health.v1.Health/Check")
         for body in (fields, b"\xff\xff"):
-            try:
-                await health(body, timeout=WAIT_S)
-            except grpc.aio.AioRpcError as error:
-                wanted = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT
-                scene.must(error.code() in wanted, f"health answers {error.code()}")
-            else:
-                scene.must(False, "health answers what cannot be asked")
+            code = await code_of(health(body, timeout=WAIT_S))
+            scene.must(code in ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT"), f"health answers {code}")
 
 
 async def _large_answers(scene: Scene) -> None:

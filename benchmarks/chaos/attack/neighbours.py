@@ -15,10 +15,10 @@ import grpc
 import httpx
 import uvloop
 
+from benchmarks.chaos.calls import text_request
 from benchmarks.chaos.checked_load import EchoQuestion
 from benchmarks.chaos.repository import ECHO
 from benchmarks.waiting import until_seen
-from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -74,26 +74,21 @@ async def _ask_grpc(question: Callable[[int], pb.ModelInferRequest], call: Any, 
 
 
 def _text(number: int) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name="minilm", raw_input_contents=[pack_bytes([f"{number} {TEXT}"])])
-    message.inputs.add(name="text", datatype="BYTES", shape=(1,))
-    return message
+    return text_request("minilm", f"{number} {TEXT}")
 
 
 async def _ask_rest(client: httpx.AsyncClient, number: int) -> str:
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [f"{number} {TEXT}"]}]}
-    try:
-        answer = await client.post("/v2/models/minilm/infer", json=body)
-    except httpx.HTTPError as error:
-        return f"{type(error).__name__}: {error}"
-    return "" if answer.status_code == 200 else f"{answer.status_code}: {answer.text[:200]}"
+    return await _problem(client.post("/v2/models/minilm/infer", json=body))
 
 
-async def _ask_ready(client: httpx.AsyncClient, number: int) -> str:
+async def _problem(asking: Awaitable[httpx.Response]) -> str:
+    """Empty: it was answered."""
     try:
-        answer = await client.get("/v2/health/ready")
+        answer = await asking
     except httpx.HTTPError as error:
         return f"{type(error).__name__}: {error}"
-    return "" if answer.status_code == 200 else f"readiness {answer.status_code}"
+    return "" if answer.status_code == 200 else f"{answer.url.path} {answer.status_code}: {answer.text[:200]}"
 
 
 CALLERS = (f"grpc {ECHO}", "grpc minilm", "rest minilm", "rest ready")
@@ -110,7 +105,7 @@ async def _run(grpc_target: str, http_target: str, file: Path) -> None:
                 lambda number: _ask_grpc(EchoQuestion().ask, call, number),
                 lambda number: _ask_grpc(_text, call, number),
                 lambda number: _ask_rest(client, number),
-                lambda number: _ask_ready(client, number),
+                lambda number: _problem(client.get("/v2/health/ready")),
             ]
             async with asyncio.TaskGroup() as group:
                 for name, ask in zip(CALLERS, asks, strict=True):

@@ -5,6 +5,7 @@ import asyncio
 import grpc
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import code_of
 from benchmarks.chaos.checked_load import EchoQuestion
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -18,11 +19,7 @@ async def _large_numbers(scene: Scene) -> None:
         async def ask(number: int) -> str:
             message = EchoQuestion().ask(number)
             message.parameters["large"].uint64_param = 2**63 + number
-            try:
-                await call(message, timeout=10)
-            except grpc.aio.AioRpcError as error:
-                return str(error.code().name)
-            return "OK"
+            return await code_of(call(message, timeout=10))
 
         codes = set(await asyncio.gather(*(ask(number) for number in range(CALLS))))
     scene.must(codes == {"INVALID_ARGUMENT"}, f"answered {sorted(codes)}")

@@ -1,24 +1,22 @@
 """Where a server lives: full disks, a data directory that is taken, process 1, a folder that a killed one left."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.chaos.attack.strike import Attack, Scene
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, add_echo
-from benchmarks.repository import write_model
+from benchmarks.repository import python_settings, write_model
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
 
@@ -29,10 +27,6 @@ class Model:
     def infer(self, inputs, context):
         return {"y": inputs["x"]}
 """
-OWN_CODE_TENSORS = {
-    "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1]}],
-    "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1]}],
-}
 IN_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child=SIGKILL")
 
 
@@ -71,14 +65,8 @@ def _fill(server: ServerProcess, folder: Path) -> Path:
 
 
 def _call(server: ServerProcess, method: str, path: str, body: Any = None) -> tuple[int, str]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"{server.http_url}{path}", data, {"content-type": "application/json"})
-    request.method = method
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+    answer = httpx.request(method, f"{server.http_url}{path}", json=body, timeout=30)
+    return answer.status_code, answer.text
 
 
 def _ask_all(scene: Scene, server: ServerProcess) -> None:
@@ -126,7 +114,7 @@ async def _full_data_directory(scene: Scene) -> None:
 def _is_ready(server: ServerProcess) -> bool:
     try:
         return _call(server, "GET", "/v2/health/ready")[0] == 200
-    except OSError:
+    except httpx.HTTPError:
         return False
 
 
@@ -149,7 +137,8 @@ async def _second_server(scene: Scene) -> None:
 
 async def _process_one(scene: Scene) -> None:
     # Its process is orphaned when its worker is killed.
-    write_model(scene.folder / "models" / "own_code", "model.py", OWN_CODE, engine="python", python=OWN_CODE_TENSORS)
+    settings = python_settings("x", "y", "FP32", [-1])
+    write_model(scene.folder / "models" / "own_code", "model.py", OWN_CODE, **settings)
     async with _server(scene, Path(gettempdir()), before=IN_NAMESPACE) as server:
         await server.wait_all_workers()
         (first,) = psutil.Process(server.pid).children()

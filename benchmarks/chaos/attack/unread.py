@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator
 
 import grpc
-import numpy as np
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import infer_request
 from benchmarks.chaos.repository import LOOSE
 from penstock.core.tensors import pack_bytes
 from penstock.pb.inference import grpc_service_pb2 as pb
@@ -29,11 +29,8 @@ STILL = [*UNLIMITED, ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_po
 
 
 def _large(size_bytes: int = ANSWER_BYTES) -> pb.ModelInferRequest:
-    numbers = np.zeros(size_bytes // 8, dtype=np.int64)
-    message = pb.ModelInferRequest(model_name=LOOSE, raw_input_contents=[numbers.tobytes(), pack_bytes(["a"])])
-    message.inputs.add(name="n", datatype="INT64", shape=(1, len(numbers)))
-    message.inputs.add(name="s", datatype="BYTES", shape=(1, 1))
-    return message
+    numbers = ("n", "INT64", (1, size_bytes // 8), bytes(size_bytes))
+    return infer_request(LOOSE, numbers, ("s", "BYTES", (1, 1), pack_bytes(["a"])))
 
 
 async def _unread_http(scene: Scene) -> None:
@@ -114,20 +111,10 @@ class _Http2:
         self._sent = dict.fromkeys(self._windows, 0)
         self._heard = b""
         # No window for answers: what the server has to say stays with it.
-        self._out = bytearray(PREFACE + _frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
-        headers = {
-            b":method": b"POST",
-            b":scheme": b"http",
-            b":path": INFER,
-            b":authority": b"localhost",
-            b"content-type": b"application/grpc",
-            b"te": b"trailers",
-        }
-        block = b"".join(
-            b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in headers.items()
-        )
+        self._out = bytearray(PREFACE + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+        block = call_headers(INFER)
         for stream in self._windows:
-            self._out += _frame(HEADERS, 4, stream, block)
+            self._out += frame(HEADERS, 4, stream, block)
 
     def run(self, until: float) -> None:
         while time.monotonic() < until:
@@ -149,7 +136,7 @@ class _Http2:
             if size > 0:
                 part = bytes(self._message[sent : sent + size])
                 is_last = sent + size == self._whole
-                self._out += _frame(DATA, 1 if is_last else 0, stream, part)
+                self._out += frame(DATA, 1 if is_last else 0, stream, part)
                 self._sent[stream] += size
                 self._windows[stream] -= size
                 self._window -= size
@@ -163,10 +150,10 @@ class _Http2:
             elif kind == WINDOW:
                 self._window += int.from_bytes(body, "big")
             elif kind == SETTINGS and not flags & 1:
-                self._out += _frame(SETTINGS, 1, 0)
+                self._out += frame(SETTINGS, 1, 0)
                 self._set(body)
             elif kind == PING and not flags & 1:
-                self._out += _frame(PING, 1, 0, body)
+                self._out += frame(PING, 1, 0, body)
             elif kind == RESET or (kind == HEADERS and flags & 1):
                 self._sent.pop(stream, None)
 
@@ -177,7 +164,14 @@ class _Http2:
                 self._initial = value
 
 
-def _frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
+def call_headers(path: bytes) -> bytes:
+    """Of a gRPC call: the body of an HTTP/2 frame, every field written out."""
+    named = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"localhost"}
+    named |= {b"content-type": b"application/grpc", b"te": b"trailers"}
+    return b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in named.items())
+
+
+def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return struct.pack(">I", len(body))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + body
 
 

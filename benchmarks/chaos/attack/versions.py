@@ -10,8 +10,9 @@ import httpx
 import numpy as np
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import code_of, infer_request
 from benchmarks.chaos.repository import slow_network
-from benchmarks.chaos.rollout import FLOATS, MODEL, add_version, load_model
+from benchmarks.chaos.rollout import FLOATS, MODEL, add_version
 from benchmarks.repository import write_file, write_network
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import until_seen
@@ -38,31 +39,29 @@ async def _broken_versions(scene: Scene) -> None:
 
 async def _break_one_after_the_other(scene: Scene, folder: Path) -> None:
     add_version(folder.parent, 1)
-    status, text = await load_model(scene.server)
+    status, text = await scene.server.load_model(MODEL)
     scene.must(status == 200, f"version 1 does not load: {status} {text}")
     good = (folder / "1" / "model.onnx").read_bytes()
     for version, content in enumerate((b"", b"no network", good[: len(good) // 2], good[::-1]), start=2):
         write_file(folder / str(version) / "model.onnx", content)
-        status, text = await load_model(scene.server)
+        status, text = await scene.server.load_model(MODEL)
         scene.must(status == 503 and f"version {version} failed" in text, f"version {version}: {status} {text}")
         await _must_answer(scene, 1)
     settings = (folder / "model.yaml").read_bytes()
     for wrong in (b"task: [", b"tusk: tensor\n", b"task: tensor\nversions: [99]\n"):
         write_file(folder / "model.yaml", wrong)
-        status, text = await load_model(scene.server)
+        status, text = await scene.server.load_model(MODEL)
         scene.must(status == 400, f"a model.yaml that says {wrong!r}: {status} {text}")
         await _must_answer(scene, 1)
     write_file(folder / "model.yaml", settings)
     add_version(folder.parent, 9)
-    loads = await asyncio.gather(*(load_model(scene.server) for _ in range(AT_ONCE)))
+    loads = await asyncio.gather(*(scene.server.load_model(MODEL) for _ in range(AT_ONCE)))
     scene.must({status for status, _ in loads} == {200}, f"{AT_ONCE} loads at once: {loads}")
     await _must_answer(scene, 9)
 
 
 async def _must_answer(scene: Scene, version: int) -> None:
-    message = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[bytes(4 * FLOATS)])
-    message.inputs.add(name="x", datatype="FP32", shape=(1, FLOATS))
-    message.outputs.add(name="y")
+    message = infer_request(MODEL, ("x", "FP32", (1, FLOATS), bytes(4 * FLOATS)), output="y")
     async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
         answer = await GRPCInferenceServiceStub(channel).ModelInfer(message, timeout=DEADLINE_S)
     found = np.frombuffer(answer.raw_output_contents[0], np.float32)
@@ -90,7 +89,7 @@ async def _wedged_block(scene: Scene) -> None:
             started = time.monotonic()
             await call(_rounds(FEW_ROUNDS), timeout=DEADLINE_S)
             rounds = int(FEW_ROUNDS * WEDGED_S / (time.monotonic() - started))
-            wedge = asyncio.create_task(_ask(call, rounds, DEADLINE_S))
+            wedge = asyncio.create_task(code_of(call(_rounds(rounds), timeout=DEADLINE_S)))
             asking = asyncio.create_task(_ask_on(call, wedge))
             await until_seen(lambda: _status(server, "/v2/health/ready") == 503, "it is not ready", DEADLINE_S)
             told = (await client.get("/v2/health/ready")).json()
@@ -105,21 +104,11 @@ async def _wedged_block(scene: Scene) -> None:
 
 async def _ask_on(call: grpc.aio.UnaryUnaryMultiCallable, until: "asyncio.Task[str]") -> None:
     while not until.done():
-        await _ask(call, 1, 0.5)
-
-
-async def _ask(call: grpc.aio.UnaryUnaryMultiCallable, rounds: int, timeout_s: float) -> str:
-    try:
-        await call(_rounds(rounds), timeout=timeout_s)
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
+        await code_of(call(_rounds(1), timeout=0.5))
 
 
 def _rounds(number: int) -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name=SLOW, raw_input_contents=[np.float32(number).tobytes()])
-    message.inputs.add(name="x", datatype="FP32", shape=(1, 1))
-    return message
+    return infer_request(SLOW, ("x", "FP32", (1, 1), np.float32(number).tobytes()))
 
 
 def _status(server: ServerProcess, path: str) -> int:

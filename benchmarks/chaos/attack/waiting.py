@@ -6,10 +6,10 @@ from collections import Counter
 import grpc
 
 from benchmarks.chaos.attack.strike import Attack, Scene
+from benchmarks.chaos.calls import code_of, infer_request
 from benchmarks.chaos.checked_load import EchoQuestion
 from benchmarks.chaos.repository import LOOSE
 from penstock.core.tensors import pack_bytes
-from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 REQUESTS = 12_000  # more than limits.max_inflight_requests
@@ -29,10 +29,7 @@ async def _never_first(scene: Scene) -> None:
         message = EchoQuestion().ask(number)
         message.parameters["session_id"].string_param = f"never-{number // 60}"
         message.parameters["seq_no"].int64_param = 2 + number % 60
-        try:
-            await calls[number % CHANNELS](message, timeout=HOLD_S)
-        except grpc.aio.AioRpcError as error:
-            codes[error.code().name] += 1
+        codes[await code_of(calls[number % CHANNELS](message, timeout=HOLD_S))] += 1
 
     async with asyncio.TaskGroup() as group:
         for number in range(REQUESTS):
@@ -47,21 +44,11 @@ async def _never_first(scene: Scene) -> None:
 
 async def _flood(scene: Scene) -> None:
     """More calls at once than a server takes up: they wait their turn, and nobody else's are dropped for them."""
-    message = pb.ModelInferRequest(model_name=LOOSE, raw_input_contents=[bytes(8), pack_bytes(["x"])])
-    message.inputs.add(name="n", datatype="INT64", shape=(1, 1))
-    message.inputs.add(name="s", datatype="BYTES", shape=(1, 1))
-    codes: Counter[str] = Counter()
+    message = infer_request(LOOSE, ("n", "INT64", (1, 1), bytes(8)), ("s", "BYTES", (1, 1), pack_bytes(["x"])))
     async with grpc.aio.insecure_channel(scene.server.grpc) as channel:
         call = GRPCInferenceServiceStub(channel).ModelInfer
 
-        async def ask() -> None:
-            try:
-                await call(message, timeout=30)
-                codes["OK"] += 1
-            except grpc.aio.AioRpcError as error:
-                codes[error.code().name] += 1
-
-        await asyncio.gather(*(ask() for _ in range(FLOOD)))
+        codes = Counter(await asyncio.gather(*(code_of(call(message, timeout=30)) for _ in range(FLOOD))))
     scene.must(set(codes) <= {"OK", "RESOURCE_EXHAUSTED"}, f"answered {dict(codes)}")
 
 

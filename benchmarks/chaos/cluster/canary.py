@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-import psutil
 
+from benchmarks.chaos.calls import infer_request
 from benchmarks.chaos.report import ChaosPlan, Result
-from benchmarks.repository import write_file
+from benchmarks.repository import python_settings, write_version
 from benchmarks.server import ServerProcess
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
@@ -44,12 +44,6 @@ class Model:
     def infer(self, inputs, context):
         {work}
         return {{"Y": inputs["X"]}}
-"""
-SETTINGS = b"""engine: python
-instances: {count: 8}
-python:
-  inputs: [{name: X, datatype: FP32, shape: [-1]}]
-  outputs: [{name: Y, datatype: FP32, shape: [-1]}]
 """
 OVER = ("done", "rolled back", "undone", "failed")
 
@@ -90,8 +84,8 @@ async def run(plan: ChaosPlan) -> Result:
 
 
 def add_version(repository: Path, version: int, what: str) -> None:
-    write_file(repository / MODEL / str(version) / "model.py", CODE.format(work=WORK[what]).encode())
-    write_file(repository / MODEL / "model.yaml", SETTINGS)
+    settings = python_settings("X", "Y", "FP32", [-1], instances={"count": 8})
+    write_version(repository / MODEL, version, "model.py", CODE.format(work=WORK[what]).encode(), **settings)
 
 
 async def roll_out(
@@ -101,7 +95,7 @@ async def roll_out(
     await server.wait_all_workers()
     add_version(repository, 2, what)
     heard = Heard()
-    async with grpc.aio.insecure_channel(manager_of(server)) as channel:
+    async with grpc.aio.insecure_channel(server.manager()) as channel:
         rollouts: Any = RolloutsStub(channel)
         asking = asyncio.create_task(ask_forever(server.grpc, rate, heard))
         try:
@@ -136,8 +130,7 @@ async def ask_forever(address: str, rate: float, heard: Heard) -> None:
         grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),)) for _ in range(CHANNELS)
     ]
     stubs: list[Any] = [GRPCInferenceServiceStub(channel) for channel in channels]
-    message = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[np.zeros(4, np.float32).tobytes()])
-    message.inputs.add(name="X", datatype="FP32", shape=(4,))
+    message = infer_request(MODEL, ("X", "FP32", (4,), bytes(16)))
     asked: set[asyncio.Task[None]] = set()
     begun, number = time.monotonic(), 0
     try:
@@ -162,12 +155,3 @@ async def _ask(stub: Any, message: pb.ModelInferRequest, heard: Heard) -> None:
         return
     heard.answers[answer.model_version] += 1
     heard.latencies.setdefault(answer.model_version, []).append(time.monotonic() - started)
-
-
-def manager_of(server: ServerProcess) -> str:
-    """Where the manager of a server on this machine listens."""
-    for child in psutil.Process(server.pid).children():
-        command = child.cmdline()
-        if "--run-dir" in command:
-            return f"unix:{command[command.index('--run-dir') + 1]}/manager.sock"
-    raise AssertionError("the server has no processes")

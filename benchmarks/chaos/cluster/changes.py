@@ -8,7 +8,7 @@ import httpx
 
 from benchmarks.chaos.cluster.bed import GATEWAY_HOSTS, ClusterBed
 from benchmarks.chaos.repository import ECHO_FLOATS
-from benchmarks.repository import write_file
+from benchmarks.repository import python_settings, write_version
 from benchmarks.waiting import until_seen
 
 CHANGED = "changed"
@@ -28,18 +28,12 @@ class Model:
     def infer(self, inputs, context):
         return {{"y": inputs["x"]}}
 """
-SETTINGS = f"""engine: python
-instances: {{count: 1}}
-python:
-  inputs: [{{name: x, datatype: FP32, shape: [-1, {ECHO_FLOATS}]}}]
-  outputs: [{{name: y, datatype: FP32, shape: [-1, {ECHO_FLOATS}]}}]
-"""
 
 
 def add_changed(models: Path, version: int = 1) -> None:
     code = CODE.format(load_s=LOAD_S, is_broken=_is_broken(version))
-    write_file(models / CHANGED / str(version) / "model.py", code.encode())
-    write_file(models / CHANGED / "model.yaml", SETTINGS.encode())
+    settings = python_settings("x", "y", "FP32", [-1, ECHO_FLOATS], instances={"count": 1})
+    write_version(models / CHANGED, version, "model.py", code.encode(), **settings)
 
 
 def _is_broken(version: int) -> bool:

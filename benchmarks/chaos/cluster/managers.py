@@ -64,9 +64,7 @@ def add_models(models: Path) -> None:
         add_echo(models, layers=1, name=name)
 
 
-async def _round(
-    bed: ClusterBed, writes: WriteLoad, number: int, fault: Callable[[ClusterBed, int], Awaitable[Undo]]
-) -> float:
+async def _round(bed: ClusterBed, writes: WriteLoad, number: int, fault: Fault) -> float:
     since = time.monotonic()
     undo = await fault(bed, number)
     took_s = await writes.resumed(since)

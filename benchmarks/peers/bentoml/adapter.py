@@ -17,26 +17,26 @@ import json
 from pathlib import Path
 
 from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import RawPeer, handler_of
+from benchmarks.peers.raw import Candidates, RawPeer, handler_of
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
-SETTINGS = {
-    MINILM: (
-        Setting("2 workers, 1 thread, no batching", TWO),
-        Setting("2 workers, 1 thread, batches of 8", {**TWO, "batch": 8}),
-        Setting("2 workers, 1 thread, batches of 32, like lengths together", {**TWO, "batch": 32, "alike": True}),
-        Setting("1 worker, 2 threads, batches of 32, like lengths together", {**ONE, "batch": 32, "alike": True}),
-    ),
-    SRCNN: (
-        Setting("2 workers, 1 thread", TWO),
-        Setting("1 worker, 2 threads", ONE),
-    ),
-    NOOP: (
-        Setting("1 worker, no batching", {"workers": 1}),
-        Setting("2 workers, no batching", {"workers": 2}),
-        Setting("2 workers, batches of 32", {"workers": 2, "batch": 32}),
-    ),
+SETTINGS: Candidates = {
+    MINILM: {
+        "2 workers, 1 thread, no batching": TWO,
+        "2 workers, 1 thread, batches of 8": {**TWO, "batch": 8},
+        "2 workers, 1 thread, batches of 32, like lengths together": {**TWO, "batch": 32, "alike": True},
+        "1 worker, 2 threads, batches of 32, like lengths together": {**ONE, "batch": 32, "alike": True},
+    },
+    SRCNN: {
+        "2 workers, 1 thread": TWO,
+        "1 worker, 2 threads": ONE,
+    },
+    NOOP: {
+        "1 worker, no batching": {"workers": 1},
+        "2 workers, no batching": {"workers": 2},
+        "2 workers, batches of 32": {"workers": 2, "batch": 32},
+    },
 }
 
 

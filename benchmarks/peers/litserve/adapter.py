@@ -15,34 +15,29 @@ import json
 from pathlib import Path
 
 from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import RawPeer, handler_of
+from benchmarks.peers.raw import Candidates, RawPeer, handler_of
 
 TWO = {"workers": 2, "threads": 1}
 ONE = {"workers": 1, "threads": 2}
-SETTINGS = {
-    MINILM: (
-        Setting("2 workers, 1 thread, no batching", TWO),
-        Setting("2 workers, 1 thread, batches of 8 in 5 ms", {**TWO, "batch": 8, "wait_s": 0.005}),
-        Setting(
-            "2 workers, 1 thread, batches of 32 in 5 ms, like lengths together",
-            {**TWO, "batch": 32, "wait_s": 0.005, "alike": True},
-        ),
-        Setting(
-            "1 worker, 2 threads, batches of 32 in 5 ms, like lengths together",
-            {**ONE, "batch": 32, "wait_s": 0.005, "alike": True},
-        ),
-    ),
-    SRCNN: (
-        Setting("2 workers, 1 thread", TWO),
-        Setting("2 workers, 1 thread, 1 API server", {**TWO, "api_servers": 1}),
-        Setting("1 worker, 2 threads", ONE),
-    ),
-    NOOP: (
-        Setting("1 worker, 1 API server, no batching", {"workers": 1}),
-        Setting("2 workers, 2 API servers, no batching", {"workers": 2}),
-        Setting("1 worker, 1 API server, batches of 32 in 1 ms", {"workers": 1, "batch": 32, "wait_s": 0.001}),
-        Setting("1 worker, 1 API server, no batching, default queue", {"workers": 1, "fast_queue": False}),
-    ),
+ALIKE = {"batch": 32, "wait_s": 0.005, "alike": True}
+SETTINGS: Candidates = {
+    MINILM: {
+        "2 workers, 1 thread, no batching": TWO,
+        "2 workers, 1 thread, batches of 8 in 5 ms": {**TWO, "batch": 8, "wait_s": 0.005},
+        "2 workers, 1 thread, batches of 32 in 5 ms, like lengths together": TWO | ALIKE,
+        "1 worker, 2 threads, batches of 32 in 5 ms, like lengths together": ONE | ALIKE,
+    },
+    SRCNN: {
+        "2 workers, 1 thread": TWO,
+        "2 workers, 1 thread, 1 API server": {**TWO, "api_servers": 1},
+        "1 worker, 2 threads": ONE,
+    },
+    NOOP: {
+        "1 worker, 1 API server, no batching": {"workers": 1},
+        "2 workers, 2 API servers, no batching": {"workers": 2},
+        "1 worker, 1 API server, batches of 32 in 1 ms": {"workers": 1, "batch": 32, "wait_s": 0.001},
+        "1 worker, 1 API server, no batching, default queue": {"workers": 1, "fast_queue": False},
+    },
 }
 
 

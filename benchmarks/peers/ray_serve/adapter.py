@@ -21,35 +21,30 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.peers.peer import HOST, MINILM, NOOP, SHARED, SRCNN, Assets, Launch, Setting, free_ports
-from benchmarks.peers.raw import RawPeer, handler_of
+from benchmarks.peers.raw import Candidates, RawPeer, handler_of
 
 TWO = {"replicas": 2, "threads": 1}
 ONE = {"replicas": 1, "threads": 2}
-SETTINGS = {
-    MINILM: (
-        Setting("2 replicas, 1 thread, no batching", TWO),
-        Setting("2 replicas, 1 thread, batches of 8 in 2 ms", {**TWO, "batch": 8, "wait_s": 0.002}),
-        Setting(
-            "2 replicas, 1 thread, batches of 32 in 5 ms, like lengths together",
-            {**TWO, "batch": 32, "wait_s": 0.005, "alike": True},
-        ),
-        Setting(
-            "1 replica, 2 threads, batches of 32 in 5 ms, like lengths together",
-            {**ONE, "batch": 32, "wait_s": 0.005, "alike": True},
-        ),
-        Setting("2 replicas, 1 thread, no batching, Serve's own proxy", {**TWO, "haproxy": False}),
-    ),
-    SRCNN: (
-        Setting("2 replicas, 1 thread", TWO),
-        Setting("1 replica, 2 threads", ONE),
-        Setting("2 replicas, 1 thread, Serve's own proxy", {**TWO, "haproxy": False}),
-    ),
-    NOOP: (
-        Setting("1 replica, no batching", {"replicas": 1}),
-        Setting("2 replicas, no batching", {"replicas": 2}),
-        Setting("2 replicas, batches of 32 in 1 ms", {"replicas": 2, "batch": 32, "wait_s": 0.001}),
-        Setting("1 replica, no batching, Serve's own proxy", {"replicas": 1, "haproxy": False}),
-    ),
+ALIKE = {"batch": 32, "wait_s": 0.005, "alike": True}
+SETTINGS: Candidates = {
+    MINILM: {
+        "2 replicas, 1 thread, no batching": TWO,
+        "2 replicas, 1 thread, batches of 8 in 2 ms": {**TWO, "batch": 8, "wait_s": 0.002},
+        "2 replicas, 1 thread, batches of 32 in 5 ms, like lengths together": TWO | ALIKE,
+        "1 replica, 2 threads, batches of 32 in 5 ms, like lengths together": ONE | ALIKE,
+        "2 replicas, 1 thread, no batching, Serve's own proxy": {**TWO, "haproxy": False},
+    },
+    SRCNN: {
+        "2 replicas, 1 thread": TWO,
+        "1 replica, 2 threads": ONE,
+        "2 replicas, 1 thread, Serve's own proxy": {**TWO, "haproxy": False},
+    },
+    NOOP: {
+        "1 replica, no batching": {"replicas": 1},
+        "2 replicas, no batching": {"replicas": 2},
+        "2 replicas, batches of 32 in 1 ms": {"replicas": 2, "batch": 32, "wait_s": 0.001},
+        "1 replica, no batching, Serve's own proxy": {"replicas": 1, "haproxy": False},
+    },
 }
 
 
