@@ -110,7 +110,7 @@ async def test_all_gateways_and_protocols_share_a_callers_limits_and_outlive_red
     await until_seen(lambda: server.metric("penstock_rate_limited", limit="requests") == len(ways), "they are counted")
     assert server.status()["limits"] == {"store": "redis", "away": False, "share": 1.0}
     valkey.kill()
-    for _ in range(4):
+    for _ in range(16):  # on connections of their own, so that both gateways are asked
         assert not (await caller.rest())[0]  # a refusal that is certain needs no Redis
     await _until_away(server, 2)
     assert server.status()["limits"] == {"store": "redis", "away": True, "share": 0.5}
