@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,35 @@ from benchmarks.server import ServerProcess
 from penstock.experiments.load.latencies import Latencies
 from penstock.models.samples.noop import NOOP, write_noop
 
+# Gives what a model that generates text gives, without one.
+TEXT = """
+import numpy as np
+
+
+class Model:
+    def infer(self, inputs, context):
+        words = len(inputs["text_input"][0].split())
+        for number in range(int(context.parameters["max_tokens"])):
+            yield {"text_output": np.array([b" word"], object), "usage": np.array([words, number + 1, -1], np.int32)}
+"""
+TEXT_SETTINGS = """
+engine: python
+instances: {count: 2}
+python:
+  is_decoupled: true
+  inputs: [{name: text_input, datatype: BYTES, shape: [1]}]
+  outputs: [{name: text_output, datatype: BYTES, shape: [1]}, {name: usage, datatype: INT32, shape: [3]}]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("bench")
     write_noop(folder / "models" / NOOP)
+    text = folder / "models" / "text"
+    (text / "1").mkdir(parents=True)
+    (text / "1" / "model.py").write_text(TEXT)
+    (text / "model.yaml").write_text(TEXT_SETTINGS)
     with ServerProcess(folder / "models", folder) as running:
         yield running
 
@@ -52,6 +77,32 @@ def test_an_open_loop_is_sent_at_its_rate(server: ServerProcess, protocol: str) 
     assert len(step["windows_per_s"]) == 3
 
 
+@pytest.mark.parametrize("load", [("--concurrency", "1,3"), ("--rate", "20")])
+def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerProcess, load: tuple[str, str]) -> None:
+    lengths = ("--prompt-tokens", "5-9", "--output-tokens", "4", "--goodput", "ttft:60000,e2el:0.001")
+    done = bench(server, "text", *load, *lengths, "--windows", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    for step in json.loads(done.stdout)["steps"]:
+        found = step["generation"]
+        assert step["rejected"] == {}
+        assert 5 <= found["prompt_tokens_mean"] <= 9
+        assert found["output_tokens_mean"] == 4
+        assert found["tokens_per_s"] == pytest.approx(4 * step["requests_per_s"], rel=0.5)
+        assert found["goodput_per_s"] == 0  # no answer is there within a microsecond
+        assert 0 < found["first_token_ms"]["p50"] <= step["latency_ms"]["p50"] * 1.01
+        assert found["between_tokens_ms"]["p50"] <= found["between_tokens_ms"]["p99"]
+        assert found["request_tokens_per_s"]["p10"] <= found["request_tokens_per_s"]["p50"]
+
+
+def test_given_prompts_and_their_table(server: ServerProcess, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one two three", "max_tokens": 2}\n')
+    done = bench(server, "text", "--prompt-tokens", str(prompts), "--concurrency", "1", "--windows", "3")
+    assert done.returncode == 0, done.stderr
+    for expected in ("tokens/s", "first", "between", "3.0", "2.0"):
+        assert expected in done.stdout
+
+
 def test_the_table_says_what_was_not_served(server: ServerProcess) -> None:
     done = bench(server, "absent", "--data", "noop", "--concurrency", "2")
     assert done.returncode == 0, done.stderr
@@ -65,6 +116,8 @@ def test_bad_options_are_refused(server: ServerProcess) -> None:
         (("--rate", "1", "--concurrency", "1"), "give one of them"),
         (("--shape", "x"), "expected NAME:SIZES"),
         (("--data", "photos", "--msmarco", "x"), "takes none"),
+        (("--data", "prompts", "--prompt-tokens", "many"), "expected 128, a range"),
+        (("--data", "prompts", "--whole", "--goodput", "ttft:5"), "shows no first token"),
     ):
         done = bench(server, "identity", *arguments)
         assert done.returncode == 2

@@ -3,12 +3,23 @@
 import os
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.terminal.access import Access, shows_key
-from penstock.cli.terminal.load import BatchSize, LoadProtocol, MsMarco, Shapes, check_protocol, read_shapes
+from penstock.cli.terminal.load import (
+    BatchSize,
+    Goodput,
+    LoadProtocol,
+    MsMarco,
+    OutputTokens,
+    PromptTokens,
+    Shapes,
+    Streams,
+    check_protocol,
+    read_shapes,
+)
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
 from penstock.cli.terminal.output import make_console, print_json
 from penstock.core.errors import InvalidRequest
@@ -16,8 +27,19 @@ from penstock.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from penstock.experiments.load.loadtest import LoadStep, LoadTest
 
-DEFAULT_CONCURRENCY = "1,8,32,64"
+
+class Usual(NamedTuple):
+    """What is not said."""
+
+    concurrency: tuple[int, ...]
+    window_s: float
+    warm_up_s: float
+
+
+OF_TENSORS = Usual((1, 8, 32, 64), 2.0, 1.0)
+OF_TEXT = Usual((1, 4, 8, 16), 5.0, 3.0)
 PERCENTILES = ("p50", "p90", "p95", "p99", "p99.9", "max")
+TEXT_PERCENTILES = ("p50", "p90", "p99")
 
 
 @shows_key
@@ -32,13 +54,21 @@ def bench(
         str, typer.Option(metavar="STEPS", help="Requests a second of an open loop with Poisson arrivals, as steps.")
     ] = "",
     data: Annotated[
-        str, typer.Option(help="mixed, queries, passages, pairs, photos, tensor; auto: what fits the model.")
+        str, typer.Option(help="mixed, queries, passages, pairs, photos, tensor, prompts; auto: what fits the model.")
     ] = "auto",
     msmarco: MsMarco = None,
     batch_size: BatchSize = 1,
     shape: Shapes = None,
-    window: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds of a window.")] = 2.0,
-    warm_up: Annotated[float, typer.Option(min=0, max=600, help="Seconds of load before the first window.")] = 1.0,
+    prompt_tokens: PromptTokens = "128",
+    output_tokens: OutputTokens = "",
+    streams: Streams = True,
+    goodput: Goodput = "",
+    window: Annotated[
+        float | None, typer.Option(min=0.1, max=600, help="Seconds of a window: 2, or 5 of generated text.")
+    ] = None,
+    warm_up: Annotated[
+        float | None, typer.Option(min=0, max=600, help="Seconds of load before the first window: 1, or 3 of text.")
+    ] = None,
     windows: Annotated[int, typer.Option(min=3, max=1000, help="The most windows of a step.")] = 10,
     processes: Annotated[int, typer.Option(min=0, max=64, help="Of the generator; 0: by the cores.")] = 0,
     grpc: GrpcAddress = GRPC_ADDRESS,
@@ -47,9 +77,9 @@ def bench(
 ) -> None:
     """Load a running server in steps. Each ends when three windows in a row agree within 10%."""
     from penstock.client.options import read_address
-    from penstock.experiments.load.described import choose_payloads, describe
+    from penstock.experiments.load.described import AskedLoad, choose_load, describe
     from penstock.experiments.load.loadtest import LoadTest, run_steps
-    from penstock.experiments.load.payloads import encode
+    from penstock.experiments.load.prompts import GenerationShape
     from penstock.experiments.load.steps import parse_counts, parse_steps
     from penstock.wire.credentials.files import TlsFiles
 
@@ -57,24 +87,28 @@ def bench(
     if concurrency and rate:
         raise InvalidRequest("--concurrency is of a closed loop, --rate of an open one: give one of them")
     rates = parse_steps(rate, "rate") if rate else []
-    callers = [] if rate else parse_counts(concurrency or DEFAULT_CONCURRENCY, "concurrency")
+    callers = parse_counts(concurrency, "concurrency") if concurrency else []
     files = (access.cert, access.cert_key, access.ca)
+    generation = GenerationShape(prompt_tokens, output_tokens)
+    asked = AskedLoad(data, batch_size, msmarco, read_shapes(shape), generation, streams, goodput)
     described = partial(describe, access.url(http), model, access.key, TlsFiles(*files))
-    payloads = choose_payloads(model, data, batch_size, msmarco, described, read_shapes(shape))
+    load = choose_load(model, asked, protocol, access.key, described)
+    usual = OF_TENSORS if load.text is None else OF_TEXT
     target, is_tls = read_address(access.url(http) if protocol == "rest" else grpc)
     test = LoadTest(
         protocol,
         target,
-        encode(payloads, protocol, access.key),
-        batch_size,
-        callers,
+        load.messages,
+        load.items,
+        callers if callers or rates else usual.concurrency,
         rates,
-        window,
-        warm_up,
+        window or usual.window_s,
+        usual.warm_up_s if warm_up is None else warm_up,
         windows,
         processes or max(1, (os.cpu_count() or 1) // 4),
         access.key,
         files if is_tls or (is_tls is None and access.is_tls) else None,
+        load.text,
     )
     steps = run_steps(test)
     if as_json:
@@ -88,7 +122,8 @@ def _print(test: "LoadTest", steps: "Iterable[LoadStep]") -> None:
     from rich.table import Table
 
     load = "rate" if test.rates else "callers"
-    table = Table(load, "requests/s", "items/s", "±", *(f"{name} ms" for name in PERCENTILES), "generator CPU")
+    heads = ["requests/s", "items/s", "±", *(f"{name} ms" for name in PERCENTILES)] if test.text is None else TEXT_HEADS
+    table = Table(load, *heads, "generator CPU")
     console = make_console()
     notes: list[str] = []
     with Live(table, console=console, auto_refresh=False) as live:
@@ -102,9 +137,41 @@ def _print(test: "LoadTest", steps: "Iterable[LoadStep]") -> None:
 
 def _cells(step: dict[str, Any]) -> list[str]:
     load = f"{step['rate']:g}" if step["rate"] else str(step["concurrency"])
+    cpu = f"{step['generator_cpu_share']:.0%} × {step['generator_processes']}"
+    if "generation" in step:
+        return [load, *_text_cells(step, step["generation"]), cpu]
     rates = [f"{step['requests_per_s']:.1f}", f"{step['items_per_s']:.1f}", f"{step['spread']:.0%}"]
     latencies = [f"{step['latency_ms'][name]:.2f}" for name in PERCENTILES]
-    return [load, *rates, *latencies, f"{step['generator_cpu_share']:.0%} × {step['generator_processes']}"]
+    return [load, *rates, *latencies, cpu]
+
+
+TEXT_HEADS = (
+    *("requests/s", "tokens/s", "±", "each\ntokens/s", "prompt\ntokens", "answer\ntokens"),
+    *(f"{name}\nms p50/90/99" for name in ("first token", "between", "whole")),
+    "goodput/s",
+)
+
+
+def _text_cells(step: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    def times(summary: dict[str, float] | None) -> str:
+        return "-" if summary is None else "/".join(number(summary[name]) for name in TEXT_PERCENTILES)
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.{0 if value >= 100 else 1}f}"
+
+    each = found["request_tokens_per_s"]
+    return [
+        f"{step['requests_per_s']:.2f}",
+        number(found["tokens_per_s"]),
+        f"{step['spread']:.0%}",
+        number(each and each["p50"]),
+        number(found["prompt_tokens_mean"]),
+        number(found["output_tokens_mean"]),
+        times(found["first_token_ms"]),
+        times(found["between_tokens_ms"]),
+        times(step["latency_ms"]),
+        "-" if found["goodput_per_s"] is None else f"{found['goodput_per_s']:.2f}",
+    ]
 
 
 def _notes(step: "LoadStep") -> list[str]:

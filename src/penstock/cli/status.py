@@ -79,8 +79,8 @@ def _print(http: str, found: dict[str, Any]) -> None:
 def _print_generation(console: "Console", models: dict[str, str], generation: dict[str, dict[str, int]]) -> None:
     from rich.table import Table
 
-    names = ("running", "waiting", "cache blocks", "prompt tokens", "prefix hits", "generated", "preemptions")
-    table = Table("generates text", *names)
+    tokens = ("prompt\ntokens", "prefix\nhits", "answer\ntokens")
+    table = Table("text", "running", "waiting", "cache blocks", *tokens, "preempted")
     for block_id, told in generation.items():
         cache = f"{told['cache_blocks_used']} of {told['cache_blocks']}"
         hits = "-" if told["cached_tokens"] < 0 else str(told["cached_tokens"])

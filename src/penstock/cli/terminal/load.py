@@ -16,6 +16,25 @@ Shapes = Annotated[
     typer.Option("--shape", metavar="NAME:SIZES", help="The shape of a tensor that the model leaves open."),
 ]
 MsMarco = Annotated[Path | None, typer.Option(help="Texts from MS MARCO at this path: TSV or Parquet.")]
+LENGTHS = "128, a range as 64-256, normal:MEAN,DEVIATION, or a file"
+PromptTokens = Annotated[
+    str, typer.Option(metavar="LENGTHS", help=f"Of a model that generates text: {LENGTHS} of prompts, text or JSONL.")
+]
+OutputTokens = Annotated[
+    str,
+    typer.Option(
+        metavar="LENGTHS", help="The same of its answers; 64, or, where prompts are a file's, as long as they turn out."
+    ),
+]
+Streams = Annotated[
+    bool, typer.Option("--stream/--whole", help="How its answers come; over rest, as OpenAI's completions.")
+]
+Goodput = Annotated[
+    str,
+    typer.Option(
+        metavar="BOUNDS", help="Count answers that are good, in ms: ttft:500,tpot:50,e2el:5000, or some of these."
+    ),
+]
 
 
 def check_protocol(name: str) -> None:

@@ -1,7 +1,8 @@
-"""Requests for a model that only its description is known of: random tensors of its shapes."""
+"""Requests for a served model: what fits its description, prompts for one that generates text, else random tensors."""
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -12,12 +13,16 @@ import numpy as np
 
 from penstock.core.errors import InvalidRequest, Unavailable
 from penstock.core.tensors import NUMPY_TYPES, Tensor, pack_bytes
-from penstock.experiments.load.payloads import TEXTS, Payload, build
+from penstock.experiments.load.payloads import TEXTS, Payload, build, encode
+from penstock.experiments.load.process import TextSpec
+from penstock.experiments.load.prompts import GenerationShape, build_prompts, encode_prompts
+from penstock.experiments.load.tokens import parse_bounds
 from penstock.wire.channels import bearer
 from penstock.wire.credentials.channels import client_context
 from penstock.wire.credentials.files import NO_FILES, TlsFiles
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0  # a model may have to be loaded first
+PROMPTS = "prompts"  # the data of models that generate text
 
 
 def describe(http: str, model: str, key: str = "", files: TlsFiles = NO_FILES) -> list[dict[str, Any]]:
@@ -40,28 +45,51 @@ def describe(http: str, model: str, key: str = "", files: TlsFiles = NO_FILES) -
         ) from error
 
 
-def choose_payloads(
-    model: str,
-    kind: str,
-    items: int,
-    msmarco: Path | None,
-    describe_model: Callable[[], list[dict[str, Any]]],
-    shapes: Mapping[str, list[int]],
-) -> list[Payload]:
-    """`kind` as --data has it; for auto and tensor the server describes the model."""
+@dataclass(frozen=True, slots=True)
+class AskedLoad:
+    """What requests are to carry, as options say it."""
+
+    data: str = "auto"  # what fits the model, as the server describes it
+    items: int = 1
+    msmarco: Path | None = None
+    shapes: Mapping[str, list[int]] = field(default_factory=dict)
+    generation: GenerationShape = field(default_factory=GenerationShape)
+    is_streamed: bool = True
+    goodput: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenLoad:
+    messages: list[bytes]
+    items: int  # in a request
+    text: TextSpec | None = None  # of a model that generates it
+
+
+def choose_load(
+    model: str, asked: AskedLoad, protocol: str, key: str, describe_model: Callable[[], list[dict[str, Any]]]
+) -> ChosenLoad:
+    kind, inputs = asked.data, list[dict[str, Any]]()
     if kind in ("auto", "tensor"):
         inputs = describe_model()
         kind = suitable_data(inputs) if kind == "auto" else kind
-        if kind == "tensor":
-            return [random_payload(model, inputs, items, shapes)]
-    if msmarco is not None and kind not in TEXTS:
+    if asked.msmarco is not None and kind not in TEXTS:
         raise InvalidRequest(f"--msmarco gives texts, and --data {kind} takes none")
-    return build(kind, model, items, msmarco)
+    if kind == PROMPTS:
+        text = TextSpec(asked.is_streamed, parse_bounds(asked.goodput, asked.is_streamed))
+        prompts = build_prompts(model, asked.generation)
+        return ChosenLoad(encode_prompts(prompts, protocol, asked.is_streamed, key), 1, text)
+    if kind == "tensor":
+        payloads = [random_payload(model, inputs, asked.items, asked.shapes)]
+    else:
+        payloads = build(kind, model, asked.items, asked.msmarco)
+    return ChosenLoad(encode(payloads, protocol, key), asked.items)
 
 
 def suitable_data(inputs: list[dict[str, Any]]) -> str:
     """The kind of data that fits a model: by the names that tasks give their inputs."""
     names = [(entry["name"], entry["datatype"]) for entry in inputs]
+    if ("text_input", "BYTES") in names:
+        return PROMPTS
     if names == [("text", "BYTES")]:
         return "mixed"
     if names == [("image", "BYTES")]:

@@ -17,7 +17,7 @@ STREAMS = 4
 CONNECT_S = 10.0
 TIMEOUT_S = 60.0
 EAGER_CONNECTIONS = 256
-_MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+MESSAGE_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 class Rejected(Exception):
@@ -37,7 +37,7 @@ class Driver(Protocol):
 class UnaryDriver:
     def __init__(self, target: str, messages: list[bytes], method: str = INFER, channels: Channels = PLAIN) -> None:
         self._messages = messages
-        self._channel = channels.open(target, _MESSAGE_OPTIONS)
+        self._channel = channels.open(target, MESSAGE_OPTIONS)
         # Requests are bytes already and answers are not looked into: the server is measured, not this.
         self._call = self._channel.unary_unary(method)
 
@@ -59,7 +59,7 @@ class StreamDriver:
 
     def __init__(self, target: str, messages: list[bytes], channels: Channels = PLAIN) -> None:
         self._messages = messages
-        self._channel = channels.open(target, _MESSAGE_OPTIONS)
+        self._channel = channels.open(target, MESSAGE_OPTIONS)
         self._outboxes: list[asyncio.Queue[bytes]] = []
         self._pending: dict[str, asyncio.Future[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -122,42 +122,52 @@ class RestDriver:
         self._messages = messages
         self._context = context
         self._host, _, self._port = target.rpartition(":")
-        self._free: list[_HttpConnection] = []
+        self._free: list[HttpConnection] = []
         self._permits = asyncio.Semaphore(1)
 
     async def open(self, concurrency: int) -> None:
         self._permits = asyncio.Semaphore(concurrency)
         self._free = [await self._connect() for _ in range(min(concurrency, EAGER_CONNECTIONS))]
 
-    async def _connect(self) -> "_HttpConnection":
+    def _make(self) -> "HttpConnection":
+        return HttpConnection()
+
+    async def _connect(self) -> "HttpConnection":
         loop = asyncio.get_running_loop()
         try:
-            _, connection = await loop.create_connection(
-                _HttpConnection, self._host, int(self._port), ssl=self._context
-            )
+            _, connection = await loop.create_connection(self._make, self._host, int(self._port), ssl=self._context)
         except OSError as error:
             raise Rejected(f"no connection: {error.strerror or error}") from None
         return connection
 
     async def call(self, slot: int, number: int) -> None:
         async with self._permits:
-            connection = self._free.pop() if self._free else await self._connect()
-            if connection.is_lost:  # kept too long between windows
-                connection = await self._connect()
+            connection = await self._take()
             status = await connection.request(self._messages[number % len(self._messages)])
-            if connection.is_kept:
-                self._free.append(connection)
-            else:
-                connection.close()
+            self._give(connection)
         if status != 200:
             raise Rejected(str(status))
+
+    async def _take(self) -> "HttpConnection":
+        connection = self._free.pop() if self._free else await self._connect()
+        if connection.is_lost:  # kept too long between windows
+            connection = await self._connect()
+        return connection
+
+    def _give(self, connection: "HttpConnection") -> None:
+        if connection.is_kept:
+            self._free.append(connection)
+        else:
+            connection.close()
 
     async def close(self) -> None:
         for connection in self._free:
             connection.close()
 
 
-class _HttpConnection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
+    timeout_s = TIMEOUT_S
+
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -175,7 +185,7 @@ class _HttpConnection(asyncio.Protocol):
         assert self._answer is None or self._answer.done(), "one request at a time"
         self._parser = httptools.HttpResponseParser(self)
         self._answer = self._loop.create_future()
-        self._timer = self._loop.call_later(TIMEOUT_S, self._end, "timeout")
+        self._timer = self._loop.call_later(self.timeout_s, self._end, "timeout")
         self._transport.write(message)
         return self._answer
 

@@ -12,6 +12,7 @@ from penstock.core.errors import InternalError, Unavailable
 from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, command_line, merge_outcomes
 from penstock.experiments.processes import Running
 
+APART = 1_009  # messages, from where one process begins to where the next does
 HEAD_START_S = 0.05  # from the command to the first request: all processes have it by then
 
 
@@ -23,8 +24,9 @@ class Generator(ExitStack):
         share = replace(spec, connections=max(1, -(-spec.connections // processes)))
         self._processes: list[_Process] = []
         try:
-            for _ in range(processes):
-                self._processes.append(self.enter_context(_Process(share)))
+            for index in range(processes):
+                of_process = replace(share, first=index * APART)
+                self._processes.append(self.enter_context(_Process(of_process)))
             for process in self._processes:
                 if reason := process.answer().get("failed"):
                     raise Unavailable(f"{spec.target}: {reason}: does a server listen there?")

@@ -18,8 +18,8 @@ class Latencies:
         for value in seconds:
             self.record(value)
 
-    def record(self, seconds: float) -> None:
-        self._histogram.record_value(min(LONGEST_US, max(1, round(seconds * 1e6))))
+    def record(self, seconds: float, count: int = 1) -> None:
+        self._histogram.record_value(min(LONGEST_US, max(1, round(seconds * 1e6))), count)
 
     def add(self, other: "Latencies") -> None:
         self._histogram.add(other._histogram)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.experiments.load.generator import Generator
-from penstock.experiments.load.process import LoadSpec, Window, write_messages
+from penstock.experiments.load.process import LoadSpec, TextSpec, Window, write_messages
 from penstock.experiments.load.steady import Measured, is_enough, measured
+from penstock.experiments.load.tokens import summarize
 
 BUSY = 0.8  # of its core: beyond it the generator may be what was measured
 OPEN_CONNECTIONS = 512  # of an open loop over REST: how many requests may be under way
@@ -28,6 +29,7 @@ class LoadTest:
     processes: int = 1
     key: str = field(default="", repr=False)  # shown over gRPC
     tls: tuple[str, str, str] | None = None  # as a LoadSpec has it
+    text: TextSpec | None = None  # so, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class LoadStep:
     rate: float  # asked for; 0 in a closed loop
     items: int
     measured: Measured
+    has_bounds: bool = False  # of what is good
 
     @property
     def is_generator_busy(self) -> bool:
@@ -43,6 +46,8 @@ class LoadStep:
 
     def to_json(self) -> dict[str, Any]:
         found, latencies = self.measured, self.measured.latencies
+        tokens = found.tokens
+        figures = summarize(tokens, len(latencies), found.seconds, self.has_bounds) if tokens is not None else None
         return {
             "concurrency": self.concurrency,
             "rate": self.rate,
@@ -56,6 +61,7 @@ class LoadStep:
             "rejected": found.rejected,
             "generator_cpu_share": found.cpu_share,
             "generator_processes": found.windows[0].processes,
+            **({"generation": figures} if figures is not None else {}),
         }
 
 
@@ -65,8 +71,12 @@ def run_steps(test: LoadTest) -> Iterator[LoadStep]:
         file = write_messages(Path(folder) / "requests", test.messages)
         key_file = Path(folder) / "key"
         key_file.write_text(test.key)
-        spec = LoadSpec(test.protocol, test.target, str(file), most, key_file=str(key_file), tls=test.tls)
+        spec = LoadSpec(
+            test.protocol, test.target, str(file), most, key_file=str(key_file), tls=test.tls, text=test.text
+        )
+        has_bounds = test.text is not None and bool(test.text.bounds)
         with Generator(spec, test.processes) as generator:
             for concurrency, rate in [(0, rate) for rate in test.rates] or [(each, 0.0) for each in test.concurrency]:
                 window = Window(test.window_s, concurrency, rate, test.warm_up_s, test.most_windows)
-                yield LoadStep(concurrency, rate, test.items, measured(generator.run_until(window, is_enough)))
+                found = measured(generator.run_until(window, is_enough))
+                yield LoadStep(concurrency, rate, test.items, found, has_bounds)

@@ -18,8 +18,16 @@ from typing import Any
 
 import uvloop
 
+from penstock.experiments.load.answers import (
+    ANSWER_S,
+    CompletionsDriver,
+    DeltaDriver,
+    TextDriver,
+    WholeDriver,
+)
 from penstock.experiments.load.drivers import INFER, Driver, Rejected, RestDriver, StreamDriver, UnaryDriver
 from penstock.experiments.load.latencies import Latencies
+from penstock.experiments.load.tokens import AnswerPace, TokenFigures
 from penstock.wire.channels import Channels
 from penstock.wire.credentials.channels import client_context
 from penstock.wire.credentials.files import TlsFiles
@@ -27,6 +35,14 @@ from penstock.wire.credentials.files import TlsFiles
 GRACE_S = 65.0  # for what is under way when the last window ends: longer than a driver waits
 MOST_INSIDE = 10_000  # requests of an open loop that wait for their answers; beyond it they are not sent
 _LENGTH = struct.Struct("<Q")  # before each message of a file
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    """How answers of generated text come, and which are good."""
+
+    is_streamed: bool = True
+    bounds: Mapping[str, float] = field(default_factory=dict)  # milliseconds, by the names in `tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +56,8 @@ class LoadSpec:
     method: str = INFER  # of gRPC
     key_file: str = ""  # what it shows over gRPC: not on the command line, which others can read
     tls: tuple[str, str, str] | None = None  # paths of TlsFiles; None: plain
+    first: int = 0  # of the messages: several processes do not send the same at the same time
+    text: TextSpec | None = None  # the model generates text
 
 
 @dataclass(slots=True)
@@ -65,10 +83,24 @@ class WindowOutcome:
     sent: int = 0  # as `cpu_s`: in `Generator.run` of everything, warm-up and end included
     cpu_s: float = 0.0
     processes: int = 1
+    tokens: TokenFigures | None = None  # of a model that generates text
 
     @property
     def rps(self) -> float:
         return self.answered / self.seconds if self.seconds else 0.0
+
+    @property
+    def pace(self) -> float:
+        """What tells whether a load is steady: tokens a second where there are any, else requests."""
+        if self.tokens is None:
+            return self.rps
+        return self.tokens.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def median_ms(self) -> float:
+        """The same of latency. Answers of text are of many lengths, their tokens are not."""
+        tokens = self.tokens
+        return (tokens.between if tokens is not None and len(tokens.between) else self.latencies).percentile_ms(50)
 
     @property
     def cpu_share(self) -> float:
@@ -76,11 +108,14 @@ class WindowOutcome:
         return self.cpu_s / self.seconds / self.processes if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode()}
+        tokens = self.tokens.to_json() if self.tokens is not None else None
+        return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode(), "tokens": tokens}
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> "WindowOutcome":
-        return cls(**{key: found[key] for key in _PLAIN}, latencies=Latencies.decode(found["latencies"]))
+        tokens = TokenFigures.from_json(found["tokens"]) if found["tokens"] is not None else None
+        latencies = Latencies.decode(found["latencies"])
+        return cls(**{key: found[key] for key in _PLAIN}, latencies=latencies, tokens=tokens)
 
 
 _PLAIN = ("seconds", "answered", "rejected", "sent", "cpu_s", "processes")
@@ -94,6 +129,7 @@ def merge_outcomes(parts: list[WindowOutcome]) -> WindowOutcome:
         whole.sent += part.sent
         whole.cpu_s += part.cpu_s
         whole.latencies.add(part.latencies)
+    whole.tokens = merge_tokens(part.tokens for part in parts)
     whole.rejected = sum_refusals(part.rejected for part in parts)
     return whole
 
@@ -102,17 +138,31 @@ def sum_refusals(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sum(map(Counter, parts), Counter[str]()))
 
 
-class ContinuousLoad:
-    """One continuous load, cut into windows by the clock."""
+def merge_tokens(parts: Iterable[TokenFigures | None]) -> TokenFigures | None:
+    found = [part for part in parts if part is not None]
+    if not found:
+        return None
+    whole = TokenFigures()
+    for part in found:
+        whole.add(part)
+    return whole
 
-    def __init__(self, driver: Driver, window: Window, first: int = 0) -> None:
-        self._driver = driver
+
+class WindowedLoad:
+    """One continuous load, cut into windows by the clock. Its subclasses say what a request is."""
+
+    grace_s = GRACE_S
+
+    def __init__(self, window: Window, first: int) -> None:
         self._window = window
         self._first = first
         self.sent = 0
         self._start = 0.0  # of the first window
         self._over = asyncio.Event()
-        self._now = WindowOutcome(seconds=window.seconds)
+        self._now = self._new_window()
+
+    def _new_window(self) -> WindowOutcome:
+        return WindowOutcome(seconds=self._window.seconds)
 
     def stop(self) -> None:
         self._over.set()
@@ -125,17 +175,17 @@ class ContinuousLoad:
         try:
             await self._until(self._start)
             for number in range(self._window.most):
-                self._now = WindowOutcome(seconds=self._window.seconds)
+                self._now = self._new_window()
                 cpu, sent = time.process_time(), self.sent
                 await self._until(self._start + (number + 1) * self._window.seconds)
-                done, self._now = self._now, WindowOutcome()
+                done, self._now = self._now, self._new_window()
                 done.cpu_s, done.sent = time.process_time() - cpu, self.sent - sent
                 yield done
                 if self._over.is_set():
                     break
         finally:
             self._over.set()
-            await asyncio.wait_for(load, GRACE_S)
+            await asyncio.wait_for(load, self.grace_s)
 
     async def _until(self, moment: float) -> None:
         await asyncio.sleep(max(0.0, moment - time.monotonic()))
@@ -176,7 +226,7 @@ class ContinuousLoad:
         number = self._first + self.sent
         self.sent += 1
         try:
-            await self._driver.call(slot, number)
+            await self._ask(slot, number, intended)
         except Rejected as error:
             self._reject(str(error))
             return
@@ -184,8 +234,51 @@ class ContinuousLoad:
         now.answered += 1
         now.latencies.record(time.monotonic() - intended)
 
+    async def _ask(self, slot: int, number: int, intended: float) -> None:
+        """Returns when the request is answered, raises Rejected."""
+        raise NotImplementedError
+
     def _reject(self, code: str) -> None:
         self._now.rejected[code] = self._now.rejected.get(code, 0) + 1
+
+
+class ContinuousLoad(WindowedLoad):
+    def __init__(self, driver: Driver, window: Window, first: int = 0) -> None:
+        super().__init__(window, first)
+        self._driver = driver
+
+    async def _ask(self, slot: int, number: int, intended: float) -> None:
+        await self._driver.call(slot, number)
+
+
+class TextLoad(WindowedLoad):
+    """On a model that generates text: tokens count as they come."""
+
+    grace_s = ANSWER_S + 5.0
+
+    def __init__(self, driver: TextDriver, window: Window, first: int, text: TextSpec) -> None:
+        super().__init__(window, first)
+        self._driver = driver
+        self._spec = text
+
+    def _new_window(self) -> WindowOutcome:
+        return WindowOutcome(seconds=self._window.seconds, tokens=TokenFigures())
+
+    async def _ask(self, slot: int, number: int, intended: float) -> None:
+        answer = AnswerPace(intended)
+
+        def heard(new: int) -> None:
+            if self._spec.is_streamed:
+                self._tokens.heard(answer, new, time.monotonic())
+
+        told = await self._driver.call(slot, number, heard)
+        self._tokens.ended(answer, told, time.monotonic(), self._spec.bounds)
+
+    @property
+    def _tokens(self) -> TokenFigures:
+        """Of the window that is open now."""
+        assert self._now.tokens is not None
+        return self._now.tokens
 
 
 def write_messages(file: Path, messages: Iterable[bytes]) -> Path:
@@ -207,15 +300,32 @@ def read_messages(file: Path) -> list[bytes]:
     return found
 
 
-def _make_driver(spec: LoadSpec) -> Driver:
-    messages, files = read_messages(Path(spec.messages)), TlsFiles(*spec.tls or ())
+def _make_driver(spec: LoadSpec) -> Driver | TextDriver:
+    messages, files, text = read_messages(Path(spec.messages)), TlsFiles(*spec.tls or ()), spec.text
     if spec.protocol == "rest":  # whose requests have the key already
-        return RestDriver(spec.target, messages, client_context(files) if spec.tls is not None else None)
+        context = client_context(files) if spec.tls is not None else None
+        if text is not None:
+            return CompletionsDriver(spec.target, messages, context, text.is_streamed)
+        return RestDriver(spec.target, messages, context)
     key = Path(spec.key_file).read_text() if spec.key_file else ""
     channels = Channels(key, files, is_secure=spec.tls is not None)
+    if text is not None:
+        is_stream = spec.protocol == "stream" or text.is_streamed
+        return (DeltaDriver if is_stream else WholeDriver)(spec.target, messages, channels)
     if spec.protocol == "stream":
         return StreamDriver(spec.target, messages, channels)
     return UnaryDriver(spec.target, messages, spec.method, channels)
+
+
+def _make_load(spec: LoadSpec, driver: Any, window: Window, first: int) -> WindowedLoad:
+    if spec.text is not None:
+        return TextLoad(driver, window, first, spec.text)
+    return ContinuousLoad(driver, window, first)
+
+
+def _read_spec(text: str) -> LoadSpec:
+    found = json.loads(text)
+    return LoadSpec(**{**found, "text": found["text"] and TextSpec(**found["text"])})
 
 
 async def _serve_commands(spec: LoadSpec) -> None:
@@ -229,9 +339,9 @@ async def _serve_commands(spec: LoadSpec) -> None:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     _answer({"ready": True})
-    first = 0
+    first = spec.first
     while line := await reader.readline():
-        load = ContinuousLoad(driver, Window(**json.loads(line)), first)
+        load = _make_load(spec, driver, Window(**json.loads(line)), first)
         cpu = time.process_time()
         ending = asyncio.create_task(_stop_when_told(reader, load))
         async for outcome in load.windows():
@@ -242,7 +352,7 @@ async def _serve_commands(spec: LoadSpec) -> None:
     await driver.close()
 
 
-async def _stop_when_told(reader: asyncio.StreamReader, load: ContinuousLoad) -> None:
+async def _stop_when_told(reader: asyncio.StreamReader, load: WindowedLoad) -> None:
     """Every command is followed by one more line, which ends it; it comes after the last window at the latest."""
     await reader.readline()
     load.stop()
@@ -258,4 +368,4 @@ def command_line(spec: LoadSpec) -> list[str]:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve_commands(LoadSpec(**json.loads(sys.argv[1]))))
+    uvloop.run(_serve_commands(_read_spec(sys.argv[1])))

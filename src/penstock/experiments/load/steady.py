@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.experiments.load.latencies import Latencies, merge
-from penstock.experiments.load.process import WindowOutcome, sum_refusals
+from penstock.experiments.load.process import WindowOutcome, merge_outcomes, merge_tokens, sum_refusals
+from penstock.experiments.load.tokens import TokenFigures
 
 AGREEING = 3
 WITHIN = 0.10
@@ -31,8 +32,7 @@ class Measured:
 
     @property
     def rps(self) -> float:
-        seconds = sum(window.seconds for window in self.windows)
-        return sum(window.answered for window in self.windows) / seconds if seconds else 0.0
+        return sum(window.answered for window in self.windows) / self.seconds if self.seconds else 0.0
 
     @property
     def latencies(self) -> Latencies:
@@ -48,7 +48,23 @@ class Measured:
 
     @property
     def spread(self) -> float:
-        return spread([window.rps for window in self.windows])
+        return spread([window.pace for window in self.windows])
+
+    @property
+    def seconds(self) -> float:
+        return sum(window.seconds for window in self.windows)
+
+    @property
+    def tokens(self) -> TokenFigures | None:
+        return merge_tokens(window.tokens for window in self.windows)
+
+    @property
+    def pace(self) -> float:
+        return sum(window.pace for window in self.windows) / len(self.windows)
+
+    @property
+    def median_ms(self) -> float:
+        return merge_outcomes(list(self.windows)).median_ms
 
 
 def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
@@ -57,9 +73,9 @@ def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool
 
 
 def agree(parts: Sequence[WindowOutcome | Measured], within: float = WITHIN) -> bool:
-    """In requests a second and in the median latency."""
-    rates = [part.rps for part in parts]
-    medians = [part.latencies.percentile_ms(50) for part in parts]
+    """In requests a second and the median latency; of generated text in tokens a second and the time between them."""
+    rates = [part.pace for part in parts]
+    medians = [part.median_ms for part in parts]
     return all(rates) and spread(rates) <= within and spread(medians) <= within
 
 
@@ -69,7 +85,7 @@ def is_enough(outcomes: Sequence[WindowOutcome]) -> bool:
 
 def is_hopeless(outcomes: Sequence[WindowOutcome]) -> bool:
     """All that was sent in the last window was refused."""
-    return not outcomes[-1].answered and bool(outcomes[-1].rejected)
+    return not outcomes[-1].answered and not outcomes[-1].pace and bool(outcomes[-1].rejected)
 
 
 def spread(values: Sequence[float]) -> float:

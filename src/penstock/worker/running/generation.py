@@ -149,7 +149,7 @@ class GenerationRunner(BlockRunner):
     def _take(self, step: GenerationStep) -> None:
         """One turn of the loop for all that a step has brought."""
         at = now()
-        self.counts.stepped(step.standing)
+        self.counts.stepped(step.standing, at)
         news: dict[_Generating, None] = {}
         for progress in step.progress:
             found = self._by_number.get(progress.number)

@@ -1,5 +1,6 @@
 """What a block that generates text counts while it runs: its engine's standing, and how fast tokens come."""
 
+import time
 from dataclasses import dataclass, field, replace
 
 from penstock.core.blocks import BlockDescription
@@ -47,10 +48,11 @@ class GenerationCounts(BlockCounts):
         }
         self._finished: dict[str, CounterTally] = {}
         self._standing = GenerationStanding()  # as the engine told it last
+        self._stepped_at = 0.0  # when that was
         self.statistics.generation = GenerationStanding()
 
-    def stepped(self, standing: GenerationStanding, waiting: int = 0) -> None:
-        """With each of the engine's steps; `waiting` are the generations that it has not been given yet."""
+    def stepped(self, standing: GenerationStanding, now: float, waiting: int = 0) -> None:
+        """With what the engine tells of its steps; `waiting` are the generations that it has not been given yet."""
         total, before = self.statistics.generation, self._standing
         assert total is not None
         if standing.steps < before.steps:
@@ -62,7 +64,12 @@ class GenerationCounts(BlockCounts):
                 setattr(total, name, max(0, getattr(total, name)) + grown)
         if standing.cached_tokens >= 0 > total.cached_tokens:
             total.cached_tokens = 0
-        self.statistics.execution_count += max(0, standing.steps - before.steps)
+        if (steps := standing.steps - before.steps) > 0:
+            self.statistics.execution_count += steps
+            self.statistics.last_inference_ms = int(time.time() * 1000)
+            if before.running + before.waiting:  # else it rested meanwhile
+                self._compute_seconds.observe((now - self._stepped_at) / steps, steps)
+        self._stepped_at = now
         total.running, total.waiting = standing.running, standing.waiting + waiting
         total.cache_blocks, total.cache_blocks_used = standing.cache_blocks, standing.cache_blocks_used
         self._standing = replace(standing)

@@ -61,9 +61,9 @@ def test_choices_come_side_by_side(bed: Bed) -> None:
 
 
 def test_tokens_are_what_the_engine_counts_also_when_it_begins_anew(bed: Bed) -> None:
-    bed.counts.stepped(GenerationStanding(2, 1, 100, 30, 5, 40, 8, 9, 1), waiting=3)
-    bed.counts.stepped(GenerationStanding(3, 0, 100, 35, 6, 50, 10, 12, 1))
-    bed.counts.stepped(GenerationStanding(1, 0, 100, 5, 1, 20, 0, 1, 0))  # its process ended, and there is another
+    bed.counts.stepped(GenerationStanding(2, 1, 100, 30, 5, 40, 8, 9, 1), 1.0, waiting=3)
+    bed.counts.stepped(GenerationStanding(3, 0, 100, 35, 6, 50, 10, 12, 1), 1.5)
+    bed.counts.stepped(GenerationStanding(1, 0, 100, 5, 1, 20, 0, 1, 0), 9.0)  # its process ended, and there is another
     assert bed.sample("prompt_tokens_total") == 70
     assert bed.sample("prefix_hit_tokens_total") == 10
     assert bed.sample("generated_tokens_total") == 13
@@ -75,7 +75,9 @@ def test_tokens_are_what_the_engine_counts_also_when_it_begins_anew(bed: Bed) ->
 
 
 def test_what_waits_here_waits_too_and_nothing_does_in_an_engine_that_is_gone(bed: Bed) -> None:
-    bed.counts.stepped(GenerationStanding(running=2, waiting=1, cache_blocks=9, steps=1, generated_tokens=4), waiting=3)
+    bed.counts.stepped(
+        GenerationStanding(running=2, waiting=1, cache_blocks=9, steps=1, generated_tokens=4), 1.0, waiting=3
+    )
     assert bed.sample("generations", state="running") == 2
     assert bed.sample("generations", state="waiting") == 4
     assert bed.counts.statistics.generation is not None
@@ -84,3 +86,11 @@ def test_what_waits_here_waits_too_and_nothing_does_in_an_engine_that_is_gone(be
     assert [bed.sample("generations", state=state) for state in ("running", "waiting")] == [0, 0]
     assert bed.sample("kv_cache_blocks", kind="all") == 0
     assert bed.sample("generated_tokens_total") == 4
+
+
+def test_a_step_takes_the_time_since_the_one_before_where_there_was_work(bed: Bed) -> None:
+    for steps, running, at in ((1, 2, 10.0), (3, 2, 10.5), (4, 0, 10.75), (5, 1, 60.0)):
+        bed.counts.stepped(GenerationStanding(running=running, steps=steps), at)
+    assert bed.sample("compute_seconds_count") == 3
+    assert bed.sample("compute_seconds_sum") == pytest.approx(0.75)
+    assert bed.counts.statistics.execution_count == 5

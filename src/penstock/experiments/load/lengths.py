@@ -1,0 +1,116 @@
+"""How long prompts and answers are, in tokens: one length, a range, a normal distribution, or those of a file."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import InvalidRequest
+
+MOST_TOKENS = 1_000_000
+CHARACTERS = 4  # of a token, about: where a text's length is asked for and nobody here has its model's tokenizer
+FORMS = "128, a range as 64-256, normal:MEAN,DEVIATION, or a file"
+PROMPTS = ("prompt", "text", "text_input", "question", "input")  # a prompt's keys in JSONL, as datasets have them
+ANSWERS = ("output_tokens", "max_tokens", "completion_tokens", "output_len")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRange:
+    """From `low` to `high`, each as likely."""
+
+    low: int
+    high: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalLengths:
+    """Within three deviations of the mean, and at least 1."""
+
+    mean: float
+    deviation: float
+
+    def draw(self, rng: random.Random) -> int:
+        far = 3 * self.deviation
+        drawn = min(self.mean + far, max(self.mean - far, rng.gauss(self.mean, self.deviation)))
+        return max(1, round(drawn))
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLengths:
+    lengths: Sequence[int]
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.choice(self.lengths)
+
+
+TokenLengths = LengthRange | NormalLengths | ListedLengths
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompt:
+    text: str
+    output_tokens: int | None = None  # None: its line does not say
+
+
+def parse_lengths(given: str, name: str) -> TokenLengths:
+    """`name` is the option's. A file's lengths are its numbers, or those of its texts, about."""
+    if is_file(given):
+        return ListedLengths([_length_of(each) for each in _lines(Path(given))])
+    try:
+        if given.startswith("normal:"):
+            mean, deviation = (float(part) for part in given.removeprefix("normal:").split(","))
+            if 1 <= mean <= MOST_TOKENS and 0 <= deviation <= MOST_TOKENS:
+                return NormalLengths(mean, deviation)
+        else:
+            low, _, high = given.partition("-")
+            found = LengthRange(int(low), int(high or low))
+            if 1 <= found.low <= found.high <= MOST_TOKENS:
+                return found
+    except ValueError:
+        pass
+    raise InvalidRequest(f"{name} {given}: expected {FORMS}")
+
+
+def is_file(given: str) -> bool:
+    return not given[:1].isdigit() and Path(given).is_file()
+
+
+def read_prompts(file: Path) -> list[GivenPrompt]:
+    """One a line: a text, or JSON that is one or has one, and perhaps how long its answer is."""
+    found = [_prompt_of(each) for each in _lines(file)]
+    if any(not prompt.text for prompt in found):
+        raise InvalidRequest(f"{file}: a line has no prompt; in JSON it is under {', '.join(PROMPTS)}")
+    return found
+
+
+def _lines(file: Path) -> list[Any]:
+    try:
+        texts = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{file}: cannot be read: {error}") from error
+    if not texts:
+        raise InvalidRequest(f"{file}: there is nothing in it; expected a prompt a line, as text or JSON")
+    try:
+        return [json.loads(text) for text in texts]
+    except ValueError:
+        return texts
+
+
+def _prompt_of(line: Any) -> GivenPrompt:
+    if not isinstance(line, dict):
+        return GivenPrompt(str(line))
+    text = next((line[key] for key in PROMPTS if isinstance(line.get(key), str)), "")
+    return GivenPrompt(text, next((line[key] for key in ANSWERS if isinstance(line.get(key), int)), None))
+
+
+def _length_of(line: Any) -> int:
+    if isinstance(line, dict):
+        prompt = _prompt_of(line)
+        return prompt.output_tokens or max(1, round(len(prompt.text) / CHARACTERS))
+    text = str(line).strip()
+    return max(1, int(text) if text.isdigit() else round(len(text) / CHARACTERS))

@@ -1,0 +1,113 @@
+"""What a load on a model that generates text came to: first tokens, times between tokens, and what was good enough."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.core.errors import InvalidRequest
+from penstock.experiments.load.latencies import Latencies
+
+FIRST, TOKEN, WHOLE = "ttft", "tpot", "e2el"  # as people name the bounds of goodput
+BOUNDS = f"{FIRST} (first token), {TOKEN} (each token after it, in the mean) and {WHOLE} (the whole answer)"
+
+
+@dataclass(slots=True)
+class AnswerPace:
+    """One answer as it comes."""
+
+    intended: float  # when its request was to be sent
+    first: float = 0.0
+    last: float = 0.0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class TokenFigures:
+    """Of one window: tokens that came in it, whenever their requests were sent; answers that ended in it."""
+
+    tokens: int = 0
+    prompt_tokens: int = 0  # of answers that ended
+    ended_tokens: int = 0  # in those
+    good: int = 0  # of those: within all bounds
+    first: Latencies = field(default_factory=Latencies)  # from the intended sending to the first token
+    between: Latencies = field(default_factory=Latencies)  # one for each token after it
+    per_token: Latencies = field(default_factory=Latencies)  # one for each answer: the mean of its times between
+
+    def heard(self, answer: AnswerPace, new: int, now: float) -> None:
+        """So many tokens of a streamed answer came together."""
+        if answer.tokens:
+            self.between.record((now - answer.last) / new, new)
+        else:
+            answer.first = now
+            self.first.record(now - answer.intended)
+        answer.tokens += new
+        answer.last = now
+        self.tokens += new
+
+    def ended(self, answer: AnswerPace, told: tuple[int, int] | None, now: float, bounds: Mapping[str, float]) -> None:
+        """`told` are the tokens of prompt and answer, as the server counts them."""
+        prompt, generated = told or (0, answer.tokens)
+        self.tokens += generated - answer.tokens  # what came without being told apart, or whole
+        self.prompt_tokens += prompt
+        self.ended_tokens += generated
+        if answer.first:
+            per_token = (answer.last - answer.first) / max(1, generated - 1)
+        else:  # it came whole: nobody but the server knows when its first token was there
+            per_token = (now - answer.intended) / max(1, generated)
+        if per_token:  # all came at once
+            self.per_token.record(per_token)
+        took = {FIRST: answer.first - answer.intended, TOKEN: per_token, WHOLE: now - answer.intended}
+        self.good += all(took[name] * 1000 <= bound for name, bound in bounds.items())
+
+    def add(self, other: "TokenFigures") -> None:
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in _TIMES:
+            getattr(self, name).add(getattr(other, name))
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _COUNTS} | {name: getattr(self, name).encode() for name in _TIMES}
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> "TokenFigures":
+        decoded: dict[str, Any] = {name: Latencies.decode(found[name]) for name in _TIMES}
+        return cls(**{name: found[name] for name in _COUNTS}, **decoded)
+
+
+_COUNTS = ("tokens", "prompt_tokens", "ended_tokens", "good")
+_TIMES = ("first", "between", "per_token")
+
+
+def summarize(found: TokenFigures, answered: int, seconds: float, has_bounds: bool) -> dict[str, Any]:
+    """Figures as people know them; what was not measured is none."""
+    rates = {"p50": 50.0, "p10": 90.0, "p1": 99.0}  # the slowest tokens are the lowest rates
+    per_token = found.per_token
+    return {
+        "tokens_per_s": found.tokens / seconds if seconds else 0.0,
+        "prompt_tokens_per_s": found.prompt_tokens / seconds if seconds else 0.0,
+        "request_tokens_per_s": {name: 1000 / per_token.percentile_ms(percent) for name, percent in rates.items()}
+        if len(per_token)
+        else None,
+        "prompt_tokens_mean": found.prompt_tokens / answered if answered else None,
+        "output_tokens_mean": found.ended_tokens / answered if answered else None,
+        "first_token_ms": found.first.summary_ms() if len(found.first) else None,
+        "between_tokens_ms": found.between.summary_ms() if len(found.between) else None,
+        "token_ms": per_token.summary_ms() if len(per_token) else None,
+        "goodput_per_s": found.good / seconds if has_bounds and seconds else None,
+    }
+
+
+def parse_bounds(text: str, is_streamed: bool) -> dict[str, float]:
+    """`ttft:500,tpot:50,e2el:5000`, in milliseconds."""
+    found: dict[str, float] = {}
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        name, _, bound = part.partition(":")
+        try:
+            found[name] = float(bound)
+        except ValueError:
+            found[name] = 0.0
+        if name not in (FIRST, TOKEN, WHOLE) or found[name] <= 0:
+            raise InvalidRequest(f"--goodput {part}: expected NAME:MILLISECONDS; names are {BOUNDS}")
+    if FIRST in found and not is_streamed:
+        raise InvalidRequest(f"--goodput {FIRST}: an answer that comes whole shows no first token; leave out --whole")
+    return found
