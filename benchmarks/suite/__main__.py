@@ -21,6 +21,7 @@ from benchmarks.suite.baseline import Baseline
 from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
+from benchmarks.suite.generation.figures import generation_figures
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from benchmarks.suite.placement import placement_ratios
 from benchmarks.suite.tune_figure import tune_figure
@@ -35,6 +36,7 @@ INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
 ACCESS = "access"  # servers of its own, and only where it is asked for
+GENERATION = "generation"  # a server of its own, and only where it is asked for
 TUNE = "tune"  # servers of its own: three runs of the search
 GROUPS: dict[str, list[TableLoad]] = {
     "text": [
@@ -69,6 +71,7 @@ GROUPS: dict[str, list[TableLoad]] = {
     DECISIONS: [],
     PLACEMENT: [],
     ACCESS: [],
+    GENERATION: [],
     TUNE: [],
     "photos": [TableLoad("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
@@ -87,7 +90,7 @@ def main() -> int:
     if arguments.check:
         Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
-    groups = arguments.only or [group for group in GROUPS if group not in (PLACEMENT, ACCESS)]
+    groups = arguments.only or [group for group in GROUPS if group not in (PLACEMENT, ACCESS, GENERATION)]
     ceiling: list[float] = []
     limits: dict[str, float | str] = {}
     reported: list[SuiteFigure] = []
@@ -119,6 +122,12 @@ def main() -> int:
         _say("measuring what a key costs, and what going direct saves")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             figures += access_figures(Path(folder), rounds, window_s, _say)
+    if GENERATION in groups:
+        _say("measuring what serving costs a model that generates")
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            found, facts = generation_figures(arguments.models, Path(folder), 3 if arguments.quick else 5, _say)
+        figures += found
+        limits.update(facts)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)

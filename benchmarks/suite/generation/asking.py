@@ -1,0 +1,72 @@
+"""Callers of `/v1/completions`, at any server that has it: what each got, and when."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+
+DEADLINE_S = 300.0
+
+
+@dataclass(slots=True)
+class Told:
+    """Of one answer, in seconds since the first was asked for."""
+
+    due: float
+    first: float = 0.0
+    end: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """By so many callers, each with its next prompt when it has its answer; or, without any, each when it is due."""
+
+    prompts: Sequence[str]
+    tokens: int
+    callers: int = 0
+    due: Sequence[float] = ()
+
+
+async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -> list[Told]:
+    began = time.perf_counter()
+    waiting = iter(range(len(asking.prompts)))
+
+    async def ask(index: int) -> Told:
+        due = asking.due[index] if asking.due else time.perf_counter() - began
+        await asyncio.sleep(max(0.0, due - (time.perf_counter() - began)))
+        told = Told(due)
+        body = {"model": model, "prompt": asking.prompts[index], "max_tokens": asking.tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "stream": is_streamed}
+        async for line in _post(address, json.dumps(body).encode()):
+            if line.startswith(b"data: {"):
+                told.first = told.first or time.perf_counter() - began
+            elif line.startswith(b"{") and (tokens := json.loads(line)["usage"]["completion_tokens"]) != asking.tokens:
+                raise RuntimeError(f"an answer of {tokens} tokens; {asking.tokens} were asked for")
+        told.end = time.perf_counter() - began
+        return told
+
+    async def caller(indices: Iterable[int]) -> list[Told]:
+        return [await ask(index) for index in indices]
+
+    callers = [waiting] * asking.callers if asking.callers else [iter([index]) for index in waiting]
+    async with asyncio.timeout(DEADLINE_S):
+        found = await asyncio.gather(*(caller(indices) for indices in callers))
+    return [told for one in found for told in one]
+
+
+async def _post(address: str, body: bytes) -> AsyncIterator[bytes]:
+    """The answer's lines. By hand: what a client's library takes of two cores, the engine would lack."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
+    )
+    try:
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise RuntimeError((status + await reader.read()).decode())
+        async for line in reader:
+            yield line
+    finally:
+        writer.close()

@@ -1,0 +1,171 @@
+"""Generated tokens and first tokens: Penstock over the bare engine, in turns, and llama.cpp beside them."""
+
+import asyncio
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, count, cycle
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.repository import link_model
+from benchmarks.suite.figures import SuiteFigure, ratio
+from benchmarks.suite.generation.asking import Asking, Told, ask_all
+from penstock.experiments.processes import Running, ServerRun
+from penstock.models.folder import read_model_folder
+from penstock.models.samples.texts import mixed
+
+MODEL = "smollm2"
+TOKENS = 64  # of an answer
+ANSWERS = 3  # of each caller in a round
+CALLERS = (1, 8, 16)
+LOAD = 0.7  # of what the bare engine does with the most callers
+ARRIVALS = 60
+Say = Callable[[str], None]
+
+
+class Prompts:
+    """Each is asked once: nothing of it is in a prefix cache."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self._texts = cycle(mixed(3000, 0))
+
+    def take(self, wanted: int) -> list[str]:
+        return [f"{next(self._numbers)}. {next(self._texts)}" for _ in range(wanted)]
+
+
+class EngineRun(Running):
+    """The bare engine with the settings of the model that ships."""
+
+    def __init__(self, model: Path) -> None:
+        folder = read_model_folder(model)
+        options, instances = folder.settings.genai, folder.settings.instances
+        threads = instances.threads * folder.settings.instance_count()
+        scheduler = {
+            "cache_size": 1,
+            "max_num_batched_tokens": options.max_batched_tokens,
+            "enable_prefix_caching": options.prefix_caching,
+            "dynamic_split_fuse": True,
+        }
+        properties = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
+        self.file, self.threads = folder.file(folder.versions[-1]), threads
+        words = [str(self.file), json.dumps({"scheduler": scheduler, "properties": properties})]
+        command = [sys.executable, "-m", "benchmarks.suite.generation.bare", *words]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
+
+    def run(self, asking: Asking) -> list[Told]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(asdict(asking)).encode() + b"\n")
+        self.process.stdin.flush()
+        return [Told(told["due"], told["first"], told["end"]) for told in json.loads(self.process.stdout.readline())]
+
+
+class LlamaRun(Running):
+    def __init__(self, file: Path, threads: int) -> None:
+        words = [str(file), str(max(CALLERS)), "1024", str(threads)]
+        command = [sys.executable, "-m", "benchmarks.suite.generation.llama", *words]
+        super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().decode().strip().removeprefix("http://")
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """The same asked of each, in turns."""
+
+    engine: EngineRun
+    served: str
+    llama: str
+    prompts: Prompts = field(default_factory=Prompts)
+
+    def tokens_per_s(self, callers: int) -> dict[str, float]:
+        found = {}
+        for name, run in self._ways().items():
+            told = run(Asking(self.prompts.take(callers * ANSWERS), TOKENS, callers))
+            found[name] = len(told) * TOKENS / max(one.end for one in told)
+        return found
+
+    def first_token_s(self, due: Sequence[float]) -> dict[str, float]:
+        found = {}
+        for name, run in self._ways().items():
+            if name != "whole":
+                told = run(Asking(self.prompts.take(len(due)), TOKENS, due=due))
+                found[name] = median(one.first - one.due for one in told)
+        return found
+
+    def _ways(self) -> dict[str, Callable[[Asking], list[Told]]]:
+        return {
+            "engine": self.engine.run,
+            "whole": lambda asking: asyncio.run(ask_all(self.served, MODEL, asking, is_streamed=False)),
+            "streamed": lambda asking: asyncio.run(ask_all(self.served, MODEL, asking, is_streamed=True)),
+            "llama.cpp": lambda asking: asyncio.run(ask_all(self.llama, MODEL, asking, is_streamed=True)),
+        }
+
+
+def generation_figures(
+    models: Path, folder: Path, rounds: int, say: Say
+) -> tuple[list[SuiteFigure], dict[str, float | str]]:
+    """And what has no bar."""
+    link_model(models / MODEL, folder / "models" / MODEL, residence={"load": "eager"})
+    with (
+        EngineRun(folder / "models" / MODEL) as engine,
+        ServerRun(folder / "models", folder) as server,
+        LlamaRun(engine.file, engine.threads) as llama,
+    ):
+        ways = Ways(engine, server.http, llama.address)
+        for callers in CALLERS:
+            ways.tokens_per_s(callers)
+        rates = [{callers: ways.tokens_per_s(callers) for callers in CALLERS} for _ in range(rounds)]
+        _say_all(say, "tokens/s with {} callers", rates)
+        peak = median(each[max(CALLERS)]["engine"] for each in rates) / TOKENS
+        firsts = [ways.first_token_s(_arrivals(LOAD * peak, seed)) for seed in range(rounds)]
+        _say_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
+    return _figures(rates, firsts), {
+        **{
+            f"generate_over_llama_cpp_c{callers}": median(
+                e[callers]["streamed"] / e[callers]["llama.cpp"] for e in rates
+            )
+            for callers in CALLERS
+        },
+        "generate_ttft_over_llama_cpp": median(each["streamed"] / each["llama.cpp"] for each in firsts),
+    }
+
+
+def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict[str, float]]) -> list[SuiteFigure]:
+    def of(way: str, callers: int) -> list[float]:
+        return [each[callers][way] for each in rates]
+
+    least = {
+        way: min((ratio("", of(way, callers), of("engine", callers), 0) for callers in (8, 16)), key=lambda r: r.value)
+        for way in ("whole", "streamed")
+    }
+    return [
+        ratio("generate_c8_over_c1", of("whole", 8), of("whole", 1), 3.0),
+        replace(least["whole"], key="generate_served_over_engine", bar=0.9),
+        replace(least["streamed"], key="generate_streamed_over_engine", bar=0.8),
+        ratio(
+            "generate_ttft_ratio",
+            [each["streamed"] for each in firsts],
+            [each["engine"] for each in firsts],
+            1.2,
+            is_ceiling=True,
+        ),
+    ]
+
+
+def _arrivals(rate: float, seed: int) -> list[float]:
+    """When requests come that nobody coordinates."""
+    rng = random.Random(seed)
+    return list(accumulate(rng.expovariate(rate) for _ in range(ARRIVALS)))
+
+
+def _say_all(say: Say, what: str, found: Sequence[Mapping[Any, Mapping[str, float]]]) -> None:
+    for case in found[0]:
+        ways = {way: median(each[case][way] for each in found) for way in found[0][case]}
+        say(f"  {what.format(case)}: " + ", ".join(f"{way} {value:.3g}" for way, value in ways.items()))
