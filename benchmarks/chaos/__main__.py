@@ -13,7 +13,18 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from benchmarks.chaos import departures, drain, kill, malformed, overload, reload, rollout, sessions, slow_reader
+from benchmarks.chaos import (
+    departures,
+    drain,
+    generation,
+    kill,
+    malformed,
+    overload,
+    reload,
+    rollout,
+    sessions,
+    slow_reader,
+)
 from benchmarks.chaos.access import run as access
 from benchmarks.chaos.attack import run as attack
 from benchmarks.chaos.cluster import run as cluster
@@ -35,6 +46,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     "attack": attack.run,
     "cluster": cluster.run,
     "access": access.run,
+    "generation": generation.run,
 }
 
 
