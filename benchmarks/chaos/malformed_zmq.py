@@ -20,7 +20,7 @@ from penstock.wire import frames
 from penstock.wire.forms import decode_description, encode_description
 from penstock.wire.sockets import DealerSocket
 
-FROM_WORKERS = frozenset({"hello", "beat", "result", "hand_back", "probe_result", "bye", "statistics"})
+FROM_WORKERS = frozenset({"hello", "beat", "result", "results", "hand_back", "probe_result", "bye", "statistics"})
 BATCH = 50
 NUMBERS = st.integers(0, 2**64 - 1)
 # A host of another name, so that nobody looks for the process; a block that nobody asks for.
