@@ -69,7 +69,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     write_identity(models, "bytes", "BYTES")
     write_factor(models, "doubles", 2.0)
     write_pets(models)
-    for name in ("minilm", "srcnn"):
+    for name in ("minilm", "srcnn", "smollm2"):
         (models / name).symlink_to(ROOT / "models" / name)
     authority = TestAuthority(folder / "certs")
     with TlsServer(authority, models, folder, {**authority.settings(), "workers": 2}) as server:
@@ -173,6 +173,7 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
         ("embed", "a cat", *grpc),
         ("rerank", "animals", "a cat", "a stone", *grpc),
         ("infer", "factor", "--input", "x=[[1, 2]]", *grpc),
+        ("generate", "Water boils at", "--max-tokens", "2", *grpc),
         ("status", *http),
         ("top", "--once", "--json", *http),
         (*bench, "--protocol", "grpc"),
@@ -278,7 +279,7 @@ def test_every_example_runs(
             example = example.replace(written, meant)
         exec(compile(example, PAGE.name, "exec"), names)
     told = capsys.readouterr().out
-    for expected in ("(2, 384)", "[[('dog', 0.8", "[[2. 4.]]", "200 rows", "(72, 384)", "unknown model"):
+    for expected in ("(2, 384)", "[[('dog', 0.8", "[[2. 4.]]", "200 rows", "(72, 384)", "unknown model", "Paris"):
         assert expected in told
 
 

@@ -28,6 +28,8 @@ from penstock.cli.embed import embed
 from penstock.cli.experiment.compare import compare
 from penstock.cli.experiment.list import list_experiments
 from penstock.cli.experiment.run import run, run_all
+from penstock.cli.generation.chat import chat
+from penstock.cli.generation.generate import generate
 from penstock.cli.infer import infer
 from penstock.cli.model.check import check
 from penstock.cli.model.importing import import_model
@@ -48,8 +50,8 @@ from penstock.core.errors import PenstockError
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve models, fast and guarded.")
 for command in (serve, manager, gateway, embed, rerank, classify, upscale, stream, infer, status, top, bench, tune):
     app.command()(command)
-for of_cluster in (events, audit):
-    app.command()(of_cluster)
+for further in (chat, generate, events, audit):
+    app.command()(further)
 app.command(hidden=True)(tasks)
 
 GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {

@@ -1,6 +1,7 @@
 """The Python SDK: `Client` for threads, `AsyncClient` for an event loop."""
 
 from penstock.client.asynchronous import AsyncClient
+from penstock.client.generation import Generated, TextChoice, TextDelta, TextUsage
 from penstock.client.messages import ModelEntry, ModelSignature
 from penstock.client.retries import Retries
 from penstock.client.synchronous import Client
@@ -21,6 +22,7 @@ __all__ = [
     "Client",
     "DeadlineExceeded",
     "Forbidden",
+    "Generated",
     "InvalidRequest",
     "ModelEntry",
     "ModelSignature",
@@ -28,6 +30,9 @@ __all__ = [
     "RateLimited",
     "Refused",
     "Retries",
+    "TextChoice",
+    "TextDelta",
+    "TextUsage",
     "Unauthenticated",
     "Unavailable",
     "UnknownModel",

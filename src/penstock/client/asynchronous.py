@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine
 from functools import partial
 from itertools import cycle
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import grpc
 
@@ -13,6 +13,15 @@ from penstock.client import faults
 from penstock.client.calls import Ask, Calls
 from penstock.client.connection import Connection
 from penstock.client.direct import CHECK_S, PROBE_S, WorkerWay
+from penstock.client.generation import (
+    AnswerOptions,
+    Generated,
+    Messages,
+    Prompt,
+    TextDelta,
+    ask_chat,
+    ask_prompt,
+)
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHANNEL_OPTIONS
 from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
@@ -60,6 +69,40 @@ class AsyncClient(Calls):
     ) -> AsyncGenerator[bytes, None]:
         """Upscaled images in the order of `images`, with at most `window` on their way, or done and not taken."""
         return in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s), window)
+
+    @overload
+    def chat(
+        self, model: str, messages: Messages, *, stream: Literal[True], **options: Unpack[AnswerOptions]
+    ) -> AsyncGenerator[TextDelta, None]: ...
+
+    @overload
+    def chat(
+        self, model: str, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[AnswerOptions]
+    ) -> Coroutine[Any, Any, Generated]: ...
+
+    def chat(
+        self, model: str, messages: Messages, *, stream: bool = False, **options: Unpack[AnswerOptions]
+    ) -> Coroutine[Any, Any, Generated] | AsyncGenerator[TextDelta, None]:
+        """The answer to a chat, or with `stream` what comes of it as it comes: closing that cancels the rest."""
+        asked = ask_chat(model, messages, options)
+        return self._generate_stream(asked) if stream else self._generate(asked)
+
+    @overload
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: Literal[True], **options: Unpack[AnswerOptions]
+    ) -> AsyncGenerator[TextDelta, None]: ...
+
+    @overload
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[AnswerOptions]
+    ) -> Coroutine[Any, Any, Generated]: ...
+
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
+    ) -> Coroutine[Any, Any, Generated] | AsyncGenerator[TextDelta, None]:
+        """How the model goes on from a prompt; otherwise as `chat`."""
+        asked = ask_prompt(model, prompt, options)
+        return self._generate_stream(asked) if stream else self._generate(asked)
 
     async def close(self) -> None:
         for stream in self._streams:

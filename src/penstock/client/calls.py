@@ -23,6 +23,7 @@ import numpy as np
 
 from penstock.client import faults, messages, tasks
 from penstock.client.direct import DISCOVER_S, WorkerWay, WorkerWays
+from penstock.client.generation import Generated, TextDelta, TextQuestion, read_deltas, read_whole
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
 from penstock.client.options import ClientOptions, ServerAddress
 from penstock.client.retries import Attempts, Retries, RetryBudget
@@ -231,6 +232,29 @@ class Calls:
                 raise fault from cause
             await self._pause(pause_s)
 
+    async def _generate(self, asked: TextQuestion) -> Generated:
+        """By a call of its own: who gives it up cancels it on the server, too."""
+        message = messages.encode_call(
+            asked.model, asked.inputs, asked.outputs, asked.version, asked.parameters, asked.controls
+        )
+        answer = await self._trying(self._going(message, is_alone=True), asked.timeout_s, is_repeatable=False)
+        return read_whole(messages.decode_outputs(answer), asked.model)
+
+    async def _generate_stream(self, asked: TextQuestion) -> AsyncGenerator[TextDelta, None]:
+        answers = self.infer_stream(
+            asked.model,
+            asked.inputs,
+            asked.outputs,
+            asked.version,
+            asked.timeout_s,
+            asked.parameters,
+            **asked.controls,
+        )
+        async with aclosing(answers):
+            async for answer in answers:
+                for delta in read_deltas(answer, asked.model):
+                    yield delta
+
     async def is_ready(self) -> bool:
         """Whether the server has loaded its models; False too where none answers."""
         try:
@@ -299,9 +323,10 @@ class Calls:
             return error, error.__cause__
         return faults.from_call(error, address or self.address), error
 
-    def _going(self, message: pb.ModelInferRequest) -> Ask[pb.ModelInferResponse]:
-        """An attempt at a worker where there is a way to one, and else, or where that fails, at a gateway."""
-        routed = self._asking(message)
+    def _going(self, message: pb.ModelInferRequest, is_alone: bool = False) -> Ask[pb.ModelInferResponse]:
+        """An attempt at a worker where there is a way to one, and else, or where that fails, at a gateway; `is_alone`:
+        it shares no stream with others."""
+        routed = Calls._asking(self, message) if is_alone else self._asking(message)
         if self._ways is None:
             return routed
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import wraps
 from queue import Empty, SimpleQueue
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import grpc
 
@@ -14,6 +14,15 @@ from penstock.client import faults, messages
 from penstock.client.calls import Ask, Calls
 from penstock.client.connection import Connection
 from penstock.client.direct import WorkerWay
+from penstock.client.generation import (
+    AnswerOptions,
+    Generated,
+    Messages,
+    Prompt,
+    TextDelta,
+    ask_chat,
+    ask_prompt,
+)
 from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 from penstock.client.options import ClientOptions, ServerAddress, read_server
 from penstock.client.ordered import check_window
@@ -83,6 +92,40 @@ class Client:
     def close(self) -> None:
         self._calls.close()
 
+    @overload
+    def chat(
+        self, model: str, messages: Messages, *, stream: Literal[True], **options: Unpack[AnswerOptions]
+    ) -> Generator[TextDelta, None, None]: ...
+
+    @overload
+    def chat(
+        self, model: str, messages: Messages, *, stream: Literal[False] = False, **options: Unpack[AnswerOptions]
+    ) -> Generated: ...
+
+    def chat(
+        self, model: str, messages: Messages, *, stream: bool = False, **options: Unpack[AnswerOptions]
+    ) -> Generated | Generator[TextDelta, None, None]:
+        """The answer to a chat, or with `stream` what comes of it as it comes: closing that cancels the rest."""
+        asked = ask_chat(model, messages, options)
+        return self._generate_stream(asked) if stream else self._generate(asked)
+
+    @overload
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: Literal[True], **options: Unpack[AnswerOptions]
+    ) -> Generator[TextDelta, None, None]: ...
+
+    @overload
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: Literal[False] = False, **options: Unpack[AnswerOptions]
+    ) -> Generated: ...
+
+    def generate(
+        self, model: str, prompt: Prompt, *, stream: bool = False, **options: Unpack[AnswerOptions]
+    ) -> Generated | Generator[TextDelta, None, None]:
+        """How the model goes on from a prompt; otherwise as `chat`."""
+        asked = ask_prompt(model, prompt, options)
+        return self._generate_stream(asked) if stream else self._generate(asked)
+
     embed = _blocking(Calls.embed)
     embed_many = _blocking_stream(Calls.embed_many)
     upscale = _blocking(Calls.upscale)
@@ -91,6 +134,8 @@ class Client:
     classify = _blocking(Calls.classify)
     infer = _blocking(Calls.infer)
     infer_stream = _blocking_stream(Calls.infer_stream)
+    _generate = _blocking(Calls._generate)
+    _generate_stream = _blocking_stream(Calls._generate_stream)
     is_ready = _blocking(Calls.is_ready)
     models = _blocking(Calls.models)
     signature = _blocking(Calls.signature)

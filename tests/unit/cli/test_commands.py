@@ -47,6 +47,8 @@ def test_errors_are_one_line_and_exit_code_2(
         ["rerank", "x", "y", "--grpc", NOBODY],
         ["classify", "--text", "x", "--model", "m", "--grpc", NOBODY],
         ["infer", "m", "--grpc", NOBODY],
+        ["generate", "x", "--grpc", NOBODY],
+        ["generate", "x", "-n", "2", "--json", "--grpc", NOBODY],
         ["status", "--http", f"http://{NOBODY}"],
         ["status", "--http", NOBODY],
     ],
@@ -69,6 +71,22 @@ def test_embed_says_what_is_wrong_with_its_texts(tmp_path: Path) -> None:
     assert "is not UTF-8" in problem("embed", "--file", str(tmp_path / "latin")).message
     assert "not both" in problem("embed", "x", "--file", str(tmp_path / "latin")).message
     assert ".npy" in problem("embed", "x", "--output", "vectors.csv").message
+
+
+def test_generate_says_what_is_wrong_with_its_prompt(tmp_path: Path) -> None:
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    assert "stdin has no prompt" in problem("generate", stdin=" \n").message
+    assert "is not UTF-8" in problem("generate", "--file", str(tmp_path / "latin")).message
+    assert "not both" in problem("generate", "x", "--file", str(tmp_path / "latin")).message
+    assert "NAME=VALUE" in problem("generate", "x", "-p", "alone").message
+
+
+def test_chat_goes_on_after_a_failure_and_says_so_in_the_end(tmp_path: Path) -> None:
+    result = run(cli.app, ["chat", "--grpc", NOBODY], input=f"hello\n/save {tmp_path / 'talk.json'}\n/quit\nmore\n")
+    assert (result.exit_code, result.stderr.count("is `penstock serve` running")) == (2, 1)
+    assert json.loads((tmp_path / "talk.json").read_text())["messages"] == []
+    assert run(cli.app, ["chat", "hello", "--grpc", NOBODY]).exit_code == 2
+    assert run(cli.app, ["chat", "--grpc", NOBODY], input="/help\n").exit_code == 0
 
 
 def test_rerank_says_what_is_wrong_with_its_documents(tmp_path: Path) -> None:
