@@ -13,10 +13,11 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits, Telemetry
 from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.manifest import DeclaredTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
 from penstock.engines.base import CallContext
-from penstock.engines.options import PythonOptions, TensorOption
+from penstock.engines.options import PythonOptions
 from penstock.models.building import TaskSpec
 from penstock.models.loading import LoadedBlock
 from penstock.models.settings import ModelSettings
@@ -120,8 +121,8 @@ class RowsTask(TensorTask):
 
 def python_settings(is_decoupled: bool = False, **sections: Any) -> ModelSettings:
     options = PythonOptions(
-        inputs=(TensorOption(name="x", datatype="FP32", shape=(-1, 1)),),
-        outputs=(TensorOption(name="y", datatype="FP32", shape=(-1, 1)),),
+        inputs=(DeclaredTensor(name="x", datatype="FP32", shape=(-1, 1)),),
+        outputs=(DeclaredTensor(name="y", datatype="FP32", shape=(-1, 1)),),
         is_decoupled=is_decoupled,
     )
     return ModelSettings(engine="python", python=options, **sections)

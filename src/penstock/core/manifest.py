@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from penstock.core.blocks import StoredValue
 from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
-from penstock.core.tensors import NUMPY_TYPES
+from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 
 SETTINGS_FILE = "model.yaml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -115,8 +115,19 @@ class DeclaredTensor(Section):
             raise ValueError(f"must be one of {', '.join((*NUMPY_TYPES, 'BYTES'))}")
         return datatype
 
+    @property
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.name, self.datatype, self.shape)
 
-Tensors = Annotated[tuple[DeclaredTensor, ...], Field(max_length=1024)]
+
+def _are_different(tensors: tuple[DeclaredTensor, ...]) -> tuple[DeclaredTensor, ...]:
+    names = [tensor.name for tensor in tensors]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"'{twice}' is there twice")
+    return tensors
+
+
+Tensors = Annotated[tuple[DeclaredTensor, ...], Field(max_length=1024), AfterValidator(_are_different)]
 Tag = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -132,14 +143,6 @@ class ModelFacts(Section):
     batchable: bool | None = None  # requests of several clients may run as one
     quantized: bool | None = None
     shards: Annotated[int, Field(ge=1, le=99_999)] | None = None  # files that the weights are split into
-
-    @field_validator("inputs", "outputs")
-    @classmethod
-    def _are_different(cls, tensors: Tensors | None) -> Tensors | None:
-        names = [tensor.name for tensor in tensors or ()]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"'{twice}' is there twice")
-        return tensors
 
 
 class VersionRecord(StoredValue):

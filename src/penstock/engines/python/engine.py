@@ -7,17 +7,16 @@ from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
 from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec, from_array, to_array
+from penstock.core.tensors import Array, Tensor, from_array, to_array
 from penstock.engines.base import CallContext, EngineSpec
 from penstock.engines.hosting.keeper import ProcessKeeper
-from penstock.engines.options import PythonOptions, TensorOption
+from penstock.engines.options import PythonOptions
 from penstock.engines.python.limit import limit_bytes
 from penstock.engines.python.process import Program, PythonProcess
 from penstock.engines.python.requirements import check_requirements
@@ -47,8 +46,8 @@ class PythonEngine:
         self._spec = spec
         self._options = options
         self._hang_s, self._load_s, self._close_s = hang_s, load_s, close_s
-        self._inputs = _specs(spec.file, "python.inputs", options.inputs)
-        self._outputs = _specs(spec.file, "python.outputs", options.outputs)
+        self._inputs = tuple(tensor.spec for tensor in options.inputs)
+        self._outputs = tuple(tensor.spec for tensor in options.outputs)
         self._names = [output.name for output in self._outputs]
         memory_bytes = limit_bytes(options.memory_mb, spec.instances)
         programs = [Program(spec, options, index, memory_bytes) for index in range(spec.instances)]
@@ -165,19 +164,3 @@ def _fields(context: CallContext) -> dict[str, Any]:
 
 def _tensors(inputs: Mapping[str, Array]) -> list[Tensor]:
     return [from_array(name, array) for name, array in inputs.items()]
-
-
-def _specs(file: Path, key: str, tensors: Sequence[TensorOption]) -> tuple[TensorSpec, ...]:
-    names: set[str] = set()
-    for tensor in tensors:
-        problem = ""
-        if tensor.name in names:
-            problem = "is there twice"
-        elif tensor.datatype != BYTES and tensor.datatype not in NUMPY_TYPES:
-            problem = f"has datatype '{tensor.datatype}'; there are {', '.join(NUMPY_TYPES)} and {BYTES}"
-        elif min(tensor.shape, default=0) < -1:
-            problem = f"has shape {list(tensor.shape)}; -1 is any size"
-        if problem:
-            raise ConfigError(f"{file.parent.parent / 'model.yaml'}: {key}: '{tensor.name}' {problem}", file=str(file))
-        names.add(tensor.name)
-    return tuple(TensorSpec(tensor.name, tensor.datatype, tensor.shape) for tensor in tensors)

@@ -11,8 +11,9 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from penstock.core.errors import ConfigError
+from penstock.core.manifest import DeclaredTensor
 from penstock.core.tensors import TensorSpec
-from penstock.engines.options import TensorOption, TorchOptions
+from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import DATATYPES, TorchModel, choose_precision, leaves
 
@@ -91,7 +92,7 @@ def _spec(file: Path, name: str, value: Any) -> TensorSpec:
 
 
 def _named(
-    which: str, own: Sequence[TensorSpec], options: Sequence[TensorOption]
+    which: str, own: Sequence[TensorSpec], options: Sequence[DeclaredTensor]
 ) -> tuple[tuple[TensorSpec, ...], list[int]]:
     """As model.yaml has them, and the place of each in the file: that of its name, else its own."""
     if not options:
@@ -107,10 +108,10 @@ def _named(
         )
     for option, place in zip(options, places, strict=True):
         _check_alike(which, own[place], option)
-    return tuple(TensorSpec(each.name, each.datatype, tuple(each.shape)) for each in options), places
+    return tuple(option.spec for option in options), places
 
 
-def _check_alike(which: str, own: TensorSpec, option: TensorOption) -> None:
+def _check_alike(which: str, own: TensorSpec, option: DeclaredTensor) -> None:
     is_alike = own.datatype == option.datatype and len(own.shape) == len(option.shape)
     if not is_alike or any(-1 not in pair and pair[0] != pair[1] for pair in zip(own.shape, option.shape, strict=True)):
         raise ConfigError(

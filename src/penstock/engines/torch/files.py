@@ -7,7 +7,7 @@ from penstock.core.tensors import BYTES
 from penstock.engines.availability import TORCH_FOLDERS
 from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief
+from penstock.engines.torch.model import TorchModel, brief
 
 KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
 _PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -62,11 +62,6 @@ def _check_options(options: TorchOptions) -> None:
         for tensor in tensors:
             if tensor.datatype == BYTES:
                 raise _wrong(f"{place}: '{tensor.name}' is BYTES, and PyTorch has no tensors of bytes")
-            if tensor.datatype not in TORCH_TYPES:
-                known = ", ".join(TORCH_TYPES)
-                raise _wrong(f"{place}: '{tensor.name}' has datatype '{tensor.datatype}'; there are {known}")
-        if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise _wrong(f"{place}: two tensors have the same name")
 
 
 def _wrong(message: str) -> ConfigError:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.core.tensors import TensorSpec
-from penstock.engines.options import TensorOption, TorchOptions
+from penstock.core.manifest import DeclaredTensor
+from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import TorchModel, brief, choose_precision
 
@@ -31,18 +31,14 @@ def open_script(file: Path, options: TorchOptions, target: Target) -> TorchModel
         return module(**dict(zip(names, tensors, strict=True)))
 
     return TorchModel(
-        specs(options.inputs),
-        specs(options.outputs),
+        tuple(tensor.spec for tensor in options.inputs),
+        tuple(tensor.spec for tensor in options.outputs),
         precision,
         module,
         call,
         may_compile=False,
         autocast=autocast,
     )
-
-
-def specs(options: Sequence[TensorOption]) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(option.name, option.datatype, tuple(option.shape)) for option in options)
 
 
 def _load(file: Path, target: Target) -> Any:
@@ -69,7 +65,7 @@ def _missing(arguments: Sequence[Any], options: TorchOptions) -> str:
     )
 
 
-def _bind(file: Path, arguments: Sequence[Any], inputs: Sequence[TensorOption]) -> list[str]:
+def _bind(file: Path, arguments: Sequence[Any], inputs: Sequence[DeclaredTensor]) -> list[str]:
     """The argument of each input: the one of its name where all have such, else the one at its place."""
     known = [argument.name for argument in arguments]
     given = [option.name for option in inputs]

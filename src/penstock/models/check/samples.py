@@ -1,14 +1,13 @@
 """A sample request to any model, and how to send it from a shell."""
 
 import shlex
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
+from penstock.tasks.png import encode_png
 
 if TYPE_CHECKING:
     from penstock.core.blocks import BlockDescription
@@ -46,13 +45,8 @@ def _is_image(name: str) -> bool:
 
 def _picture() -> bytes:
     """A PNG whose red grows to the right and whose green grows downwards."""
-    rows = b"".join(b"\0" + bytes(v for x in range(SIDE) for v in (x * 5, y * 5, 128)) for y in range(SIDE))
-    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    down, right = 5 * np.mgrid[:SIDE, :SIDE].astype(np.uint8)
+    return b"".join(encode_png((SIDE, SIDE), [np.dstack((right, down, np.full_like(down, 128)))], None))
 
 
 def example_command(block: "BlockDescription", inputs: Mapping[str, Array]) -> str:

@@ -3,12 +3,9 @@
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import ValidationError
-
 from penstock.core.errors import ConfigError, InvalidRequest
-from penstock.core.manifest import SETTINGS_FILE, DeclaredTensor, Manifest, ModelFacts, count_shards, path_fault
+from penstock.core.manifest import SETTINGS_FILE, Manifest, ModelFacts, Tensors, count_shards, path_fault
 from penstock.core.yaml_file import read_yaml
-from penstock.engines.options import TensorOption
 from penstock.models.folder import VERSION_FILE, version_settings
 from penstock.models.settings import ModelSettings
 
@@ -52,22 +49,12 @@ def complete_facts(manifest: Manifest, settings: ModelSettings, told: ModelFacts
     )
 
 
-def _declared(settings: ModelSettings) -> tuple[tuple[DeclaredTensor, ...] | None, tuple[DeclaredTensor, ...] | None]:
+def _declared(settings: ModelSettings) -> tuple[Tensors | None, Tensors | None]:
     """What model.yaml says of the tensors of an engine whose files do not tell."""
     if settings.engine not in ("python", "torch"):
         return None, None
     options = settings.python if settings.engine == "python" else settings.torch
-    return _tensors(options.inputs), _tensors(options.outputs)
-
-
-def _tensors(options: tuple[TensorOption, ...]) -> tuple[DeclaredTensor, ...] | None:
-    try:
-        return tuple(DeclaredTensor(name=o.name, datatype=o.datatype, shape=o.shape) for o in options) or None
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise InvalidRequest(
-            f"{SETTINGS_FILE}: a tensor's {first['loc'][0]} {first['msg']}", reason="settings"
-        ) from error
+    return options.inputs or None, options.outputs or None
 
 
 def _agreed(name: str, found: T | None, told: T | None) -> T | None:

@@ -10,9 +10,10 @@ from typing import Literal
 import psutil
 import pytest
 
+from penstock.core.manifest import DeclaredTensor
 from penstock.engines.base import EngineSpec
 from penstock.engines.hosting import keeper
-from penstock.engines.options import PythonOptions, TensorOption
+from penstock.engines.options import PythonOptions
 from penstock.engines.python.engine import PythonEngine
 
 MODELS = Path(__file__).parents[3] / "data" / "python_models"
@@ -55,8 +56,8 @@ def start_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
     assert left_behind() == []
 
 
-def tensors(described: Tensors) -> tuple[TensorOption, ...]:
-    return tuple(TensorOption(name=name, datatype=datatype, shape=shape) for name, datatype, shape in described)
+def tensors(described: Tensors) -> tuple[DeclaredTensor, ...]:
+    return tuple(DeclaredTensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in described)
 
 
 def host_pids() -> list[int]:

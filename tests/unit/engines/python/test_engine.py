@@ -17,14 +17,15 @@ from benchmarks.waiting import eventually
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
+from penstock.core.yaml_file import read_yaml
 from penstock.engines.base import CallContext, ContextEngine, EngineSpec
 from penstock.engines.hosting import keeper
-from penstock.engines.options import PythonOptions
 from penstock.engines.python import process as python_process
 from penstock.engines.python.engine import PythonEngine
 from penstock.engines.python.model import MAX_ANSWER_BYTES, to_tensors
 from penstock.models.folder import read_model_folder
-from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids, tensors
+from penstock.models.settings import ModelSettings
+from tests.unit.engines.python.conftest import MODELS, StartPython, host_pids
 
 X = {"X": np.array([1, 2], np.float32)}
 MISBEHAVING = (
@@ -359,17 +360,16 @@ def test_a_model_that_cannot_be_loaded_says_why(start_python: StartPython, sourc
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ([("X", "FLOAT", (1,))], "has datatype 'FLOAT'"),
-        ([("X", "FP32", (-2,))], "has shape [-2]"),
-        ([("X", "FP32", (1,)), ("X", "FP32", (1,))], "is there twice"),
+        ("{name: X, datatype: FLOAT, shape: [1]}", "python.inputs.0.datatype: must be one of BOOL, .*, got 'FLOAT'"),
+        ("{name: X, datatype: FP32, shape: [-2]}", "python.inputs.0.shape.0: must be greater than or equal to -1"),
+        ("{name: X, datatype: FP32, shape: []}, {name: X, datatype: FP32, shape: []}", "'X' is there twice"),
     ],
 )
-def test_wrong_tensors_in_the_settings_are_refused(wrong: list[tuple[str, str, tuple[int, ...]]], said: str) -> None:
-    options = PythonOptions(inputs=tensors(wrong), outputs=tensors(wrong[:1]))
-    with pytest.raises(ConfigError) as raised:
-        PythonEngine(EngineSpec(Path("models/mine/1/model.py"), "auto", 1, 1), options)
-    assert raised.value.message.startswith("models/mine/model.yaml: python.inputs: 'X'")
-    assert said in raised.value.message
+def test_wrong_tensors_in_the_settings_are_refused(wrong: str, said: str, tmp_path: Path) -> None:
+    given = f"{{inputs: [{wrong}], outputs: [{{name: Y, datatype: FP32, shape: [1]}}]}}"
+    (tmp_path / "model.yaml").write_text(f"engine: python\npython: {given}\n")
+    with pytest.raises(ConfigError, match=rf"model\.yaml:2: .*{said}"):
+        read_yaml(tmp_path / "model.yaml", ModelSettings)
 
 
 def test_a_model_may_import_what_is_beside_it_and_its_folder_stays_as_it_is(

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.manifest import DeclaredTensor
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineSpec
-from penstock.engines.options import TensorOption, TorchOptions
+from penstock.engines.options import TorchOptions
 from penstock.engines.torch.engine import TorchEngine
 from penstock.models.building import build_engine
 from penstock.models.settings import ModelSettings
@@ -27,8 +28,8 @@ HAS_CUDA = torch.cuda.is_available()
 HAS_MPS = torch.backends.mps.is_available()
 WIDTH = 512
 OPTIONS = TorchOptions(
-    inputs=(TensorOption(name="x", datatype="FP32", shape=(-1, WIDTH)),),
-    outputs=(TensorOption(name="y", datatype="FP32", shape=(-1, WIDTH)),),
+    inputs=(DeclaredTensor(name="x", datatype="FP32", shape=(-1, WIDTH)),),
+    outputs=(DeclaredTensor(name="y", datatype="FP32", shape=(-1, WIDTH)),),
 )
 X: Array = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
 
