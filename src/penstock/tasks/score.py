@@ -1,12 +1,13 @@
 """The score task: how well passages answer a query, by the cosine of two vectors or by a cross-encoder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.ranking import cosines
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
 from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
@@ -22,7 +23,6 @@ SCORE = "score"
 EXPECTED = f"this model takes two inputs, '{QUERY}' and '{PASSAGE}', each BYTES [n] or [n, 1]"
 OUTPUTS = {"cosine": "sentence_embedding", "cross": "logits"}  # what networks call them
 MAX_LOGITS = 2  # of a cross-encoder: the score, or one for each of "does not answer" and "answers"
-GATHERED_ROWS = 1024  # vectors that are copied at a time
 
 
 def build_score_task(
@@ -84,13 +84,9 @@ class CosineTask(_ScoreTask):
         return Prepared(pieces, (of_query, of_passage), {"tokens": tokens})
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        of_query, of_passage = (np.array(places) for places in prepared.context)
-        vectors = _unit(np.concatenate([result[0] for result in results]).astype(np.float32, copy=False))
-        if len(of_query) == 1:
-            scores = (vectors @ vectors[of_query[0]])[of_passage]
-        else:
-            scores = np.concatenate(list(_products(vectors, of_query, of_passage)))
-        return [from_array(SCORE, scores.clip(-1, 1).reshape(-1, 1))]  # rounding may lead beyond
+        of_query, of_passage = prepared.context
+        vectors = np.concatenate([result[0] for result in results]).astype(np.float32, copy=False)
+        return [from_array(SCORE, cosines(vectors[of_query], vectors[of_passage]).reshape(-1, 1))]
 
 
 class CrossTask(_ScoreTask):
@@ -134,14 +130,3 @@ def _read(request: TaskRequest, network: TextNetwork) -> tuple[list[str], list[s
             f"{len(queries)} queries for {len(passages)} passages; send one query for all, or one for each"
         )
     return queries, passages
-
-
-def _unit(vectors: Array) -> Array:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, np.float32(1))
-
-
-def _products(vectors: Array, first: Array, second: Array) -> Iterator[Array]:
-    for start in range(0, len(first), GATHERED_ROWS):
-        rows = slice(start, start + GATHERED_ROWS)
-        yield np.einsum("ij,ij->i", vectors[first[rows]], vectors[second[rows]])

@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 import psutil
 import structlog
@@ -92,16 +92,16 @@ class _Gpus:
     """Those of the machine that CUDA shows this process, where NVIDIA's library is there to ask."""
 
     def __init__(self) -> None:
-        self._library: ModuleType | None = None
+        self._library: Any = None
         self._all: list[object] = []
         self._handles: list[object] = []
         try:
             library = import_module("pynvml")
             library.nvmlInit()
-            self._all = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-            ids = [str(library.nvmlDeviceGetUUID(handle)) for handle in self._all]
-            self._handles = [self._all[index] for index in _visible(ids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
-            self._library = library
+            found = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
+            ids = [str(library.nvmlDeviceGetUUID(handle)) for handle in found]
+            self._handles = [found[index] for index in _visible(ids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
+            self._all, self._library = found, library
         except Exception as error:  # noqa: BLE001 - no library, no driver, no permission: there is none to tell of
             log.debug("no_gpu", error=str(error))
 
@@ -115,15 +115,12 @@ class _Gpus:
         return {name: size for name, size in found.items() if size}
 
     def _sum_bytes(self, handles: list[object]) -> int:
-        library = self._library
-        if library is None:
-            return 0
-        return sum(int(library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
+        return sum(int(self._library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
 
     def load(self) -> tuple[float, int] | None:
         """The mean share of the time that they were busy, and the memory in use."""
         library = self._library
-        if library is None or not self._handles:
+        if not self._handles:
             return None
         try:
             busy = [library.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]

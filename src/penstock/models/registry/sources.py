@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import cached_property
 from pathlib import Path
 
 from penstock.core.config import Config
@@ -25,20 +26,18 @@ class ModelSources:
         """`manager` tells the address of the one that leads just now; empty: none."""
         self._config = config
         self._manager = manager
-        self._cache: ModelCache | None = None
 
     async def open(self, source: str) -> OpenedModel:
         """Raises what is wrong with it; what is fetched is verified."""
         if not source.startswith(SOURCE):
             return OpenedModel(Path(source))
-        return await self._opened().open(source.removeprefix(SOURCE))
+        return await self._cache.open(source.removeprefix(SOURCE))
 
-    def _opened(self) -> ModelCache:
-        if self._cache is None:
-            settings, data = self._config.registry, self._config.data_dir
-            folder = Path(settings.cache_dir) if settings.cache_dir else data / "model-cache"
-            self._cache = ModelCache(folder, settings.cache_bytes, self._files())
-        return self._cache
+    @cached_property
+    def _cache(self) -> ModelCache:
+        settings, data = self._config.registry, self._config.data_dir
+        folder = Path(settings.cache_dir) if settings.cache_dir else data / "model-cache"
+        return ModelCache(folder, settings.cache_bytes, self._files())
 
     def _files(self) -> RegistryFiles:
         settings = self._config.registry

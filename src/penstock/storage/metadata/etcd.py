@@ -209,10 +209,7 @@ class EtcdMetadataStore(MetadataStore):
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def _check_reached(self, after: int) -> None:
-        request = pb.RangeRequest(key=self._prefix)
-        answer = await self._servers.call(
-            lambda at, time_s: at.kv.Range(request, timeout=time_s, metadata=NEEDS_LEADER), self._timeout_s
-        )
+        answer = await self._call(lambda at: at.kv.Range, pb.RangeRequest(key=self._prefix))
         if answer.header.revision < after:
             raise Compacted(f"etcd is not at revision {after} any more: read everything again")
 

@@ -8,7 +8,7 @@ that serves is loaded even where it is lazy, so that it is known to load before 
 takes jobs until none has come for a moment: gateways hear of it one after the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -326,29 +326,24 @@ class Residency:
         return loading is not None and loading.block.block_id == block_id and not loading.is_orphan
 
     def _settled_bytes(self) -> int:
-        resident = sum(held.resident_bytes for held in self.held.values() if held.is_resident)
-        return resident + (self._loading.room_bytes if self._loading is not None else 0)
+        return self._resident_bytes() + (self._loading.room_bytes if self._loading is not None else 0)
 
     def _unwanted_bytes(self) -> int:
         """Of those that go as soon as they are idle."""
-        return sum(held.resident_bytes for held in self.held.values() if held.leaves < inf)
+        return self._resident_bytes(lambda held: held.leaves < inf)
 
     def _replaced_bytes(self, held: HeldBlock) -> int:
         """What those take that go once this one is there: for the moment they need not make room for it."""
-        return sum(
-            other.resident_bytes
-            for other in (self.held.get(block_id) for block_id in held.block.replaces)
-            if other is not None and other.is_resident and other.leaves == inf
-        )
+        replaced = held.block.replaces
+        return self._resident_bytes(lambda other: other.block.block_id in replaced and other.leaves == inf)
 
     def _passing_bytes(self) -> int:
         """What is only for the moment beside what replaces it, or on its way out."""
         replaced = {block_id for held in self.held.values() for block_id in held.block.replaces if held.is_resident}
-        return self._unwanted_bytes() + sum(
-            held.resident_bytes
-            for block_id, held in self.held.items()
-            if block_id in replaced and held.is_resident and held.leaves == inf
-        )
+        return self._resident_bytes(lambda held: held.leaves < inf or held.block.block_id in replaced)
+
+    def _resident_bytes(self, is_meant: Callable[[HeldBlock], bool] = lambda held: True) -> int:
+        return sum(held.resident_bytes for held in self.held.values() if held.is_resident and is_meant(held))
 
     def _too_large(self, size_bytes: int) -> str:
         return (
