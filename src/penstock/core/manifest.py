@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_va
 from penstock.core.blocks import StoredValue
 from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
-from penstock.core.tensors import NUMPY_TYPES, TensorSpec
+from penstock.core.tensors import BYTES, NUMPY_TYPES, TensorSpec
 
 SETTINGS_FILE = "model.yaml"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -33,8 +33,21 @@ MAX_MANIFEST_BYTES = 3 * 1024 * 1024  # a gRPC message has 4 MiB
 UNSAFE = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|]')
 SHARD = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})(?P<suffix>\.[^/]*)")
 
+DATATYPES = (*NUMPY_TYPES, BYTES)
+
 Digest = Annotated[str, Field(pattern=DIGEST)]
 T = TypeVar("T", bound=BaseModel)
+
+
+def _refused(is_right: Callable[[Any], object], message: str) -> AfterValidator:
+    """Refuses what is not right."""
+
+    def check(given: Any) -> Any:
+        if not is_right(given):
+            raise ValueError(message)
+        return given
+
+    return AfterValidator(check)
 
 
 class ManifestFile(Section):
@@ -51,23 +64,9 @@ class ManifestFile(Section):
 
 
 class Manifest(Section):
-    model: str
-    version: str
+    model: Annotated[str, _refused(NAME.fullmatch, "a model's name is letters, digits, '.', '_' and '-', at most 128")]
+    version: Annotated[str, _refused(VERSION.fullmatch, "a version is a whole number from 1 on")]
     files: Annotated[tuple[ManifestFile, ...], Field(min_length=1)]
-
-    @field_validator("model")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if not NAME.fullmatch(name):
-            raise ValueError("a model's name is letters, digits, '.', '_' and '-', at most 128")
-        return name
-
-    @field_validator("version")
-    @classmethod
-    def _check_version(cls, version: str) -> str:
-        if not VERSION.fullmatch(version):
-            raise ValueError("a version is a whole number from 1 on")
-        return version
 
     @model_validator(mode="after")
     def _check_files(self) -> "Manifest":
@@ -105,15 +104,8 @@ class DeclaredTensor(Section):
     """An input or an output."""
 
     name: Annotated[str, Field(min_length=1, max_length=256)]
-    datatype: str
+    datatype: Annotated[str, _refused(DATATYPES.__contains__, f"must be one of {', '.join(DATATYPES)}")]
     shape: Annotated[tuple[Annotated[int, Field(ge=-1)], ...], Field(max_length=32)]  # -1: any size
-
-    @field_validator("datatype")
-    @classmethod
-    def _check_datatype(cls, datatype: str) -> str:
-        if datatype != "BYTES" and datatype not in NUMPY_TYPES:
-            raise ValueError(f"must be one of {', '.join((*NUMPY_TYPES, 'BYTES'))}")
-        return datatype
 
     @property
     def spec(self) -> TensorSpec:

@@ -12,17 +12,9 @@ from penstock.engines.onnx.variants import weight_files, weighted_nodes
 from penstock.models.convert.fidelity import Fidelity, Reference, rule_of
 from penstock.models.convert.methods import Converter, Method, choose, method_of
 from penstock.models.convert.publish import fill, original_of, publish, read_report, staging
-from penstock.models.convert.report import (
-    FP32,
-    ORIGINAL,
-    Conversion,
-    Measurements,
-    Order,
-    QuantizationRun,
-    build_report,
-)
+from penstock.models.convert.report import FP32, ORIGINAL, Conversion, Order, QuantizationRun, build_report
 from penstock.models.convert.samples import Samples, collect
-from penstock.models.convert.speed import REQUESTS, take_turns
+from penstock.models.convert.speed import REQUESTS, Speed, take_turns
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
 from penstock.models.settings import NETWORK_ENGINES
@@ -53,11 +45,12 @@ def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> 
         samples = collect(original.settings.task, in_fp32.task, order.calibration)
         converter = Converter(original, in_fp32, samples, floor)
         candidates = [_convert(converter, method, staged / ".work" / method.name, tell) for method in methods]
-        measured = _measure(candidates, original, in_fp32, samples, tell)
-        chosen = _choose(measured.candidates, floor)
-        report = build_report(QuantizationRun(folder, version, order, floor, samples, original, measured), chosen)
+        candidates, speeds, served_in = _measure(candidates, original, in_fp32, samples, tell)
+        chosen = _choose(candidates, floor)
+        run = QuantizationRun(folder, version, order, floor, samples, original, candidates, speeds, served_in)
+        report = build_report(run, chosen)
         if chosen is None:
-            return Quantized(report, refusal="; ".join(each.problem for each in measured.candidates))
+            return Quantized(report, refusal="; ".join(each.problem for each in candidates))
         assert chosen.fidelity is not None
         if chosen.fidelity.value < floor and not order.is_forced:
             return Quantized(report, refusal=_refusal(chosen.fidelity, floor, order, methods))
@@ -121,7 +114,7 @@ def _convert(converter: Converter, method: Method, folder: Path, tell: Tell) -> 
 
 def _measure(
     candidates: Sequence[Conversion], original: ModelFile, in_fp32: LoadedModel, samples: Samples, tell: Tell
-) -> Measurements:
+) -> tuple[list[Conversion], dict[str, Speed], str]:
     """Accuracy one after another, speed in turns, with the original as it is served and in FP32."""
     tell("answering with the original in FP32")
     reference = Reference(original.settings.task, in_fp32, samples)
@@ -134,7 +127,7 @@ def _measure(
         speeds = take_turns(models, samples.in_turn(REQUESTS), tell)
         speeds.setdefault(ORIGINAL, speeds[FP32])
         timed = [replace(each, speed=speeds.get(each.method.name)) for each in found]
-        return Measurements(timed, speeds, served.signature.precision)
+        return timed, speeds, served.signature.precision
 
 
 def _judge(

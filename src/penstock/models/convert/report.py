@@ -47,13 +47,6 @@ class Conversion:
 
 
 @dataclass(frozen=True, slots=True)
-class Measurements:
-    candidates: Sequence[Conversion]
-    speeds: Mapping[str, Speed]
-    served_in: str  # the original's precision as it is served
-
-
-@dataclass(frozen=True, slots=True)
 class QuantizationRun:
     folder: ModelFolder
     version: str
@@ -61,12 +54,14 @@ class QuantizationRun:
     floor: float
     samples: Samples
     original: ModelFile
-    measured: Measurements
+    candidates: Sequence[Conversion]
+    speeds: Mapping[str, Speed]
+    served_in: str  # the original's precision as it is served
 
 
 def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, Any]:
     original_bytes = sum(file.stat().st_size for file in weight_files(run.original.file))
-    rows = [_row(each, run, original_bytes) for each in run.measured.candidates]
+    rows = [_row(each, run, original_bytes) for each in run.candidates]
     facts: dict[str, Any] = {
         "model": run.folder.name,
         "task": run.original.settings.task,
@@ -81,10 +76,10 @@ def build_report(run: QuantizationRun, chosen: Conversion | None) -> dict[str, A
         },
         "original": {
             "engine": run.original.settings.engine,
-            "runs_in": run.measured.served_in,
+            "runs_in": run.served_in,
             "size_bytes": original_bytes,
-            "per_s": round(run.measured.speeds[ORIGINAL].per_s, 2),
-            "fp32_per_s": round(run.measured.speeds[FP32].per_s, 2),
+            "per_s": round(run.speeds[ORIGINAL].per_s, 2),
+            "fp32_per_s": round(run.speeds[FP32].per_s, 2),
         },
         "candidates": rows,
         "machine": describe_machine(),
@@ -100,8 +95,8 @@ def _row(each: Conversion, run: QuantizationRun, original_bytes: int) -> dict[st
     row: dict[str, Any] = {"method": each.method.name, "engine": each.method.engine}
     if each.fidelity is None or each.speed is None:
         return {**row, "problem": each.problem}
-    over, noise = each.speed.over(run.measured.speeds[ORIGINAL])
-    over_fp32, noise_fp32 = each.speed.over(run.measured.speeds[FP32])
+    over, noise = each.speed.over(run.speeds[ORIGINAL])
+    over_fp32, noise_fp32 = each.speed.over(run.speeds[FP32])
     return {
         **row,
         "runs_in": each.precision,
