@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.experiments.experiment import Case, Experiment, expand
 from penstock.experiments.load.latencies import Latencies
-from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results
+from penstock.experiments.results import Accuracy, CaseResult, Repeat, Results, TextRepeat
 from penstock.experiments.sampler import UsageSample
 
 HISTOGRAM = Latencies([0.01] * 20).encode()
@@ -47,6 +47,23 @@ def make_repeat(number: int, rps: float, p99_ms: float, batch_size: int = 1, is_
         memory_mib={"gateway": 90.0, "worker": 250.0},
         generator_cpu_share=0.1,
         samples=[UsageSample(0.25 * step, 10.0, 90.0, 90.0, 250.0) for step in range(1, 5)],
+    )
+
+
+def make_text(tokens_per_s: float, first_ms: float, between_ms: float) -> TextRepeat:
+    percentiles = ("mean", "p50", "p90", "p95", "p99", "p99.9", "max")
+    return TextRepeat(
+        tokens_per_s=tokens_per_s,
+        prompt_tokens_per_s=2 * tokens_per_s,
+        request_tokens_per_s={"p50": 1000 / between_ms, "p10": 500 / between_ms, "p1": 100 / between_ms},
+        prompt_tokens_mean=128.0,
+        output_tokens_mean=64.0,
+        first_token_ms=dict.fromkeys(percentiles, first_ms),
+        between_tokens_ms=dict.fromkeys(percentiles, between_ms),
+        token_ms=None,
+        goodput_per_s=1.5,
+        first_token_histogram=Latencies([first_ms / 1000] * 20).encode(),
+        between_tokens_histogram=Latencies([between_ms / 1000] * 20).encode(),
     )
 
 

@@ -17,12 +17,18 @@ def why_not(engine: str, device: str, precision: str) -> str | None:
         return _why_not_onnx(device)
     if engine == "torch":
         return _why_not_torch(device, precision)
+    if engine == "genai":
+        return None if device == "cpu" else f"the genai engine runs on the CPU, not on {device}"
     return f"Penstock has no {engine} engine"
 
 
 def why_not_file(engine: str, file: Path) -> str | None:
     """Why the engine cannot read the file, as far as its name tells."""
     is_torch = file.suffix in _TORCH_FILES
+    if engine == "genai" and file.suffix not in (".gguf", ".xml"):
+        return f"the genai engine reads GGUF and folders of OpenVINO, and {file.name} is none"
+    if engine != "genai" and file.suffix == ".gguf":
+        return f"{file.name} is for the engine genai"
     if engine == "torch" and not is_torch:
         return (
             f"the torch engine reads TorchScript, torch.export and folders of transformers, and {file.name} is none; "

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.experiments.experiment import Case, ExperimentPart
+from penstock.experiments.experiment import Case, ExperimentPart, digest
 from penstock.experiments.load.generator import HEAD_START_S, Generator
 from penstock.experiments.load.payloads import build, encode
-from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.process import LoadSpec, TextSpec, Window, WindowOutcome, write_messages
+from penstock.experiments.load.prompts import GenerationShape, build_prompts, encode_prompts
 from penstock.experiments.load.steady import (
     AGREEING,
     Measured,
@@ -17,8 +18,9 @@ from penstock.experiments.load.steady import (
     is_hopeless,
     measured,
 )
+from penstock.experiments.load.tokens import summarize
 from penstock.experiments.processes import ServerRun
-from penstock.experiments.results import Repeat
+from penstock.experiments.results import Repeat, TextRepeat
 from penstock.experiments.sampler import Sampler, mean_cpu, peak_mib
 
 COUNTED_WINDOW_S = 0.5  # of a run that ends with a number of answers: it ends with the window that has them
@@ -36,7 +38,8 @@ class CaseRun:
 
     def measure(self, case: Case, number: int) -> Repeat:
         target = self.server.http if case.protocol == "rest" else self.server.grpc
-        spec = LoadSpec(case.protocol, target, str(self._messages(case)), case.concurrency)
+        text = TextSpec(case.stream, self.part.bounds) if case.is_text else None
+        spec = LoadSpec(case.protocol, target, str(self._messages(case)), case.concurrency, text=text)
         generators = min(self.part.generators, case.concurrency)
         with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
             window, enough = self._window(case)
@@ -49,10 +52,11 @@ class CaseRun:
         last_s = first_s + len(found.windows) * window.seconds
         inside = [sample for sample in sampler.samples if first_s <= sample.at_s <= last_s] or sampler.samples
         latencies = found.latencies
+        generation = _generation(found, bool(self.part.goodput))
         return Repeat(
             number=number,
             requests_per_s=found.rps,
-            items_per_s=found.rps * case.batch_size,
+            items_per_s=found.rps * case.batch_size if generation is None else generation.tokens_per_s,
             answered=len(latencies),
             latency_ms=latencies.summary_ms(),
             latency_histogram=latencies.encode(),
@@ -64,6 +68,7 @@ class CaseRun:
             memory_mib=peak_mib(inside),
             generator_cpu_share=found.cpu_share,
             samples=sampler.samples,
+            generation=generation,
         )
 
     def _window(self, case: Case) -> tuple[Window, Callable[[Sequence[WindowOutcome]], bool]]:
@@ -76,11 +81,28 @@ class CaseRun:
         return window, lambda outcomes: has_answers(outcomes, wanted)
 
     def _messages(self, case: Case) -> Path:
-        file = self.folder / f"{case.model}-{case.protocol}-{case.data}-{case.batch_size}.requests"
-        if not file.exists():
-            payloads = build(case.data, case.model, case.batch_size, self.msmarco)
-            write_messages(file, encode(payloads, case.protocol))
-        return file
+        keys = {"model", "protocol", "data", "batch_size", "prompt_tokens", "output_tokens", "stream"}
+        file = self.folder / f"{case.model}-{digest(case.model_dump(include=keys))}.requests"
+        if file.exists():
+            return file
+        if case.is_text:
+            prompts = build_prompts(case.model, GenerationShape(case.prompt_tokens, case.output_tokens))
+            return write_messages(file, encode_prompts(prompts, case.protocol, case.stream))
+        payloads = build(case.data, case.model, case.batch_size, self.msmarco)
+        return write_messages(file, encode(payloads, case.protocol))
+
+
+def _generation(found: Measured, has_bounds: bool) -> TextRepeat | None:
+    tokens = found.tokens
+    if tokens is None:
+        return None
+    figures = summarize(tokens, sum(window.answered for window in found.windows), found.seconds, has_bounds)
+    is_streamed = len(tokens.first) > 0
+    return TextRepeat(
+        **figures,
+        first_token_histogram=tokens.first.encode() if is_streamed else "",
+        between_tokens_histogram=tokens.between.encode() if is_streamed else "",
+    )
 
 
 def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:

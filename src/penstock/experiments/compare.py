@@ -1,6 +1,6 @@
 """Two results of experiments against each other: a difference within the noise between repeats is not called one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, log, sqrt
 from statistics import mean
@@ -11,14 +11,23 @@ from penstock.experiments.table import markdown_table
 from penstock.models.settings_file import dotted
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
-FLOORS = {"throughput": 0.05, "p99": 0.10}  # a few repeats may agree by chance, and a tail is a few requests
+FLOORS = {
+    "throughput": 0.05,
+    "p99": 0.10,
+    "first token": 0.10,
+    "between tokens": 0.10,
+}  # a few repeats may agree by chance, and a tail is a few requests
 ERRORS = 3.0  # standard errors
 RULE = (
     f"A difference counts where the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
     "from the spread between repeats of this case or of all cases together, whichever is larger, and at least "
-    f"{FLOORS['throughput']:.0%} for throughput and {FLOORS['p99']:.0%} for p99. All else is no difference."
+    f"{FLOORS['throughput']:.0%} for throughput and {FLOORS['p99']:.0%} for a p99. All else is no difference."
 )
 MOST_SAID = 12
+TEXT_FIGURES: Mapping[str, Callable[[CaseResult], Figure]] = {
+    "first token": lambda result: result.first_token("p99"),
+    "between tokens": lambda result: result.between_tokens("p99"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +49,13 @@ class CaseChange:
     throughput: FigureChange  # items a second
     p99: FigureChange
     note: str = ""
+    first_token: FigureChange | None = None  # p99, of generated text that was streamed in both
+    between_tokens: FigureChange | None = None
+
+    @property
+    def changes(self) -> list[FigureChange]:
+        found = (self.throughput, self.p99, self.first_token, self.between_tokens)
+        return [each for each in found if each is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +69,7 @@ class Comparison:
 
     @property
     def has_worse(self) -> bool:
-        return any("worse" in (case.throughput.verdict, case.p99.verdict) for case in self.cases)
+        return any(each.verdict == "worse" for case in self.cases for each in case.changes)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "has_worse": self.has_worse}
@@ -71,6 +87,7 @@ def compare(a: Results, b: Results) -> Comparison:
     pooled = {
         "throughput": pooled_variance([result.items_per_s.values for result in every]),
         "p99": pooled_variance([result.latency("p99").values for result in every]),
+        **{kind: pooled_variance([of(result).values for result in every]) for kind, of in TEXT_FIGURES.items()},
     }
     return Comparison(
         (a.experiment, b.experiment),
@@ -108,6 +125,10 @@ def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | None]) -> CaseChange:
+    text = {
+        kind: change(of(a), of(b), kind, pooled[kind]) if of(a).values and of(b).values else None
+        for kind, of in TEXT_FIGURES.items()
+    }
     unsteady = " and ".join(name for name, result in (("A", a), ("B", b)) if not result.is_steady)
     return CaseChange(
         a.case.id if a.case.id == b.case.id else f"{a.case.id} → {b.case.id}",
@@ -116,6 +137,8 @@ def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | Non
         change(a.items_per_s, b.items_per_s, "throughput", pooled["throughput"]),
         change(a.latency("p99"), b.latency("p99"), "p99", pooled["p99"]),
         f"{unsteady} not steady" if unsteady else "",
+        text["first token"],
+        text["between tokens"],
     )
 
 
@@ -144,7 +167,7 @@ def to_markdown(found: Comparison) -> str:
     lines = [f"# {found.names[0]} (A) and {found.names[1]} (B)", "", found.rule, ""]
     lines += [f"- Not the same: {difference}" for difference in found.differences]
     lines += [""] if found.differences else []
-    lines += markdown_table(HEADERS, rows(found))
+    lines += markdown_table(headers(found), rows(found))
     for name, cases in (("A", found.only_in_a), ("B", found.only_in_b)):
         if cases:
             lines += ["", f"Measured in {name} alone: {', '.join(cases)}."]
@@ -157,13 +180,36 @@ HEADERS = (
 )
 
 
+TEXT_HEADERS = tuple(
+    f"{kind} {part}".strip() for kind in TEXT_FIGURES for part in ("p99 A ms", "p99 B ms", "ratio", "noise", "")
+)
+
+
+def has_text(found: Comparison) -> bool:
+    return any(case.first_token is not None for case in found.cases)
+
+
+def headers(found: Comparison) -> tuple[str, ...]:
+    return (*HEADERS, *(TEXT_HEADERS if has_text(found) else ()))
+
+
 def rows(found: Comparison) -> list[list[str]]:
+    def text(case: CaseChange) -> list[str]:
+        return [*_cells(case.first_token), *_cells(case.between_tokens)] if has_text(found) else []
+
     return [
-        [case.case + (f" ({case.note})" if case.note else ""), *_cells(case.throughput), *_cells(case.p99)]
+        [
+            case.case + (f" ({case.note})" if case.note else ""),
+            *_cells(case.throughput),
+            *_cells(case.p99),
+            *text(case),
+        ]
         for case in found.cases
     ]
 
 
-def _cells(found: FigureChange) -> list[str]:
+def _cells(found: FigureChange | None) -> list[str]:
+    if found is None:
+        return ["–"] * 5
     noise = "–" if found.noise is None else f"±{found.noise:.0%}"
     return [f"{found.before:.1f}", f"{found.after:.1f}", f"{found.ratio:.2f}", noise, found.verdict]

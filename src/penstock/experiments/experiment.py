@@ -14,11 +14,13 @@ from penstock.core.settings import Batching, Section
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]
-Engine = Annotated[Literal["onnx", "openvino", "torch"], BeforeValidator(lambda given: _engine(given))]
+Engine = Annotated[Literal["onnx", "openvino", "torch", "genai"], BeforeValidator(lambda given: _engine(given))]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Device = Literal["cpu", "cuda", "mps"]
 Protocol = Literal["grpc", "stream", "rest"]
-Data = Literal["auto", "mixed", "queries", "passages", "pairs", "photos", "noop"]
+Data = Literal["auto", "mixed", "queries", "passages", "pairs", "photos", "noop", "prompts"]
+TokenCounts = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, int) else given)]
+Bound = Annotated[float, Field(gt=0)]  # milliseconds
 Count = Annotated[int, Field(ge=1, le=4096)]
 Instances = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 Threads = Annotated[int, Field(ge=1, le=1024)]
@@ -27,7 +29,8 @@ ALIASES = {
     "sentence-transformers/all-MiniLM-L6-v2": "minilm",
     "all-MiniLM-L6-v2": "minilm",
 }
-UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows"}  # else texts
+PROMPTS = "prompts"
+UNITS = {"pairs": "pairs", "photos": "images", "noop": "rows", PROMPTS: "tokens"}  # else texts
 MOST_CASES = 2000
 
 
@@ -74,11 +77,20 @@ class ExperimentPart(Section):
     benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: until three windows agree
     protocol: Protocol = "grpc"
     data: Data = "auto"  # what fits the model's task
+    # Of models that generate text:
+    prompt_tokens: TokenCounts = "128"  # as `penstock bench` has them
+    output_tokens: TokenCounts = ""
+    stream: bool = True  # else answers come whole
+    goodput: dict[Literal["ttft", "tpot", "e2el"], Bound] = Field(default_factory=dict)
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
     warm_up_s: Annotated[float, Field(ge=0, le=600)] = 2.0
     window_s: Annotated[float, Field(ge=0.1, le=600)] = 3.0
     most_windows: Annotated[int, Field(ge=3, le=1000)] = 8
     generators: Annotated[int, Field(ge=1, le=64)] = 1  # processes of the load generator
+
+    @property
+    def bounds(self) -> dict[str, float]:
+        return {str(name): bound for name, bound in self.goodput.items()}
 
 
 class MatrixPart(Section):
@@ -99,6 +111,9 @@ class MatrixPart(Section):
     order: Axis[Literal["length", "arrival"]] | None = None
     protocol: Axis[Protocol] | None = None
     data: Axis[Data] | None = None
+    prompt_tokens: Axis[TokenCounts] | None = None
+    output_tokens: Axis[TokenCounts] | None = None
+    stream: Axis[bool] | None = None
     batch_size: Axis[Count] | None = None
     concurrency: Axis[Count] | None = None
     exclude: tuple[dict[str, Any], ...] = ()
@@ -140,6 +155,9 @@ class Experiment(Section):
         found = self.model_dump(mode="json", exclude={"name", "description", "extends"})
         found["batching"] = self.batching.model_dump(mode="json", exclude_unset=True)
         found["experiment"].pop("repeats")  # more of them add to what is there
+        for name in TEXT_KEYS:  # results of before they were there go on counting
+            if found["experiment"][name] == ExperimentPart.model_fields[name].get_default(call_default_factory=True):
+                del found["experiment"][name]
         return found
 
 
@@ -160,6 +178,13 @@ class Case(Section):
     data: str
     batch_size: int
     concurrency: int
+    prompt_tokens: str = ""  # of a model that generates text
+    output_tokens: str = ""
+    stream: bool = True
+
+    @property
+    def is_text(self) -> bool:
+        return self.data == PROMPTS
 
     @property
     def unit(self) -> str:
@@ -177,13 +202,16 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+SHAPE_KEYS = ("prompt_tokens", "output_tokens", "stream")
+TEXT_KEYS = (*SHAPE_KEYS, "goodput")
+
 # Where a matrix's value goes; the load's are the case's own.
 _PLACES = {
     "model": ("model", "name"),
     **{key: ("model", key) for key in ("engine", "precision", "quantized", "device", "instances", "threads")},
     **{key: ("server", key) for key in ("gateways", "workers")},
     **{key: ("batching", key) for key in ("max_rows", "max_tokens", "max_delay_ms", "order")},
-    **{key: ("experiment", key) for key in ("protocol", "data")},
+    **{key: ("experiment", key) for key in ("protocol", "data", *SHAPE_KEYS)},
 }
 # In every id, so that they need no name in it.
 _PLAIN = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency"}
@@ -225,11 +253,15 @@ def _case(
     settings = parts["model"]
     model = ALIASES.get(settings["name"], settings["name"])
     quantized = "int8" if settings["device"] == "cpu" else "fp16"  # as the hardware has it
-    precision = settings["precision"] or (quantized if settings["quantized"] else "fp32")
-    is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
     own = settings["engine"] or engine_of(model)
+    # A model that generates text is as its file is.
+    usual = "auto" if own == "genai" else "fp32"
+    precision = settings["precision"] or (quantized if settings["quantized"] else usual)
+    is_converted = precision in ("int8", "fp16") or settings["device"] != "cpu"
     engine = settings["engine"] or ("onnx" if is_converted and own == "openvino" else own)
-    data = parts["experiment"]["data"]
+    given = parts["experiment"]["data"]
+    data = data_of(model) if given == "auto" else given
+    shape = {key: parts["experiment"][key] for key in SHAPE_KEYS} if data == PROMPTS else {}
     named = [f"{key}={'none' if value is None else value}" for key, value in combination.items() if key not in _PLAIN]
     variant = " ".join([model, engine, precision, settings["device"], *named])
     batch_size, concurrency = combination["batch_size"], combination["concurrency"]
@@ -245,9 +277,10 @@ def _case(
         batching=parts["batching"],
         server=parts["server"],
         protocol=parts["experiment"]["protocol"],
-        data=data_of(model) if data == "auto" else data,
+        data=data,
         batch_size=batch_size,
         concurrency=concurrency,
+        **shape,
     )
 
 
@@ -257,7 +290,7 @@ def _parts(experiment: Experiment, combination: Mapping[str, Any]) -> dict[str, 
         "model": experiment.model.model_dump(),
         "server": experiment.server.model_dump(mode="json"),
         "batching": experiment.batching.model_dump(exclude_unset=True),
-        "experiment": {"protocol": experiment.experiment.protocol, "data": experiment.experiment.data},
+        "experiment": experiment.experiment.model_dump(include={"protocol", "data", *SHAPE_KEYS}),
     }
     for key, value in combination.items():
         if key in _PLACES:

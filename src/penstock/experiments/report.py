@@ -1,6 +1,6 @@
 """An experiment's results as one HTML page that fetches nothing."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import resources
 from math import log10
@@ -10,7 +10,7 @@ import yaml
 from penstock.experiments.load.latencies import Latencies
 from penstock.experiments.plots import COLOURS, Axis, Chart, Curve, Point
 from penstock.experiments.results import CaseResult, Figure, Results
-from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not_run, notes, number, share, units
+from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not_run, notes, number, share
 
 # From the median to the tail; as many of them are drawn as the answers give.
 CURVE = (50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.75, 99.9, 99.95, 99.99)
@@ -20,6 +20,9 @@ TRADE_OFF = (
     "Right and low is better. Each point is a number of callers; bars reach from the lowest to the highest repeat."
 )
 PERCENTILES = "All repeats together, as far into the tail as the number of answers allows. Lower is better."
+TEXT_LEAD = (
+    "As the load generator saw them, of streamed answers. Right and low is better; each point is a number of callers."
+)
 RESOURCES = "Every repeat of a case, warm-up included, sampled four times a second. CPU is in percent of one core."
 
 
@@ -30,6 +33,7 @@ def to_html(results: Results) -> str:
         _head(results),
         _summary(results, found),
         _section("Latency against throughput", TRADE_OFF, _legend(colours), _trade_off(found, colours)),
+        _text(found, colours),
         _section("Latency percentiles", PERCENTILES, _legend(colours), _percentiles(found, colours)),
         _section("CPU and memory over time", RESOURCES, _legend({"gateway": 0, "worker": 1}), _resources(found)),
         _section("All figures", "Click a column to sort by it.", _figures(results, found)),
@@ -71,11 +75,16 @@ def _summary(results: Results, found: Sequence[CaseResult]) -> str:
     fastest = max(found, key=lambda result: result.items_per_s.mean)
     quickest = min(found, key=lambda result: result.latency("p99").mean)
     p99 = quickest.latency("p99")
-    noises = [result.rps.spread for result in found if result.rps.spread is not None]
+    noises = [result.items_per_s.spread for result in found if result.items_per_s.spread is not None]
     steady = sum(result.is_steady for result in found)
     repeats = max(len(result.repeats) for result in found)
     tiles = [
-        (f"Most {fastest.unit} a second", number(fastest.items_per_s.mean), share(fastest.rps), _load_of(fastest)),
+        (
+            f"Most {fastest.unit} a second",
+            number(fastest.items_per_s.mean),
+            share(fastest.items_per_s),
+            _load_of(fastest),
+        ),
         ("Lowest p99", f"{number(p99.mean)} ms", share(p99), _load_of(quickest)),
         ("Measured", f"{len(found)} of {len(results.cases)}", "cases", f"{repeats} repeats, taken in turns"),
         ("Steady", f"{steady} of {len(found)}", "cases", "three windows within 10%"),
@@ -122,7 +131,7 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
         unit = "/".join(dict.fromkeys(result.unit for result in group))
         charts.append(
             Chart(
-                f"Batch size {size} ({unit} in a request)",
+                "One prompt in a request" if unit == "tokens" else f"Batch size {size} ({unit} in a request)",
                 Axis(f"{unit} a second"),
                 Axis("p99 latency, ms", is_log=True),
                 [each for each in series if each.points],
@@ -144,17 +153,68 @@ def _range(figure: Figure) -> tuple[float, float] | None:
     return (min(figure.values), max(figure.values)) if len(figure.values) > 1 else None
 
 
+def _text(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
+    """What is drawn of generated text; nothing where there is none."""
+    streamed = [each for each in found if each.first_token("p99").values and each.between_tokens("p99").values]
+    if not streamed:
+        return ""
+    charts = "".join(
+        _text_chart(streamed, colours, label, of)
+        for label, of in (
+            ("first token, p99 ms", lambda result: result.first_token("p99")),
+            ("between tokens, p99 ms", lambda result: result.between_tokens("p99")),
+        )
+    )
+    times: Sequence[tuple[str, Callable[[CaseResult], Latencies]]] = (
+        ("first token", lambda result: result.first_tokens),
+        ("between tokens", lambda result: result.times_between),
+    )
+    curves = {}
+    for load, group in _by_load(streamed).items():
+        curves[load] = "".join(_curves(f"{name}, {load}", group, colours, of) for name, of in times)
+    shown = f'<div class="grid2">{charts}</div>' + _chooser("tokens", curves, shown=1)
+    return _section("First token and time between tokens", TEXT_LEAD, _legend(colours), shown)
+
+
+def _text_chart(
+    found: Sequence[CaseResult], colours: dict[str, int], label: str, of: Callable[[CaseResult], Figure]
+) -> str:
+    def point(result: CaseResult) -> Point:
+        rate, time = result.items_per_s, of(result)
+        tip = f"{_load_of(result)}: {number(rate.mean)} tokens/s, {label} {number(time.mean)} {share(time)}"
+        return Point(rate.mean, time.mean, tip, str(result.case.concurrency), _range(rate), _range(time))
+
+    by_callers = sorted(found, key=lambda result: result.case.concurrency)
+    series = [
+        Curve(name, [point(each) for each in by_callers if each.case.variant == name], colour)
+        for name, colour in colours.items()
+    ]
+    drawn = [each for each in series if each.points]
+    return Chart(f"Tokens a second and {label}", Axis("tokens a second"), Axis(label, is_log=True), drawn).draw()
+
+
 def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
-    charts = {}
-    for load in dict.fromkeys((each.case.batch_size, each.case.concurrency) for each in found):
-        group = [each for each in found if (each.case.batch_size, each.case.concurrency) == load]
-        series = [Curve(each.case.variant, _curve(each.latencies), colours[each.case.variant]) for each in group]
-        last = max((point.x for each in series for point in each.points), default=0.0)
-        ticks = [(_depth(percent), f"{percent:g}%") for percent in TICKS if _depth(percent) <= last + 1e-9]
-        x = Axis("share of requests that were at most this slow", starts_at_zero=False, ticks=ticks)
-        name = _load(group[0])
-        charts[name] = Chart(name, x, Axis("latency, ms", is_log=True), series).draw()
+    charts = {
+        load: _curves(load, group, colours, lambda result: result.latencies) for load, group in _by_load(found).items()
+    }
     return _chooser("percentiles", charts, shown=2)
+
+
+def _by_load(found: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
+    groups: dict[str, list[CaseResult]] = {}
+    for each in found:
+        groups.setdefault(_load(each), []).append(each)
+    return groups
+
+
+def _curves(
+    name: str, group: Sequence[CaseResult], colours: dict[str, int], of: Callable[[CaseResult], Latencies]
+) -> str:
+    series = [Curve(each.case.variant, _curve(of(each)), colours[each.case.variant]) for each in group]
+    last = max((point.x for each in series for point in each.points), default=0.0)
+    ticks = [(_depth(percent), f"{percent:g}%") for percent in TICKS if _depth(percent) <= last + 1e-9]
+    x = Axis("share that was at most this slow", starts_at_zero=False, ticks=ticks)
+    return Chart(name, x, Axis("latency, ms", is_log=True), series).draw()
 
 
 def _curve(latencies: Latencies) -> list[Point]:
@@ -196,7 +256,7 @@ def _chooser(name: str, charts: dict[str, str], shown: int) -> str:
 
 
 def _figures(results: Results, found: Sequence[CaseResult]) -> str:
-    table = _table(headers(units(results)), [cells(each) for each in found], is_sortable=True)
+    table = _table(headers(results), [cells(results, each) for each in found], is_sortable=True)
     return f'{table}<p class="fine">{escape(NOISE_RULE)}</p>'
 
 

@@ -28,6 +28,22 @@ class Accuracy(Kept):
     samples: int
 
 
+class TextRepeat(Kept):
+    """Of generated text. What was not measured is none: nobody sees tokens of answers that come whole."""
+
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    request_tokens_per_s: dict[str, float] | None  # of an answer, after its first token: p50, p10, p1
+    prompt_tokens_mean: float | None
+    output_tokens_mean: float | None
+    first_token_ms: dict[str, float] | None
+    between_tokens_ms: dict[str, float] | None
+    token_ms: dict[str, float] | None  # an answer's mean of the times between its tokens
+    goodput_per_s: float | None  # answers within all bounds
+    first_token_histogram: str = ""
+    between_tokens_histogram: str = ""
+
+
 class Repeat(Kept):
     number: int
     requests_per_s: float
@@ -43,6 +59,7 @@ class Repeat(Kept):
     memory_mib: dict[str, float]  # by role, the most
     generator_cpu_share: float  # of the core that each of its processes has
     samples: list[UsageSample]  # over the whole run, warm-up included
+    generation: TextRepeat | None = None
 
 
 class CaseResult(Kept):
@@ -68,6 +85,29 @@ class CaseResult(Kept):
 
     def latency(self, name: str) -> "Figure":
         return self.figure(lambda repeat: repeat.latency_ms[name])
+
+    @property
+    def text_repeats(self) -> list[TextRepeat]:
+        return [repeat.generation for repeat in self.repeats if repeat.generation is not None]
+
+    def text(self, of: Callable[[TextRepeat], float | None]) -> "Figure":
+        """What was not measured is not among its values."""
+        return Figure([value for value in map(of, self.text_repeats) if value is not None])
+
+    def first_token(self, name: str) -> "Figure":
+        return self.text(lambda repeat: (repeat.first_token_ms or {}).get(name))
+
+    @property
+    def first_tokens(self) -> Latencies:
+        """All repeats together."""
+        return merge(Latencies.decode(each.first_token_histogram) for each in self.text_repeats)
+
+    @property
+    def times_between(self) -> Latencies:
+        return merge(Latencies.decode(each.between_tokens_histogram) for each in self.text_repeats)
+
+    def between_tokens(self, name: str) -> "Figure":
+        return self.text(lambda repeat: (repeat.between_tokens_ms or {}).get(name))
 
     @property
     def cpu_percent(self) -> "Figure":

@@ -162,7 +162,8 @@ class ExperimentRunner:
         result.repeats.append(found)
         p99 = found.latency_ms["p99"]
         steady = "" if found.is_steady else ", not steady"
-        self._tell(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s, p99 {p99:.1f} ms{steady}")
+        tokens = f", {found.generation.tokens_per_s:.1f} tokens/s" if found.generation is not None else ""
+        self._tell(f"  {case.id} #{number}: {found.requests_per_s:.1f} requests/s{tokens}, p99 {p99:.1f} ms{steady}")
 
     def _give_up(self, result: CaseResult, reason: str) -> None:
         """The rest of the experiment goes on."""

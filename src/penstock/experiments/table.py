@@ -5,8 +5,9 @@ from math import isnan
 
 from penstock.experiments.load.process import sum_refusals
 from penstock.experiments.load.steady import count_refusals
-from penstock.experiments.results import PERCENTILES, CaseResult, Figure, Results
+from penstock.experiments.results import PERCENTILES, CaseResult, Figure, Results, TextRepeat
 
+TEXT_PERCENTILES = ("p50", "p90", "p99")
 NOISE_RULE = (
     "± is the distance of the furthest repeat from the mean of the repeats. A case is steady when three windows in a "
     "row agreed within 10% in every repeat. CPU is the server's, in percent of one core; memory is what it had "
@@ -15,12 +16,17 @@ NOISE_RULE = (
 )
 
 
-def headers(unit: str) -> list[str]:
-    return [name.format(unit=unit) for name, _ in COLUMNS]
+def columns(results: Results) -> "Sequence[Column]":
+    """Those of generated text where there is some."""
+    return (*COLUMNS, *TEXT_COLUMNS) if any(result.text_repeats for result in results.cases) else COLUMNS
 
 
-def cells(result: CaseResult) -> list[str]:
-    return [write(result) for _, write in COLUMNS]
+def headers(results: Results) -> list[str]:
+    return [name.format(unit=units(results)) for name, _ in columns(results)]
+
+
+def cells(results: Results, result: CaseResult) -> list[str]:
+    return [write(result) for _, write in columns(results)]
 
 
 def accuracy(result: CaseResult) -> str:
@@ -48,13 +54,14 @@ def _percentile(name: str) -> Callable[[CaseResult], str]:
     return lambda result: number(result.latency(name).mean)
 
 
-COLUMNS: Sequence[tuple[str, Callable[[CaseResult], str]]] = (
+Column = tuple[str, Callable[[CaseResult], str]]
+COLUMNS: Sequence[Column] = (
     ("variant", lambda result: result.case.variant),
     ("batch", lambda result: str(result.case.batch_size)),
     ("callers", lambda result: str(result.case.concurrency)),
     ("requests/s", lambda result: number(result.rps.mean)),
     ("{unit}/s", lambda result: number(result.items_per_s.mean)),
-    ("±", lambda result: share(result.rps)),
+    ("±", lambda result: share(result.items_per_s)),
     *((f"{name} ms", _percentile(name)) for name in PERCENTILES),
     ("p99 ±", lambda result: share(result.latency("p99"))),
     ("steady", lambda result: "yes" if result.is_steady else "no"),
@@ -63,6 +70,28 @@ COLUMNS: Sequence[tuple[str, Callable[[CaseResult], str]]] = (
     ("memory MiB", lambda result: f"{result.memory_mib.mean:.0f}"),
     ("generator CPU", lambda result: f"{result.figure(lambda repeat: repeat.generator_cpu_share).mean:.0%}"),
     ("answers", lambda result: str(sum(repeat.answered for repeat in result.repeats))),
+)
+
+
+def _first(name: str) -> Callable[[CaseResult], str]:
+    return lambda result: number(result.first_token(name).mean)
+
+
+def _between(name: str) -> Callable[[CaseResult], str]:
+    return lambda result: number(result.between_tokens(name).mean)
+
+
+def _each(repeat: TextRepeat) -> float | None:
+    return (repeat.request_tokens_per_s or {}).get("p50")
+
+
+TEXT_COLUMNS: Sequence[Column] = (
+    *((f"first token {name} ms", _first(name)) for name in TEXT_PERCENTILES),
+    *((f"between tokens {name} ms", _between(name)) for name in TEXT_PERCENTILES),
+    ("tokens/s each", lambda result: number(result.text(_each).mean)),
+    ("prompt tokens", lambda result: number(result.text(lambda repeat: repeat.prompt_tokens_mean).mean)),
+    ("answer tokens", lambda result: number(result.text(lambda repeat: repeat.output_tokens_mean).mean)),
+    ("goodput/s", lambda result: number(result.text(lambda repeat: repeat.goodput_per_s).mean)),
 )
 
 
@@ -107,7 +136,8 @@ def to_markdown(results: Results) -> str:
     ]
     found = measured(results)
     if found:
-        lines += [*markdown_table(headers(units(results)), [cells(result) for result in found]), "", NOISE_RULE, ""]
+        rows = [cells(results, result) for result in found]
+        lines += [*markdown_table(headers(results), rows), "", NOISE_RULE, ""]
     for result in found:
         lines += [f"- {result.case.id}: {note}" for note in notes(result)]
     if left := not_run(results):

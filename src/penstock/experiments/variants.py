@@ -15,7 +15,7 @@ from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.onnx import variants as onnx_variants
 from penstock.engines.onnx.variants import weight_files
 from penstock.engines.openvino import variants as openvino_variants
-from penstock.experiments.experiment import Case
+from penstock.experiments.experiment import PROMPTS, Case
 from penstock.models.convert.methods import CONVERTED, Converter, method_of
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.publish import OWN, original_of
@@ -26,7 +26,7 @@ from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.settings import ModelSettings
 
 RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
-FITTING_DATA = {"embed": "pairs", "upscale": "photos"}
+FITTING_DATA = {"embed": "pairs", "upscale": "photos", "generate": PROMPTS}
 
 
 class Variants:
@@ -84,6 +84,8 @@ class Variants:
         reason = why_not_file(case.engine, self.file(case.model)) or why_not(case.engine, case.device, case.precision)
         if reason:
             return reason
+        if case.is_text and case.batch_size != 1:
+            return "a request has one prompt: say batch_sizes: [1]"
         if _is_converted(case.engine, case.precision):
             method = method_of(case.engine, case.precision)
             settings = self.folder(case.model).settings_of(self.version_of(case.model))
@@ -105,7 +107,8 @@ class Variants:
             file = method.settings(method.file_name(source))
         instances = {"count": case.instances, "threads": case.threads, "device": case.device}
         given = {key: value for key, value in instances.items() if value is not None}
-        return laid_over(own, {**file, "versions": "latest", "batching": case.batching, "instances": given})
+        laid = {**file, "versions": "latest", "batching": case.batching, "instances": given}
+        return laid_over(own, {**laid, "residence": {"load": "eager"}})  # a load is no part of what is measured
 
     def build_repository(self, case: Case, target: Path) -> Path:
         made = self.in_precision(case.model, case.engine, case.precision)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.experiments.compare import compare, to_markdown
 from penstock.experiments.results import Results
-from tests.measured import make_cases, make_results
+from tests.measured import make_cases, make_results, make_text
 
 ONE, EIGHT = "minilm-onnx-fp32-cpu-b1-c1", "minilm-onnx-fp32-cpu-b1-c8"
 
@@ -94,3 +94,18 @@ def test_two_variants_under_one_load_are_not_guessed_between() -> None:
     found = compare(a, b)
     assert not found.cases
     assert (found.only_in_a, len(found.only_in_b)) == ((ONE,), 2)
+
+
+def test_first_tokens_and_times_between_them_are_compared_where_there_are_some() -> None:
+    a, b = make_results({ONE: [100, 102, 98], EIGHT: [400, 404, 396]}), make_results({ONE: [100, 101, 99]})
+    assert "first token" not in to_markdown(compare(a, b))
+    for results, first_ms in ((a, 80.0), (b, 160.0)):
+        for number, repeat in enumerate(results.cases[0].repeats):
+            repeat.generation = make_text(100.0, first_ms + number, 20.0 + number)
+    found = compare(a, b)
+    first, between = found.cases[0].first_token, found.cases[0].between_tokens
+    assert first is not None
+    assert between is not None
+    assert (first.verdict, between.verdict) == ("worse", "no difference")
+    assert found.has_worse
+    assert "first token p99 A ms" in to_markdown(found)

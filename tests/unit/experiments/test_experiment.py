@@ -221,3 +221,28 @@ def test_every_shipped_experiment_can_be_read() -> None:
         assert experiment.name == file.stem
         assert experiment.description
         assert cases_of(file)
+
+
+def test_cases_of_a_model_that_generates_text_say_how_long_its_texts_are(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        "mine.yaml",
+        "model: {name: writer}\nexperiment: {concurrency_levels: [2], output_tokens: 16, goodput: {ttft: 500}}\n"
+        "matrix: {prompt_tokens: [32, 64-128], stream: [true, false]}\n",
+    )
+    experiment = read_experiment(file)
+    found = expand(experiment, lambda model: "genai", lambda model: "prompts")
+    assert [(case.prompt_tokens, case.output_tokens, case.stream) for case in found] == [
+        ("32", "16", True),
+        ("32", "16", False),
+        ("64-128", "16", True),
+        ("64-128", "16", False),
+    ]
+    assert {(case.unit, case.precision) for case in found} == {("tokens", "auto")}
+    assert len({case.id for case in found}) == 4
+    assert experiment.experiment.bounds == {"ttft": 500.0}
+    assert experiment.settings()["experiment"]["goodput"] == {"ttft": 500.0}
+
+
+def test_what_others_do_not_say_of_texts_is_no_setting_of_theirs() -> None:
+    assert not {"prompt_tokens", "output_tokens", "stream", "goodput"} & Experiment().settings()["experiment"].keys()

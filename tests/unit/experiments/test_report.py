@@ -12,7 +12,7 @@ from penstock.experiments.plots import Axis, Chart, Curve, Point
 from penstock.experiments.report import to_html
 from penstock.experiments.results import Results, read_results
 from penstock.experiments.table import to_markdown
-from tests.measured import make_cases, make_results
+from tests.measured import make_cases, make_results, make_text
 
 VOID = {"meta", "link", "br", "img", "input"}
 
@@ -98,6 +98,32 @@ def test_the_markdown_has_all_figures_of_a_case(results: Results) -> None:
 def test_pairs_a_second_are_the_batch_size_times_the_requests(results: Results) -> None:
     row = next(line for line in to_markdown(results).splitlines() if line.startswith("| minilm onnx fp32 cpu | 4 | 8"))
     assert row.split(" | ")[3:5] == ["840", "3,360"]
+
+
+def test_generated_text_has_its_figures_and_plots(results: Results, tmp_path: Path) -> None:
+    without = to_html(results)
+    for result in results.cases:
+        if result.repeats and result.case.batch_size == 1:
+            for repeat in result.repeats:
+                repeat.generation = make_text(100.0 * result.case.concurrency, 80.0, 20.0)
+    page = Page(to_html(results))
+    loads = 3
+    assert page.tags.count("svg") == Page(without).tags.count("svg") + 2 + 2 * loads
+    assert "First token and time between tokens" in page.words
+    assert "First token and time between tokens" not in without
+    head, row = (
+        next(line for line in to_markdown(results).splitlines() if line.startswith(start))
+        for start in ("| variant", "| minilm")
+    )
+    cells = dict(zip((c.strip() for c in head.split("|")), (c.strip() for c in row.split("|")), strict=True))
+    assert (cells["first token p99 ms"], cells["between tokens p50 ms"], cells["tokens/s each"]) == (
+        "80.0",
+        "20.0",
+        "50.0",
+    )
+    assert (cells["prompt tokens"], cells["goodput/s"]) == ("128", "1.50")
+    results.save(tmp_path)
+    assert read_results(tmp_path) == results
 
 
 def test_results_are_read_as_they_were_saved(results: Results, tmp_path: Path) -> None:

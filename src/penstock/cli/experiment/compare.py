@@ -45,12 +45,12 @@ def compare(
 def _print(found: "Comparison") -> None:
     from rich.table import Table
 
-    from penstock.experiments.compare import HEADERS, rows
+    from penstock.experiments.compare import headers, rows
 
     console = make_console(180)
     for difference in found.differences:
         console.print(f"not the same: {difference}", markup=False)
-    table = Table(*HEADERS, title=f"{found.names[0]} (A) and {found.names[1]} (B)")
+    table = Table(*headers(found), title=f"{found.names[0]} (A) and {found.names[1]} (B)")
     for row in rows(found):
         table.add_row(*(f"[{COLOURS[cell]}]{cell}[/]" if cell in COLOURS else cell for cell in row))
     console.print(table)

@@ -89,10 +89,16 @@ def _print_results(results: "Results") -> None:
     from penstock.experiments.table import measured, not_run, number, share, units
 
     unit = units(results)
-    table = Table("case", "requests/s", f"{unit}/s", "±", "p50 ms", "p99 ms", "p99 ±", "CPU %", "MiB", "steady")
+    has_text = any(result.text_repeats for result in results.cases)
+    text = ("first token\np50 ms", "between\np50 ms") if has_text else ()
+    table = Table("case", "requests/s", f"{unit}/s", "±", *text, "p50 ms", "p99 ms", "p99 ±", "CPU %", "MiB", "steady")
     for result in measured(results):
         latencies = [number(result.latency(name).mean) for name in ("p50", "p99")]
-        rates = [number(result.rps.mean), number(result.items_per_s.mean), share(result.rps)]
+        if has_text:
+            latencies = [
+                number(each.mean) for each in (result.first_token("p50"), result.between_tokens("p50"))
+            ] + latencies
+        rates = [number(result.rps.mean), number(result.items_per_s.mean), share(result.items_per_s)]
         use = [number(result.cpu_percent.mean), number(result.memory_mib.mean), "yes" if result.is_steady else "no"]
         table.add_row(result.case.id, *rates, *latencies, share(result.latency("p99")), *use)
     console = make_console()
