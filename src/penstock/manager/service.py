@@ -17,7 +17,7 @@ from penstock.core.cluster.model_answers import ModelAnswers
 from penstock.core.errors import InvalidRequest
 from penstock.core.principals import Scope
 from penstock.core.routes import NameRoute
-from penstock.manager.access.door import Context
+from penstock.manager.access.door import Context, check_change
 from penstock.manager.deployed_block import WorkerState
 from penstock.manager.desired import GatewayRecord
 from penstock.manager.lives import WorkerArrived, WorkerHeard, WorkerStreamEnded
@@ -115,18 +115,24 @@ class ManagerService(manager_pb2_grpc.ManagerServicer):
 
     @needs_scope(Scope.JOIN)
     async def Load(self, request: pb.LoadRequest, context: Context) -> pb.LoadResponse:
+        self._check_change(request.model)
         await self._manager.load(request.model)
         return pb.LoadResponse()
 
     @needs_scope(Scope.JOIN)
     async def Unload(self, request: pb.UnloadRequest, context: Context) -> pb.UnloadResponse:
+        self._check_change(request.model)
         await self._manager.unload(request.model)
         return pb.UnloadResponse()
 
     @needs_scope(Scope.JOIN)
     async def SetRouting(self, request: pb.SetRoutingRequest, context: Context) -> pb.SetRoutingResponse:
+        self._check_change(request.model)
         await self._manager.set_routing(request.model, request.routing)
         return pb.SetRoutingResponse()
+
+    def _check_change(self, model: str) -> None:
+        check_change(model, (block.block_id for block in self._manager.desired.of_model(model)))
 
     async def _lead(self, first: pb.WorkerReport | pb.WatchRequest) -> tuple[str, int]:
         """The history and the epoch that this manager leads, also if the peer has heard of a later one."""

@@ -61,24 +61,24 @@ def routes_of(edge: object, tag: str, admit: Admit) -> APIRouter:
     router = APIRouter(tags=[tag], redirect_slashes=False)
     for name, method in vars(type(edge)).items():
         for route in getattr(method, "routes", ()):
-            for path in [route.paths] if isinstance(route.paths, str) else route.paths:
-                _add(router, path, route, admitted(getattr(edge, name), route.needs, admit))
+            add_route(router, route, getattr(edge, name), admit)
     return router
 
 
-def _add(router: APIRouter, path: str, route: Route, handler: Handler) -> None:
-    router.add_api_route(
-        path,
-        handler,
-        methods=[route.method],
-        summary=route.summary,
-        description=route.description,
-        operation_id=f"{route.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
-        response_model=None,
-        response_class=Response,
-        status_code=route.status,
-        openapi_extra=_documentation(path, route),
-    )
+def add_route(router: APIRouter, route: Route, handler: Handler, admit: Admit) -> None:
+    for path in [route.paths] if isinstance(route.paths, str) else route.paths:
+        router.add_api_route(
+            path,
+            admitted(handler, route.needs, admit),
+            methods=[route.method],
+            summary=route.summary,
+            description=route.description,
+            operation_id=f"{route.method.lower()}{re.sub('[^a-z0-9]+', '_', path)}".rstrip("_"),
+            response_model=None,
+            response_class=Response,
+            status_code=route.status,
+            openapi_extra=_documentation(path, route),
+        )
 
 
 def admitted(handler: Handler, needs: Needs, admit: Admit) -> Handler:

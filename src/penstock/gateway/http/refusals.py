@@ -38,6 +38,8 @@ async def penstock_error(request: HTTPConnection, error: Any) -> Response:
         headers |= statuses.openai_limit_headers(error.standings)
     if error.reason == "offset":  # as tus tells it
         headers |= {"tus-resumable": "1.0.0", "upload-offset": error.fields.get("offset", "")}
+    if error.reason == "tus_version":
+        headers["tus-version"] = "1.0.0"
     if hasattr(request.state, "request_id"):
         headers["x-request-id"] = request.state.request_id
     if _is_openai(request):

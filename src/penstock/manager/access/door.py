@@ -5,7 +5,7 @@ What a method raises is told here: as its answer's failure, or as the status of 
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any, Never, TypeAlias
 
@@ -14,8 +14,8 @@ import structlog
 
 from penstock.access.guard import Guard, declared_needs
 from penstock.access.showing import Shown
-from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, PenstockError, Unauthenticated
-from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs, Principal, Scope
+from penstock.core.errors import Forbidden, InvalidRequest, NameTaken, PenstockError, Unauthenticated, UnknownModel
+from penstock.core.principals import ANY_SCOPE, ANYBODY, PUBLIC, Needs, Principal, Scope
 from penstock.wire.control import ASKED_BY, CALLERS_KEY, NAME_CHARS
 from penstock.wire.credentials.names import names_of_call
 from penstock.wire.failures import encode_failure
@@ -44,6 +44,23 @@ class Acting:
     def __init__(self, principal: Principal, method: str) -> None:
         self.principal = principal
         self.method = method
+
+
+def caller() -> Principal:
+    """For whom a call is."""
+    asked = acting.get()
+    return ANYBODY if asked is None else asked.principal
+
+
+def may_ask(model: str, block_id: str = "") -> bool:
+    """Whether whoever a call is for may: the allow list of a key counts in every service."""
+    return caller().may_ask(model, block_id)
+
+
+def check_change(model: str, block_ids: Iterable[str] = ()) -> None:
+    """What is done to a model is done to all its blocks; what a key may not ask is to it as if it were not there."""
+    if not all(may_ask(model, block_id) for block_id in [*block_ids] or [""]):
+        raise UnknownModel(f"there is no model '{model[:128]}': it is neither deployed nor in the registry")
 
 
 class GuardedDoor:

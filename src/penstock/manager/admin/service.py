@@ -13,7 +13,7 @@ from penstock.core.blocks import BlockRole, WorkerRecord
 from penstock.core.errors import Forbidden, InvalidRequest, ModelNotReady, NotFound, UnknownModel
 from penstock.core.manifest import SOURCE
 from penstock.core.principals import CHANGING, Scope
-from penstock.manager.access.door import Context, watching
+from penstock.manager.access.door import Context, check_change, may_ask, watching
 from penstock.manager.admin.board import KINDS, ClusterBoard
 from penstock.manager.admin.changes import BlockChanges, WorkerChanges, wishes
 from penstock.manager.admin.statuses import Statuses, event_status
@@ -88,14 +88,18 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
 
     @needs_scope(Scope.METRICS)
     async def ListBlocks(self, request: pb.ListBlocksRequest, context: Context) -> pb.ListBlocksResponse:
-        if told := await self._ask_leader(pb.ListBlocksResponse, request, context):
+        self._check_seen(request.block_id)
+        told = await self._ask_leader(pb.ListBlocksResponse, request, context)
+        if told is not None and told.HasField("failure"):
             return told
-        if not request.block_id:
-            return pb.ListBlocksResponse(blocks=self._statuses.blocks(request.model))
-        return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find(request.block_id))])
+        if told is None and request.block_id:
+            return pb.ListBlocksResponse(blocks=[self._statuses.block(self._find(request.block_id))])
+        blocks = self._statuses.blocks(request.model) if told is None else told.blocks
+        return pb.ListBlocksResponse(blocks=[each for each in blocks if may_ask(each.spec.model, each.block_id)])
 
     @needs_scope(Scope.METRICS)
     async def ExplainBlock(self, request: pb.ExplainBlockRequest, context: Context) -> pb.ExplainBlockResponse:
+        self._check_seen(request.block_id)
         if told := await self._ask_leader(pb.ExplainBlockResponse, request, context):
             return told
         self._manager.check_leads()
@@ -157,7 +161,9 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     @needs_scope(Scope.ADMIN)
     async def DeployBlock(self, request: pb.DeployBlockRequest, context: Context) -> pb.DeployBlockResponse:
         self._manager.check_leads()
-        choice = await self._manager.choose(request.spec.model, request.spec.version, request.spec.source)
+        model = request.spec.model
+        check_change(model, (block.block_id for block in self._manager.desired.of_model(model)))
+        choice = await self._manager.choose(model, request.spec.version, request.spec.source)
         choice = choice._replace(spec=wishes(request.spec), is_beside=request.is_beside)
         made = pb.DeployBlockResponse(block_ids=await self._manager.deploy(choice))
         if request.wait_s:
@@ -170,6 +176,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
 
     @needs_scope(Scope.ADMIN)
     async def ScaleBlock(self, request: pb.ScaleBlockRequest, context: Context) -> pb.ScaleBlockResponse:
+        self._check_seen(request.block_id)
         told = Notice("block_scaled", request.block_id, f"it has {request.replicas} replicas")
         await self._manager.change_block(request.block_id, told, replicas=request.replicas)
         return pb.ScaleBlockResponse()
@@ -178,6 +185,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     async def RemoveBlock(self, request: pb.RemoveBlockRequest, context: Context) -> pb.RemoveBlockResponse:
         self._manager.check_leads()
         block_id = request.block_id
+        self._check_seen(block_id)
         block = self._find(block_id)
         others = [each for each in self._manager.desired.of_model(block.model) if each.block_id != block_id]
         is_last = not any(each.record.role is BlockRole.CHOSEN for each in others)
@@ -197,6 +205,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     @needs_scope(Scope.ADMIN)
     async def ChangeBlock(self, request: pb.ChangeBlockRequest, context: Context) -> pb.BlockResponse:
         self._manager.check_leads()
+        self._check_seen(request.block_id)
         block = self._find(request.block_id)
         fields = BlockChanges.read(request.changes).of(block.record)
         told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
@@ -237,14 +246,24 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     def _find(self, block_id: str) -> DeployedBlock:
         block = self._manager.reign.registry.get(block_id)
         if block is None:
-            raise UnknownModel(f"there is no block '{block_id}'; 'penstock block list' shows them")
+            raise _no_block(block_id)
         return block
+
+    def _check_seen(self, block_id: str) -> None:
+        """What a key may not ask is to it as if it were not there."""
+        block = self._manager.desired.blocks.get(block_id)
+        if block is not None and not may_ask(block.record.model, block_id):
+            raise _no_block(block_id)
 
     def _known_worker(self, worker_id: str) -> WorkerRecord:
         reign = self._manager.reign
         if reign.lives.get(worker_id) is None and worker_id not in self._manager.desired.workers:
             raise NotFound(f"there is no worker '{worker_id}'; 'penstock worker list' shows them")
         return reign.record(worker_id)
+
+
+def _no_block(block_id: str) -> UnknownModel:
+    return UnknownModel(f"there is no block '{block_id}'; 'penstock block list' shows them")
 
 
 def _kinds(asked: Sequence[str]) -> frozenset[str]:

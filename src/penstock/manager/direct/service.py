@@ -4,8 +4,8 @@ from math import inf
 
 from penstock.access.guard import needs_scope
 from penstock.core.errors import Forbidden, InvalidRequest
-from penstock.core.principals import ANYBODY, INFERRING, KeyLimits, Principal, Scope
-from penstock.manager.access.door import UNIX, Context, acting
+from penstock.core.principals import INFERRING, KeyLimits, Principal, Scope
+from penstock.manager.access.door import UNIX, Context, caller
 from penstock.manager.direct.discovery import Discovery
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.pb.v1 import access_pb2_grpc
@@ -30,8 +30,7 @@ class DirectService(access_pb2_grpc.DirectServicer):
 
 def _principal(request: pb.DiscoverRequest) -> Principal:
     """Who asks: whoever calls, or whom a gateway tells that it admitted."""
-    asked = acting.get()
-    calling = ANYBODY if asked is None else asked.principal
+    calling = caller()
     if not request.HasField("caller"):
         if not calling.may(INFERRING):
             raise Forbidden(f"the key '{calling.name}' may not do this: it needs the scope '{Scope.INFERENCE}'")

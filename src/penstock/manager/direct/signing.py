@@ -100,14 +100,17 @@ class Signing:
         return made
 
     async def _turn_forever(self) -> None:
+        said = ""  # why it was not done last: told once
         while True:
             pause_s = TURN_S
             if self._manager.epoch:
                 try:
                     await self._turn()
+                    said = ""
                 except PenstockError as error:
-                    log.warning("signing_keys_not_written", error=error.message)
-                    pause_s = RETRY_S
+                    if error.message != said:
+                        log.warning("signing_keys_not_written", error=error.message)
+                    said, pause_s = error.message, RETRY_S
             await asyncio.sleep(pause_s)
 
     async def _turn(self) -> None:

@@ -27,7 +27,7 @@ from penstock.core.manifest import (
     read_manifest,
     split_reference,
 )
-from penstock.manager.access.door import acting
+from penstock.manager.access.door import caller, may_ask
 from penstock.manager.deploying.deployment import Choice
 from penstock.manager.models.records import ModelRecords, RegisteredVersion, taken
 from penstock.manager.models.uploads import Uploads
@@ -90,6 +90,8 @@ class ModelRegistry:
         return UploadProgress(upload_id, manifest, await self._uploads.offsets(manifest))
 
     async def append(self, upload_id: str, sha256: str, offset: int, pieces: AsyncIterator[bytes]) -> int:
+        manifest, _ = await self._uploads.read(upload_id)
+        _check(manifest.model)
         return await self._uploads.append(upload_id, sha256, offset, pieces)
 
     async def commit(self, upload_id: str) -> RegisteredVersion:
@@ -126,7 +128,7 @@ class ModelRegistry:
     # --- what is there
 
     async def find(self, reference: str) -> RegisteredVersion:
-        if not _is_seen(split_reference(reference)[0]):
+        if not may_ask(split_reference(reference)[0]):
             raise UnknownModel(f"the registry has no '{reference}'")
         return await self._records.find(reference)
 
@@ -138,7 +140,7 @@ class ModelRegistry:
         return Choice(found.model, found.source, [found.version], compares=(self._records.compare(found),))
 
     async def list(self, model: str = "") -> "list[RegisteredVersion]":
-        return [found for found in await self._records.list(model) if _is_seen(found.model)]
+        return [found for found in await self._records.list(model) if may_ask(found.model)]
 
     async def manifest(self, digest: str) -> Manifest:
         check_digest(digest)
@@ -149,9 +151,13 @@ class ModelRegistry:
         return read_manifest(b"".join(pieces))
 
     async def read(self, sha256: str, offset: int = 0, *, is_manifest: bool = False) -> AsyncIterator[bytes]:
-        """A file's bytes from there on."""
+        """A file's bytes from there on; a key that is for some models reads the files of these alone."""
         check_digest(sha256)
         try:
+            if caller().is_bound:
+                seen = await self._named({each.record.digest for each in await self.list()})
+                if sha256 not in seen:
+                    raise FileNotFoundError
             async for piece in self._objects.get((manifest_key if is_manifest else blob_key)(sha256), offset):
                 yield piece
         except FileNotFoundError:
@@ -192,7 +198,7 @@ class ModelRegistry:
         """Takes away files that no version names: this manifest's, or all that are older than an upload may be."""
         async with self._collecting:
             revision, before = await self._records.guard()
-            named = await self._named()
+            named = await self._named(await self._records.digests())
             found = (*of.blobs, of.digest) if of is not None else [key async for key in self._old()]
             goes = list(dict.fromkeys(each for each in (*before, *found) if each not in named))[:MAX_COLLECTED]
             if not goes:
@@ -216,9 +222,8 @@ class ModelRegistry:
                 if found.modified_s < before:
                     yield found.key.rpartition("/")[2]
 
-    async def _named(self) -> set[str]:
-        """Digests of all files and manifests that versions name."""
-        versions = await self._records.digests()
+    async def _named(self, versions: set[str]) -> set[str]:
+        """Digests of all files and manifests that these versions name."""
         for digest in versions - self._manifests.keys():
             self._manifests[digest] = frozenset((await self.manifest(digest)).blobs)
         return versions.union(*(self._manifests[digest] for digest in versions))
@@ -257,12 +262,6 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def _is_seen(model: str) -> bool:
-    """By whoever a call is for: a key's allow list counts here, too."""
-    asked = acting.get()
-    return asked is None or asked.principal.may_ask(model, "")
-
-
 def _check(model: str) -> None:
-    if not _is_seen(model):
+    if not may_ask(model):
         raise Forbidden(f"this key may not change the model '{model[:128]}': it is for others")

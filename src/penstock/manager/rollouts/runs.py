@@ -11,6 +11,7 @@ from penstock.core.blocks import BlockRole
 from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, UnknownModel
+from penstock.manager.access.door import check_change, may_ask
 from penstock.manager.desired import Folded, encode
 from penstock.manager.manager import Manager
 from penstock.manager.reign import Notice, Reign
@@ -116,7 +117,7 @@ class Rollouts:
             self._read()
         if name:
             return [self._find(name)]
-        return [self._rollouts[each] for each in sorted(self._rollouts)]
+        return list(self._seen().values())
 
     # --- what the manager tells
 
@@ -173,6 +174,8 @@ class Rollouts:
             raise InvalidRequest(f"a rollout of '{name}' to {known.record.new} is {known.record.phase}: undo it first")
         old = self._serving(plan)
         new = self._targets.deployed(plan.new, name)
+        check_change(old.model, [old.block_id])
+        check_change(self._targets.meant(plan.new, name)[0], [] if new is None else [new.block_id])
         if new is not None and new.block_id == old.block_id:
             raise InvalidRequest(f"{old} answers for '{name}' already")
 
@@ -333,11 +336,18 @@ class Rollouts:
             self._rollouts[record.plan.name] = Rollout(record, now())
 
     def _find(self, name: str) -> Rollout:
-        rollout = self._rollouts.get(name)
-        if rollout is None:
-            names = ", ".join(sorted(self._rollouts)) or "none"
-            raise NotFound(f"there is no rollout of '{name}'; there are: {names}")
-        return rollout
+        seen = self._seen()
+        if name not in seen:
+            raise NotFound(f"there is no rollout of '{name}'; there are: {', '.join(seen) or 'none'}")
+        return seen[name]
+
+    def _seen(self) -> dict[str, Rollout]:
+        """By whoever a call is for: those of blocks that it may ask."""
+        return {
+            name: rollout
+            for name, rollout in sorted(self._rollouts.items())
+            if all(may_ask(each.model, each.block_id) for each in (rollout.record.old, rollout.record.new))
+        }
 
     def _is_needed(self, block_id: str) -> bool:
         return any(block_id in rollout.record.needed() for rollout in self._rollouts.values())

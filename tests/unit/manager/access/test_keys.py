@@ -144,6 +144,8 @@ async def test_keys_are_shown_once_and_kept_as_a_keyed_hash(door: Door) -> None:
         again = await stub.CreateKey(pb.CreateKeyRequest(spec=spec), timeout=5)
         unknown = await stub.CreateKey(pb.CreateKeyRequest(spec=pb.KeySpec(name="x", scopes=["root"])), timeout=5)
         shown = await stub.GetKey(pb.GetKeyRequest(key="app"), timeout=5)
+        even = pb.KeySpec(name="even", scopes=["inference"], limits=pb.LimitsOfKey(requests_per_s=5, burst_s=0))
+        evenly = await stub.CreateKey(pb.CreateKeyRequest(spec=even), timeout=5)
         missing = await stub.GetKey(pb.GetKeyRequest(key="other"), timeout=5)
     assert made.text.startswith("psk_")
     assert (again.failure.code, unknown.failure.code, missing.failure.code) == (
@@ -156,6 +158,7 @@ async def test_keys_are_shown_once_and_kept_as_a_keyed_hash(door: Door) -> None:
         5.0,
         "operator",
     )
+    assert (shown.key.spec.limits.burst_s, evenly.key.spec.limits.burst_s) == (1.0, 0.0), "what is said counts"
     kept = b"".join(door.manager.desired.others.values())
     assert made.text.encode() not in kept
     assert made.text.removeprefix("psk_").encode() not in kept

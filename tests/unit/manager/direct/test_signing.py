@@ -4,13 +4,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from benchmarks.waiting import until
 from penstock.access.guard import Guard
 from penstock.access.tokens import LIFE_S, Tokens, sign
 from penstock.core.blocks import ClusterPicture, GatewayMember
+from penstock.core.errors import StoreUnavailable
 from penstock.core.principals import ANYBODY
 from penstock.manager.access.keys import Keys
+from penstock.manager.direct import signing as signing_module
 from penstock.manager.direct.signing import (
     SIGNING,
     SKEW_S,
@@ -103,3 +106,21 @@ async def test_gateways_know_every_key_by_which_a_token_may_be_signed(rotating: 
     rotating.now += 3600.0
     await until(lambda: len(rotating.kids()) == 2 and first.kid not in rotating.kids())
     await until(lambda: first.kid not in rotating.tokens._signers)
+
+
+async def test_what_cannot_be_written_is_told_once(rotating: Rotating, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def fail(writes: object) -> None:
+        nonlocal tries
+        tries += 1
+        raise StoreUnavailable("the disk cannot be written" if tries < 5 else "it is gone")
+
+    monkeypatch.setattr(rotating.manager, "commit", fail)
+    monkeypatch.setattr(signing_module, "RETRY_S", 0.001)
+    with capture_logs() as lines:
+        rotating.signing.start()
+        await until(lambda: tries >= 8)
+        await rotating.signing.close()
+    told = [line["error"] for line in lines if line["event"] == "signing_keys_not_written"]
+    assert told == ["the disk cannot be written", "it is gone"]

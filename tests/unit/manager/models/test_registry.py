@@ -403,9 +403,16 @@ async def test_what_happened_is_told(bed: RegistryBed, client: RegistryClient, t
 async def test_a_key_s_allow_list_counts_at_the_registry(
     bed: RegistryBed, client: RegistryClient, tmp_path: Path
 ) -> None:
-    for model in ("mine", "other"):
-        await push(client, tmp_path, model_of(), model=model)
     registry = bed.registry
+    for model in ("mine", "other"):
+        await push(client, tmp_path, model_of(model.encode()), model=model)
+    mine, others = [(await registry.find(f"{model}:1")).record for model in ("mine", "other")]
+    others_file = hashlib.sha256(b"other").hexdigest()
+    begun = await registry.begin(manifest_of({"model.yaml": b"task: embed\n"}, "other", "3"), ModelFacts())
+
+    async def nothing() -> AsyncIterator[bytes]:
+        yield b""
+
     uploader = Principal("uploader", "key-1", frozenset({Scope.UPLOAD}), models=("mine*",))
     token = acting.set(Acting(uploader, "test"))
     try:
@@ -414,9 +421,14 @@ async def test_a_key_s_allow_list_counts_at_the_registry(
         for reference in ("other:1", "absent:1"):
             with pytest.raises(UnknownModel, match=f"^the registry has no '{reference}'$"):
                 await registry.find(reference)
+        for sha256, is_manifest in ((others.digest, True), (others_file, False)):
+            with pytest.raises(UnknownModel, match="no file with the SHA-256"):
+                [piece async for piece in registry.read(sha256, is_manifest=is_manifest)]
+        assert [piece async for piece in registry.read(mine.digest, is_manifest=True)]
         manifest = manifest_of({"model.yaml": b"task: embed\n"}, "other", "2")
         for call in (
             registry.begin(manifest, ModelFacts()),
+            registry.append(begun.upload_id, others_file, 0, nothing()),
             registry.set_alias("other", "good", "1"),
             registry.delete("other", "1"),
         ):

@@ -46,8 +46,9 @@ def told(message: Message) -> dict[str, Any]:
 
 
 def resource(message: Message, request: Request, status: int = 200, **further: object) -> Response:
-    """With its tag; 304 where the caller has it."""
-    return _tagged({**told(message), **further}, getattr(message, "etag", ""), request, status)
+    """With its tag, if it has one; 304 where the caller has it."""
+    values = {**told(message), **further}
+    return _tagged(values, message.etag, request, status) if hasattr(message, "etag") else json_answer(values, status)
 
 
 def resource_of(values: dict[str, Any], request: Request) -> Response:
@@ -116,11 +117,11 @@ def documented(name: str, *, is_list: bool = False, **further: Any) -> Mapping[s
     return {"application/json": {"schema": schema}}
 
 
-def schemas_of(*messages: type[Message]) -> dict[str, Any]:
-    """How these messages, and those that they are made of, are told."""
+def schemas_of(*descriptors: Any) -> dict[str, Any]:
+    """How messages of these, and those that they are made of, are told."""
     found: dict[str, Any] = {}
-    for message in messages:
-        _add_schema(message.DESCRIPTOR, found)
+    for descriptor in descriptors:
+        _add_schema(descriptor, found)
     return found
 
 
@@ -143,9 +144,7 @@ def _schema(field: Any, found: dict[str, Any]) -> dict[str, Any]:
     elif field.name in AS_JSON:
         schema = {"type": "object"}
     else:
-        schema = {
-            "type": {3: "integer", 4: "integer", 13: "integer", 1: "number", 8: "boolean"}.get(field.type, "string")
-        }
+        schema = {"type": TYPES.get(field.type, "string")}
     if field.is_repeated:
         return {"type": "array", "items": schema}
     return {"anyOf": [schema, {"type": "null"}]} if field.has_presence else schema

@@ -22,7 +22,7 @@ from penstock.gateway.http.cluster import schemas
 from penstock.gateway.http.cluster.answers import schemas_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
 from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ClusterRest
-from penstock.gateway.http.cluster.resources import BlocksRest, KeysRest, RolloutsRest, WorkersRest
+from penstock.gateway.http.cluster.resources import CALLS, call_routes
 from penstock.gateway.http.cluster.watch import WatchEdge
 from penstock.gateway.http.doorman import Doorman, certificate_of
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
@@ -32,19 +32,7 @@ from penstock.pb.v1 import access_pb2, cluster_pb2, registry_pb2
 
 log = structlog.get_logger()
 ERRORS: tuple[type[BaseModel], ...] = (gateway_schemas.OpenAiError, gateway_schemas.Error)
-TOLD = (
-    cluster_pb2.StatusResponse,
-    cluster_pb2.BlockStatus,
-    cluster_pb2.DeployBlockResponse,
-    cluster_pb2.ExplainBlockResponse,
-    cluster_pb2.WorkerStatus,
-    cluster_pb2.RolloutStatus,
-    cluster_pb2.ClusterEvent,
-    cluster_pb2.GatewaySessions,
-    access_pb2.KeyStatus,
-    access_pb2.AuditEntry,
-    registry_pb2.ModelVersion,
-)
+TOLD = (cluster_pb2.ClusterEvent, access_pb2.AuditEntry, registry_pb2.ModelVersion)  # beside what resources tell
 
 
 def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry: object = None) -> FastAPI:
@@ -70,8 +58,7 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
 
 
 def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
-    edges = {"Cluster": ClusterRest, "Blocks": BlocksRest, "Workers": WorkersRest, "Keys": KeysRest}
-    routers = [routes_of(edge(calls), tag, admit) for tag, edge in {**edges, "Rollouts": RolloutsRest}.items()]
+    routers = [routes_of(ClusterRest(calls), "Cluster", admit), *call_routes(calls, admit)]
     if registry is not None:
         routers.append(routes_of(registry, "Model registry", admit))
     return [*routers, WatchEdge(calls, admit).router()]
@@ -79,7 +66,9 @@ def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) 
 
 async def cluster_document(app: FastAPI) -> dict[str, Any]:
     models = [*models_of(schemas), *ERRORS]
-    return await asyncio.to_thread(document_of, app, models, {**schemas_of(*TOLD), "Model": MODEL_SCHEMA})
+    resources = [call.told for table in CALLS.values() for call in table if call.status != 204]
+    told = schemas_of(*resources, *(message.DESCRIPTOR for message in TOLD))
+    return await asyncio.to_thread(document_of, app, models, {**told, "Model": MODEL_SCHEMA})
 
 
 class ManagerApp:

@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 from starlette.requests import HTTPConnection
 
 from penstock.access.showing import Shown
-from penstock.core.errors import Forbidden, InvalidRequest, NotLeader, PenstockError, Unauthenticated, Unavailable
+from penstock.client import faults
+from penstock.core.errors import Forbidden, InvalidRequest, NotLeader, Unauthenticated, Unavailable
 from penstock.gateway.http.openapi import principal_of
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc, manager_pb2_grpc, registry_pb2_grpc
 from penstock.wire.control import ASKED_BY, CALLERS_KEY
@@ -29,11 +30,6 @@ STUBS = {
 }
 ANSWER_S = 15.0
 AGAIN_S = 0.3  # before a watch is taken up again with whoever leads by then
-REFUSALS: dict[grpc.StatusCode, type[PenstockError]] = {
-    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
-    grpc.StatusCode.PERMISSION_DENIED: Forbidden,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
-}
 
 
 class ClusterCalls:
@@ -105,6 +101,6 @@ def _of(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
 
 
 def _refuse(error: grpc.aio.AioRpcError) -> None:
-    refusal = REFUSALS.get(error.code())
-    if refusal is not None:
-        raise refusal(error.details() or "the manager refuses this") from error
+    found = faults.from_call(error, "the manager")
+    if isinstance(found, Unauthenticated | Forbidden | InvalidRequest):
+        raise found from error

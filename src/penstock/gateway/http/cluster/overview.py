@@ -1,4 +1,4 @@
-"""The cluster as a whole over REST: how it stands, its models, its sessions, what happened and who changed what."""
+"""What is told of a cluster over REST beside its resources: its models, what happened, and who changed what."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -8,9 +8,8 @@ from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.errors import InvalidRequest, NotFound, UnknownModel
 from penstock.core.principals import CHANGING, MEASURING
-from penstock.gateway.http.cluster import schemas
 from penstock.gateway.http.cluster.answers import (
     PAGING,
     cursor_of,
@@ -21,15 +20,13 @@ from penstock.gateway.http.cluster.answers import (
     resource_of,
     told,
 )
-from penstock.gateway.http.cluster.bodies import body_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
-from penstock.gateway.http.cluster.resources import ROOT, check_change, check_model, no_model, seen_blocks
-from penstock.gateway.http.openapi import Route, json_answer, principal_of
+from penstock.gateway.http.cluster.resources import CHANGE_S, ROOT
+from penstock.gateway.http.openapi import Route
 from penstock.pb.v1 import access_pb2, cluster_pb2, manager_pb2, registry_pb2
 
-MODELS, MODEL = ROOT + "/models", ROOT + "/models/{model}"
+MODEL = ROOT + "/models/{model}"
 LOAD_S = 600.0
-UNLOAD_S = 60.0
 VERSION_OF_MODEL = {"type": "array", "items": {"$ref": "#/components/schemas/ModelVersion"}}
 BLOCK_OF_MODEL = {"type": "array", "items": {"$ref": "#/components/schemas/BlockStatus"}}
 MODEL_SCHEMA = {
@@ -42,21 +39,11 @@ class ClusterRest:
     def __init__(self, calls: ClusterCalls) -> None:
         self._calls = calls
 
-    @Route(
-        "GET",
-        ROOT + "/status",
-        "Who leads, and how many of everything there are",
-        needs=MEASURING,
-        binary_answer=documented("StatusResponse"),
-    )
-    async def status(self, request: Request) -> Response:
-        return json_answer(told(await self._calls.ask(request, "Cluster.Status", cluster_pb2.StatusRequest())))
-
     # --- models
 
     @Route(
         "GET",
-        MODELS,
+        ROOT + "/models",
         "The models: what the registry has of each, and what is deployed",
         needs=MEASURING,
         binary_answer=documented("Model", is_list=True),
@@ -67,10 +54,10 @@ class ClusterRest:
 
     @Route("GET", MODEL, "One model", needs=MEASURING, binary_answer=documented("Model"))
     async def model(self, request: Request) -> Response:
-        name = _model(request)
+        name = request.path_params["model"]
         found = await self._models(request, name)
         if not found:
-            raise no_model(name)
+            raise UnknownModel(f"there is no model '{name[:128]}': it is neither deployed nor in the registry")
         return resource_of(found[0], request)
 
     @Route(
@@ -81,8 +68,7 @@ class ClusterRest:
         binary_answer=documented("Model"),
     )
     async def load(self, request: Request) -> Response:
-        asked = manager_pb2.LoadRequest(model=await self._changed(request))
-        await self._calls.ask(request, "Manager.Load", asked, LOAD_S)
+        await self._calls.ask(request, "Manager.Load", manager_pb2.LoadRequest(**request.path_params), LOAD_S)
         return await self.model(request)
 
     @Route(
@@ -93,50 +79,10 @@ class ClusterRest:
         binary_answer=documented("Model"),
     )
     async def unload(self, request: Request) -> Response:
-        asked = manager_pb2.UnloadRequest(model=await self._changed(request))
-        await self._calls.ask(request, "Manager.Unload", asked, UNLOAD_S)
+        await self._calls.ask(request, "Manager.Unload", manager_pb2.UnloadRequest(**request.path_params), CHANGE_S)
         return await self.model(request)
 
-    @Route("DELETE", MODEL + "/versions/{version}", "Delete a version from the registry", needs=CHANGING, status=204)
-    async def delete_version(self, request: Request) -> Response:
-        asked = registry_pb2.DeleteVersion(model=await self._changed(request), version=request.path_params["version"])
-        await self._calls.ask(request, "ModelRegistry.Delete", asked)
-        return Response(status_code=204)
-
-    @Route(
-        "PUT",
-        MODEL + "/aliases/{alias}",
-        "Let an alias name a version of the registry",
-        needs=CHANGING,
-        body=schemas.AliasVersion,
-        status=204,
-    )
-    async def set_alias(self, request: Request) -> Response:
-        body = await body_of(request, schemas.AliasVersion)
-        alias = request.path_params["alias"]
-        asked = registry_pb2.SetAliasRequest(model=await self._changed(request), alias=alias, version=body.version)
-        await self._calls.ask(request, "ModelRegistry.SetAlias", asked)
-        return Response(status_code=204)
-
-    @Route("DELETE", MODEL + "/aliases/{alias}", "Take an alias away", needs=CHANGING, status=204)
-    async def delete_alias(self, request: Request) -> Response:
-        asked = registry_pb2.SetAliasRequest(model=await self._changed(request), alias=request.path_params["alias"])
-        await self._calls.ask(request, "ModelRegistry.SetAlias", asked)
-        return Response(status_code=204)
-
     # --- what happened
-
-    @Route(
-        "GET",
-        ROOT + "/sessions",
-        "How many sessions each gateway has",
-        needs=MEASURING,
-        binary_answer=documented("GatewaySessions", is_list=True),
-        query=PAGING,
-    )
-    async def sessions(self, request: Request) -> Response:
-        found = await self._calls.ask(request, "Cluster.ListSessions", cluster_pb2.ListSessionsRequest())
-        return page(request, map(told, found.gateways), lambda gateway: gateway["gateway_id"])
 
     @Route(
         "GET",
@@ -189,32 +135,18 @@ class ClusterRest:
         items = [told(each) for each in reversed(found)]
         return page_of(items, (lambda item: item["number"]) if len(items) == limit else None)
 
-    async def _changed(self, request: Request) -> str:
-        name = _model(request)
-        await check_change(self._calls, request, name)
-        return name
-
     async def _models(self, request: Request, name: str = "") -> list[dict[str, Any]]:
         deployed = await self._calls.ask(request, "Cluster.ListBlocks", cluster_pb2.ListBlocksRequest(model=name))
         known = await self._calls.ask(request, "ModelRegistry.List", registry_pb2.ListVersions(model=name))
         versions, blocks = defaultdict(list), defaultdict(list)
-        principal = principal_of(request)
         for version in known.versions:
-            if principal.may_ask(version.model, ""):
-                versions[version.model].append(told(version))
-        for block in seen_blocks(request, deployed.blocks):
+            versions[version.model].append(told(version))
+        for block in deployed.blocks:
             blocks[block.spec.model].append(told(block))
         return [
             {"model": model, "versions": versions[model], "blocks": blocks[model]}
             for model in sorted({*versions, *blocks})
         ]
-
-
-def _model(request: Request) -> str:
-    """Raises where the caller's key may not ask it."""
-    name: str = request.path_params["model"]
-    check_model(request, name)
-    return name
 
 
 def _number(request: Request) -> int:

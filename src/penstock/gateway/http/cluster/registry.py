@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from penstock.core.errors import InvalidRequest, NotFound, UnknownModel
+from penstock.core.errors import InvalidRequest, NotFound, PreconditionFailed, UnknownModel
 from penstock.core.manifest import VERSION, ModelFacts, make_manifest, read_document
 from penstock.core.principals import CHANGING, Scope, needs
 from penstock.gateway.http.cluster.bodies import document_of, pieces_of
@@ -107,6 +107,7 @@ class RegistryRest:
 
     @Route("HEAD", FILE_PATH, "How much of a file is there", needs=UPLOADING)
     async def offset(self, request: Request) -> Response:
+        _check_tus(request)
         progress = await self._registry.progress(request.path_params["upload"])
         sha256 = request.path_params["sha256"]
         if sha256 not in progress.offsets:
@@ -116,6 +117,7 @@ class RegistryRest:
 
     @Route("PATCH", FILE_PATH, "Go on with a file, by tus 1.0", needs=UPLOADING, status=204)
     async def append(self, request: Request) -> Response:
+        _check_tus(request)
         if request.headers.get("content-type", "").partition(";")[0].strip() != OFFSET_STREAM:
             raise InvalidRequest(f"send content-type: {OFFSET_STREAM}")
         offset = request.headers.get("upload-offset", "")
@@ -131,6 +133,7 @@ class RegistryRest:
 
     @Route("DELETE", ROOT + "/uploads/{upload}", "Give an upload up", needs=UPLOADING, status=204)
     async def abort(self, request: Request) -> Response:
+        _check_tus(request)
         await self._registry.abort(request.path_params["upload"])
         return Response(status_code=204, headers=TUS)
 
@@ -143,6 +146,13 @@ class RegistryRest:
         version = request.path_params["version"]
         mark = ":" if VERSION.fullmatch(version) else "@"
         return await self._registry.find(f"{request.path_params['model']}{mark}{version}")
+
+
+def _check_tus(request: Request) -> None:
+    asked = request.headers.get("tus-resumable", TUS["tus-resumable"])
+    if asked != TUS["tus-resumable"]:
+        message = f"tus {asked[:40]} is not spoken here: send tus-resumable: {TUS['tus-resumable']}, or none"
+        raise PreconditionFailed(message, reason="tus_version")
 
 
 async def _up_to(pieces: AsyncIterator[bytes], left: int) -> AsyncIterator[bytes]:

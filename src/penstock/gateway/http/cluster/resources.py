@@ -1,19 +1,30 @@
-"""Blocks, workers, keys and rollouts over REST: each route is one call of the manager."""
+"""The resources of a cluster over REST: a table of routes, each of which is one call of the manager.
 
-from collections.abc import Iterable
-from dataclasses import replace
+What a call asks and what it tells are the protocol's own messages: the names in a path are fields of what is asked, a
+body is its `changes`, its `plan` or further fields, and what is told documents the route.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial, reduce
+from operator import getitem
+from typing import Any
 
 import orjson
+from fastapi import APIRouter
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import UnknownModel
-from penstock.core.principals import CHANGING, MEASURING
+from penstock.core.principals import CHANGING, MEASURING, Needs
 from penstock.gateway.http.cluster import schemas
 from penstock.gateway.http.cluster.answers import PAGING, documented, expected, page, resource, told
 from penstock.gateway.http.cluster.bodies import body_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
-from penstock.gateway.http.openapi import Route, json_answer, principal_of
+from penstock.gateway.http.openapi import Admit, Route, add_route
+from penstock.pb.pool import POOL
 from penstock.pb.v1 import access_pb2, cluster_pb2
 
 ROOT = "/v1/admin"
@@ -21,367 +32,252 @@ BLOCKS, BLOCK = ROOT + "/blocks", ROOT + "/blocks/{block_id}"
 WORKERS, WORKER = ROOT + "/workers", ROOT + "/workers/{worker_id}"
 KEYS, KEY = ROOT + "/keys", ROOT + "/keys/{key}"
 ROLLOUTS, ROLLOUT = ROOT + "/rollouts", ROOT + "/rollouts/{name}"
-START_S = 60.0  # what a rollout may take to begin, or to be changed
-UNLOAD_S = 60.0
+VERSION, ALIAS = ROOT + "/models/{model}/versions/{version}", ROOT + "/models/{model}/aliases/{alias}"
+CHANGE_S = 60.0  # what a change may take, beside what is asked for
 TEXT = {"type": "string", "description": "The key itself, told this once"}
+DOCUMENTS = ("changes", "plan")  # fields of messages that are a body's JSON
 
 
-class BlocksRest:
-    def __init__(self, calls: ClusterCalls) -> None:
-        self._calls = calls
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    method: str
+    path: str
+    summary: str
+    asks: str  # SERVICE.METHOD of the manager
+    tells: str = ""  # a field of its answer; empty: all of it
+    body: type[BaseModel] | None = None
+    _: KW_ONLY
+    needs: Needs = CHANGING
+    asked: Callable[[Any], Message] | None = None  # of a body that is not as the message is
+    sets: Mapping[str, str] = field(default_factory=dict)  # further fields of the message
+    query: Mapping[str, str] = field(default_factory=dict)  # fields of the message, or of the items that are told
+    order: str = ""  # the field of the items by which a list goes, or a path to it
+    named: Callable[[Any], str] | None = None  # what was made: the last part of its path
 
-    @Route(
-        "GET",
-        BLOCKS,
-        "What is deployed",
-        needs=MEASURING,
-        binary_answer=documented("BlockStatus", is_list=True),
-        query={"model": "of this model alone", **PAGING},
-    )
-    async def all(self, request: Request) -> Response:
-        asked = cluster_pb2.ListBlocksRequest(model=request.query_params.get("model", ""))
-        found = await self._calls.ask(request, "Cluster.ListBlocks", asked)
-        return page(request, map(told, seen_blocks(request, found.blocks)), lambda block: block["block_id"])
+    @property
+    def status(self) -> int:
+        return 201 if self.named is not None else 204 if self.method in ("PUT", "DELETE") else 200
 
-    @Route(
-        "POST",
-        BLOCKS,
-        "Deploy a model, or anew",
-        "Answers with the blocks that it is now; with `wait_s` once the workers have them.",
-        needs=CHANGING,
-        body=schemas.DeployBody,
-        binary_answer=documented("DeployBlockResponse"),
-        status=201,
-    )
-    async def deploy(self, request: Request) -> Response:
-        body = await body_of(request, schemas.DeployBody)
-        await check_change(self._calls, request, body.model)
-        fields = body.model_dump(exclude={"is_beside", "wait_s", "metadata"}, exclude_unset=True)
-        metadata = orjson.dumps(body.metadata).decode() if body.metadata else ""
-        asked = cluster_pb2.DeployBlockRequest(
-            spec=cluster_pb2.BlockSpec(**fields, metadata=metadata), is_beside=body.is_beside, wait_s=body.wait_s
+    @property
+    def rpc(self) -> Any:
+        service, _, method = self.asks.partition(".")
+        return POOL.FindServiceByName(f"penstock.v1.{service}").methods_by_name[method]
+
+    @property
+    def told(self) -> Any:
+        """The descriptor of the message that is told."""
+        answer = self.rpc.output_type
+        return answer.fields_by_name[self.tells].message_type if self.tells else answer
+
+    def route(self) -> Route:
+        text = {"text": TEXT} if "text" in self.rpc.output_type.fields_by_name else {}
+        return Route(
+            self.method,
+            self.path,
+            self.summary,
+            needs=self.needs,
+            body=self.body,
+            is_body_required=self.body is not None and _has_required(self.body),
+            binary_answer={} if self.status == 204 else documented(self.told.name, is_list=bool(self.order), **text),
+            query={**self.query, **PAGING} if self.order else self.query,
+            status=self.status,
         )
-        made = await self._calls.ask(request, "Cluster.DeployBlock", asked, body.wait_s)
-        return json_answer(told(made), 201, {"location": f"{BLOCKS}/{made.block_ids[-1]}"})
 
-    @Route("GET", BLOCK, "One block, and who holds it", needs=MEASURING, binary_answer=documented("BlockStatus"))
-    async def find(self, request: Request) -> Response:
-        return resource(await self._find(request), request)
+    async def message(self, request: Request) -> Message:
+        body = None if self.body is None else await body_of(request, self.body)
+        if self.asked is not None:
+            return self.asked(body)
+        known = self.rpc.input_type.fields_by_name
+        given: dict[str, Any] = {**request.path_params, **self.sets}
+        given |= {name: request.query_params.get(name, "") for name in self.query if name in known}
+        if body is not None:
+            document = {name: body.model_dump_json(exclude_unset=True) for name in DOCUMENTS if name in known}
+            given |= document or body.model_dump()
+        if "expected" in known:
+            given["expected"] = expected(request)
+        made: Message = GetMessageClass(self.rpc.input_type)(**given)
+        return made
 
-    @Route(
-        "PATCH",
-        BLOCK,
-        "Scale a block, or change what else is asked for of it",
-        "Nothing is loaded anew.",
-        needs=CHANGING,
-        body=schemas.BlockPatch,
-        binary_answer=documented("BlockStatus"),
-    )
-    async def change(self, request: Request) -> Response:
-        body = await body_of(request, schemas.BlockPatch)
-        await self._check(request)
-        changes = body.model_dump_json(exclude_unset=True)
-        asked = cluster_pb2.ChangeBlockRequest(block_id=_id(request), changes=changes, expected=expected(request))
-        return resource((await self._calls.ask(request, "Cluster.ChangeBlock", asked)).block, request)
-
-    @Route("DELETE", BLOCK, "Remove a block; the last of a model is unloaded", needs=CHANGING, status=204)
-    async def remove(self, request: Request) -> Response:
-        await self._check(request)
-        asked = cluster_pb2.RemoveBlockRequest(block_id=_id(request), expected=expected(request))
-        await self._calls.ask(request, "Cluster.RemoveBlock", asked, UNLOAD_S)
-        return Response(status_code=204)
-
-    @Route(
-        "GET",
-        BLOCK + "/explanation",
-        "Why it is on these workers",
-        needs=MEASURING,
-        binary_answer=documented("ExplainBlockResponse"),
-    )
-    async def explain(self, request: Request) -> Response:
-        await self._check(request)
-        asked = cluster_pb2.ExplainBlockRequest(block_id=_id(request))
-        return json_answer(told(await self._calls.ask(request, "Cluster.ExplainBlock", asked)))
-
-    async def _find(self, request: Request) -> cluster_pb2.BlockStatus:
-        asked = cluster_pb2.ListBlocksRequest(block_id=_id(request))
-        found = seen_blocks(request, (await self._calls.ask(request, "Cluster.ListBlocks", asked)).blocks)
-        if not found:
-            raise UnknownModel(f"there is no block '{_id(request)}'; 'penstock block list' shows them")
-        return found[0]
-
-    async def _check(self, request: Request) -> None:
-        """Raises where it is a block that the caller's key may not ask."""
-        if principal_of(request).is_bound:
-            await self._find(request)
-
-
-class WorkersRest:
-    def __init__(self, calls: ClusterCalls) -> None:
-        self._calls = calls
-
-    @Route(
-        "GET",
-        WORKERS,
-        "The workers",
-        needs=MEASURING,
-        binary_answer=documented("WorkerStatus", is_list=True),
-        query={"state": "those that are alive, suspect or offline", **PAGING},
-    )
-    async def all(self, request: Request) -> Response:
-        found = await self._calls.ask(request, "Cluster.ListWorkers", cluster_pb2.ListWorkersRequest())
-        state = request.query_params.get("state", "")
-        shown = [told(worker) for worker in found.workers if state in ("", worker.state)]
-        return page(request, shown, lambda worker: worker["worker_id"])
-
-    @Route("GET", WORKER, "One worker, and what it holds", needs=MEASURING, binary_answer=documented("WorkerStatus"))
-    async def find(self, request: Request) -> Response:
-        asked = cluster_pb2.ListWorkersRequest(worker_id=_id(request))
-        return resource((await self._calls.ask(request, "Cluster.ListWorkers", asked)).workers[0], request)
-
-    @Route(
-        "PATCH",
-        WORKER,
-        "Drain a worker or open it again; lay labels over its own",
-        needs=CHANGING,
-        body=schemas.WorkerPatch,
-        binary_answer=documented("WorkerStatus"),
-    )
-    async def change(self, request: Request) -> Response:
-        body = await body_of(request, schemas.WorkerPatch)
-        return await self._change(request, body)
-
-    @Route(
-        "POST",
-        WORKER + "/drain",
-        "It gets no more blocks, and those that it has go elsewhere",
-        needs=CHANGING,
-        binary_answer=documented("WorkerStatus"),
-    )
-    async def drain(self, request: Request) -> Response:
-        return await self._change(request, schemas.WorkerPatch(is_draining=True))
-
-    @Route(
-        "POST",
-        WORKER + "/undrain",
-        "It may get blocks again",
-        needs=CHANGING,
-        binary_answer=documented("WorkerStatus"),
-    )
-    async def undrain(self, request: Request) -> Response:
-        return await self._change(request, schemas.WorkerPatch(is_draining=False))
-
-    @Route("DELETE", WORKER, "Remove a worker; a new process of its name may join", needs=CHANGING, status=204)
-    async def remove(self, request: Request) -> Response:
-        asked = cluster_pb2.RemoveWorkerRequest(worker_id=_id(request), expected=expected(request))
-        await self._calls.ask(request, "Cluster.RemoveWorker", asked)
-        return Response(status_code=204)
-
-    async def _change(self, request: Request, patch: schemas.WorkerPatch) -> Response:
-        changes = patch.model_dump_json(exclude_unset=True)
-        asked = cluster_pb2.ChangeWorkerRequest(worker_id=_id(request), changes=changes, expected=expected(request))
-        return resource((await self._calls.ask(request, "Cluster.ChangeWorker", asked)).worker, request)
-
-
-class KeysRest:
-    def __init__(self, calls: ClusterCalls) -> None:
-        self._calls = calls
-
-    @Route(
-        "GET",
-        KEYS,
-        "The keys, never their texts",
-        needs=CHANGING,
-        binary_answer=documented("KeyStatus", is_list=True),
-        query={"state": "those that are valid, expired or revoked", **PAGING},
-    )
-    async def all(self, request: Request) -> Response:
-        found = await self._calls.ask(request, "Access.ListKeys", access_pb2.ListKeysRequest())
-        state = request.query_params.get("state", "")
-        shown = [told(key) for key in found.keys if state in ("", key.state)]
-        return page(request, shown, lambda key: key["spec"]["name"])
-
-    @Route(
-        "POST",
-        KEYS,
-        "Make a key; its text is told this once",
-        needs=CHANGING,
-        body=schemas.KeyBody,
-        binary_answer=documented("KeyStatus", text=TEXT),
-        status=201,
-    )
-    async def create(self, request: Request) -> Response:
-        body = await body_of(request, schemas.KeyBody)
-        limits = access_pb2.LimitsOfKey(**body.limits.model_dump()) if body.limits is not None else None
-        fields = body.model_dump(exclude={"limits", "expires_at"})
-        spec = access_pb2.KeySpec(**fields, expires_at=body.expires_at or 0.0, limits=limits)
-        made = await self._calls.ask(request, "Access.CreateKey", access_pb2.CreateKeyRequest(spec=spec))
-        return _secret(resource(made.key, request, 201, text=made.text), f"{KEYS}/{made.key.key_id}")
-
-    @Route("GET", KEY, "One key, by its id or its name", needs=CHANGING, binary_answer=documented("KeyStatus"))
-    async def find(self, request: Request) -> Response:
-        asked = access_pb2.GetKeyRequest(key=_id(request))
-        return resource((await self._calls.ask(request, "Access.GetKey", asked)).key, request)
-
-    @Route(
-        "PATCH",
-        KEY,
-        "Change what a key may do; its text stays",
-        needs=CHANGING,
-        body=schemas.KeyPatch,
-        binary_answer=documented("KeyStatus"),
-    )
-    async def change(self, request: Request) -> Response:
-        body = await body_of(request, schemas.KeyPatch)
-        changes = body.model_dump_json(exclude_unset=True)
-        asked = access_pb2.ChangeKeyRequest(key=_id(request), changes=changes, expected=expected(request))
-        return resource((await self._calls.ask(request, "Access.ChangeKey", asked)).key, request)
-
-    @Route("DELETE", KEY, "Revoke a key, at once and everywhere; it stays in the list", needs=CHANGING, status=204)
-    async def delete(self, request: Request) -> Response:
-        await self._revoke(request)
-        return Response(status_code=204)
-
-    @Route(
-        "POST",
-        KEY + "/revoke",
-        "The same, and tell how it stands",
-        needs=CHANGING,
-        binary_answer=documented("KeyStatus"),
-    )
-    async def revoke(self, request: Request) -> Response:
-        return resource(await self._revoke(request), request)
-
-    @Route(
-        "POST",
-        KEY + "/rotate",
-        "Give a key a new text; the old one may go on for a while",
-        needs=CHANGING,
-        body=schemas.RotateBody,
-        is_body_required=False,
-        binary_answer=documented("KeyStatus", text=TEXT),
-    )
-    async def rotate(self, request: Request) -> Response:
-        body = await body_of(request, schemas.RotateBody)
-        asked = access_pb2.RotateKeyRequest(key=_id(request), grace_s=body.grace_s, expected=expected(request))
-        made = await self._calls.ask(request, "Access.RotateKey", asked)
-        return _secret(resource(made.key, request, text=made.text))
-
-    async def _revoke(self, request: Request) -> access_pb2.KeyStatus:
-        asked = access_pb2.RevokeKeyRequest(key=_id(request), expected=expected(request))
-        revoked: access_pb2.KeyStatus = (await self._calls.ask(request, "Access.RevokeKey", asked)).key
-        return revoked
-
-
-class RolloutsRest:
-    def __init__(self, calls: ClusterCalls) -> None:
-        self._calls = calls
-
-    @Route(
-        "GET",
-        ROLLOUTS,
-        "The rollouts, also those that are over",
-        needs=MEASURING,
-        binary_answer=documented("RolloutStatus", is_list=True),
-        query=PAGING,
-    )
-    async def all(self, request: Request) -> Response:
-        found = await self._calls.ask(request, "Rollouts.ListRollouts", cluster_pb2.ListRolloutsRequest())
-        return page(request, map(told, found.rollouts), lambda rollout: rollout["name"])
-
-    @Route(
-        "POST",
-        ROLLOUTS,
-        "Move a name to another block, in steps",
-        needs=CHANGING,
-        body=schemas.RolloutBody,
-        binary_answer=documented("RolloutStatus"),
-        status=201,
-    )
-    async def start(self, request: Request) -> Response:
-        plan = (await body_of(request, schemas.RolloutBody)).model_dump_json()
-        asked = cluster_pb2.StartRolloutRequest(plan=plan)
-        started = (await self._calls.ask(request, "Rollouts.StartRollout", asked, START_S)).rollout
-        answer = resource(started, request, 201)
-        answer.headers["location"] = f"{ROLLOUTS}/{started.name}"
+    def answer(self, made: Any, request: Request) -> Response:
+        if self.status == 204:
+            return Response(status_code=204)
+        found = getattr(made, self.tells) if self.tells else made
+        if self.order:
+            wanted = [(name, asked) for name in self.query if (asked := request.query_params.get(name))]
+            items = [item for item in map(told, found) if all(item.get(name, asked) == asked for name, asked in wanted)]
+            return page(request, items, lambda item: reduce(getitem, self.order.split("."), item))
+        one = found if isinstance(found, Message) else found[0]
+        text = {"text": made.text} if hasattr(made, "text") else {}
+        answer = resource(one, request, self.status, **text)
+        if text:
+            answer.headers["cache-control"] = "no-store"
+        if self.named is not None:
+            answer.headers["location"] = f"{self.path}/{self.named(made)}"
         return answer
 
-    @Route("GET", ROLLOUT, "One rollout", needs=MEASURING, binary_answer=documented("RolloutStatus"))
-    async def find(self, request: Request) -> Response:
-        asked = cluster_pb2.ListRolloutsRequest(name=_id(request))
-        return resource((await self._calls.ask(request, "Rollouts.ListRollouts", asked)).rollouts[0], request)
 
-    @Route("POST", ROLLOUT + "/pause", "Stay at this step", needs=CHANGING, binary_answer=documented("RolloutStatus"))
-    async def pause(self, request: Request) -> Response:
-        return await self._change(request, "PauseRollout")
-
-    @Route("POST", ROLLOUT + "/resume", "Go on", needs=CHANGING, binary_answer=documented("RolloutStatus"))
-    async def resume(self, request: Request) -> Response:
-        return await self._change(request, "ResumeRollout")
-
-    @Route(
-        "POST",
-        ROLLOUT + "/undo",
-        "All to the old block again",
-        needs=CHANGING,
-        binary_answer=documented("RolloutStatus"),
-    )
-    async def undo(self, request: Request) -> Response:
-        return await self._change(request, "UndoRollout")
-
-    @Route(
-        "DELETE",
-        ROLLOUT,
-        "Forget a rollout that is over",
-        needs=CHANGING,
-        status=204,
-    )
-    async def forget(self, request: Request) -> Response:
-        asked = cluster_pb2.ChangeRolloutRequest(name=_id(request), expected=expected(request))
-        await self._calls.ask(request, "Rollouts.ForgetRollout", asked, START_S)
-        return Response(status_code=204)
-
-    async def _change(self, request: Request, method: str) -> Response:
-        asked = cluster_pb2.ChangeRolloutRequest(name=_id(request), expected=expected(request))
-        return resource((await self._calls.ask(request, f"Rollouts.{method}", asked, START_S)).rollout, request)
+def _has_required(body: type[BaseModel]) -> bool:
+    return any(each.is_required() for each in body.model_fields.values())
 
 
-def seen_blocks(request: Request, blocks: Iterable[cluster_pb2.BlockStatus]) -> list[cluster_pb2.BlockStatus]:
-    """What a key may not ask is to it as if it were not there."""
-    principal = principal_of(request)
-    return [block for block in blocks if principal.may_ask(block.spec.model, block.block_id)]
+def _deployment(body: schemas.DeployBody) -> Message:
+    fields = body.model_dump(exclude={"is_beside", "wait_s", "metadata"}, exclude_unset=True)
+    metadata = orjson.dumps(body.metadata).decode() if body.metadata else ""
+    spec = cluster_pb2.BlockSpec(**fields, metadata=metadata)
+    return cluster_pb2.DeployBlockRequest(spec=spec, is_beside=body.is_beside, wait_s=body.wait_s)
 
 
-def check_model(request: Request, model: str) -> None:
-    principal = principal_of(request)
-    if principal.models and not replace(principal, blocks=()).may_ask(model, ""):
-        raise no_model(model)
+def _new_key(body: schemas.KeyBody) -> Message:
+    limits = access_pb2.LimitsOfKey(**body.limits.model_dump()) if body.limits is not None else None
+    fields = body.model_dump(exclude={"limits", "expires_at"})
+    spec = access_pb2.KeySpec(**fields, expires_at=body.expires_at or 0.0, limits=limits)
+    return access_pb2.CreateKeyRequest(spec=spec)
 
 
-async def check_change(calls: ClusterCalls, request: Request, model: str) -> None:
-    """What is done to a model is done to all its blocks."""
-    check_model(request, model)
-    principal = principal_of(request)
-    if not principal.blocks:
-        return
-    deployed = await calls.ask(request, "Cluster.ListBlocks", cluster_pb2.ListBlocksRequest(model=model))
-    block_ids = [block.block_id for block in deployed.blocks if block.spec.model == model]
-    if not all(principal.may_ask(model, block_id) for block_id in block_ids or [""]):
-        raise no_model(model)
+def _reads(path: str, summary: str, asks: str, tells: str = "") -> CallRoute:
+    return CallRoute("GET", path, summary, asks, tells, needs=MEASURING)
 
 
-def no_model(model: str) -> UnknownModel:
-    return UnknownModel(f"there is no model '{model[:128]}': it is neither deployed nor in the registry")
+def _lists(path: str, summary: str, asks: str, tells: str, order: str, **query: str) -> CallRoute:
+    return CallRoute("GET", path, summary, asks, tells, needs=MEASURING, query=query, order=order)
 
 
-def _id(request: Request) -> str:
-    """The only name in the path of a resource."""
-    (found,) = request.path_params.values()
-    return str(found)
+CALLS: Mapping[str, tuple[CallRoute, ...]] = {
+    "Cluster": (
+        _reads(ROOT + "/status", "Who leads, and how many of everything there are", "Cluster.Status"),
+        _lists(
+            ROOT + "/sessions", "How many sessions each gateway has", "Cluster.ListSessions", "gateways", "gateway_id"
+        ),
+        CallRoute("DELETE", VERSION, "Delete a version from the registry", "ModelRegistry.Delete"),
+        CallRoute(
+            "PUT",
+            ALIAS,
+            "Let an alias name a version of the registry",
+            "ModelRegistry.SetAlias",
+            body=schemas.AliasVersion,
+        ),
+        CallRoute("DELETE", ALIAS, "Take an alias away", "ModelRegistry.SetAlias"),
+    ),
+    "Blocks": (
+        _lists(BLOCKS, "What is deployed", "Cluster.ListBlocks", "blocks", "block_id", model="of this model alone"),
+        CallRoute(
+            "POST",
+            BLOCKS,
+            "Deploy a model, or anew; answers with its blocks, and with `wait_s` once the workers have them",
+            "Cluster.DeployBlock",
+            body=schemas.DeployBody,
+            asked=_deployment,
+            named=lambda made: str(made.block_ids[-1]),
+        ),
+        _reads(BLOCK, "One block, and who holds it", "Cluster.ListBlocks", "blocks"),
+        CallRoute(
+            "PATCH",
+            BLOCK,
+            "Scale a block, or change what else is asked for of it; nothing is loaded anew",
+            "Cluster.ChangeBlock",
+            "block",
+            schemas.BlockChanges,
+        ),
+        CallRoute("DELETE", BLOCK, "Remove a block; the last of a model is unloaded", "Cluster.RemoveBlock"),
+        _reads(BLOCK + "/explanation", "Why it is on these workers", "Cluster.ExplainBlock"),
+    ),
+    "Workers": (
+        _lists(
+            WORKERS, "The workers", "Cluster.ListWorkers", "workers", "worker_id", state="alive, suspect or offline"
+        ),
+        _reads(WORKER, "One worker, and what it holds", "Cluster.ListWorkers", "workers"),
+        CallRoute(
+            "PATCH",
+            WORKER,
+            "Drain a worker or open it again; lay labels over its own",
+            "Cluster.ChangeWorker",
+            "worker",
+            schemas.WorkerChanges,
+        ),
+        CallRoute(
+            "POST",
+            WORKER + "/drain",
+            "It gets no more blocks, and those that it has go elsewhere",
+            "Cluster.ChangeWorker",
+            "worker",
+            sets={"changes": '{"is_draining": true}'},
+        ),
+        CallRoute(
+            "POST",
+            WORKER + "/undrain",
+            "It may get blocks again",
+            "Cluster.ChangeWorker",
+            "worker",
+            sets={"changes": '{"is_draining": false}'},
+        ),
+        CallRoute("DELETE", WORKER, "Remove a worker; a new process of its name may join", "Cluster.RemoveWorker"),
+    ),
+    "Keys": (
+        CallRoute(
+            "GET",
+            KEYS,
+            "The keys, never their texts",
+            "Access.ListKeys",
+            "keys",
+            query={"state": "valid, expired or revoked"},
+            order="spec.name",
+        ),
+        CallRoute(
+            "POST",
+            KEYS,
+            "Make a key; its text is told this once",
+            "Access.CreateKey",
+            "key",
+            schemas.KeyBody,
+            asked=_new_key,
+            named=lambda made: str(made.key.key_id),
+        ),
+        CallRoute("GET", KEY, "One key, by its id or its name", "Access.GetKey", "key"),
+        CallRoute(
+            "PATCH", KEY, "Change what a key may do; its text stays", "Access.ChangeKey", "key", schemas.KeyPatch
+        ),
+        CallRoute("DELETE", KEY, "Revoke a key, at once and everywhere; it stays in the list", "Access.RevokeKey"),
+        CallRoute("POST", KEY + "/revoke", "The same, and tell how it stands", "Access.RevokeKey", "key"),
+        CallRoute(
+            "POST",
+            KEY + "/rotate",
+            "Give a key a new text; the old one may go on for a while",
+            "Access.RotateKey",
+            "key",
+            schemas.RotateBody,
+        ),
+    ),
+    "Rollouts": (
+        _lists(ROLLOUTS, "The rollouts, also those that are over", "Rollouts.ListRollouts", "rollouts", "name"),
+        CallRoute(
+            "POST",
+            ROLLOUTS,
+            "Move a name to another block, in steps",
+            "Rollouts.StartRollout",
+            "rollout",
+            schemas.RolloutBody,
+            named=lambda made: str(made.rollout.name),
+        ),
+        _reads(ROLLOUT, "One rollout", "Rollouts.ListRollouts", "rollouts"),
+        CallRoute("POST", ROLLOUT + "/pause", "Stay at this step", "Rollouts.PauseRollout", "rollout"),
+        CallRoute("POST", ROLLOUT + "/resume", "Go on", "Rollouts.ResumeRollout", "rollout"),
+        CallRoute("POST", ROLLOUT + "/undo", "All to the old block again", "Rollouts.UndoRollout", "rollout"),
+        CallRoute("DELETE", ROLLOUT, "Forget a rollout that is over", "Rollouts.ForgetRollout"),
+    ),
+}
 
 
-def _secret(answer: Response, location: str = "") -> Response:
-    answer.headers["cache-control"] = "no-store"
-    if location:
-        answer.headers["location"] = location
-    return answer
+def call_routes(calls: ClusterCalls, admit: Admit) -> list[APIRouter]:
+    routers = []
+    for tag, table in CALLS.items():
+        router = APIRouter(tags=[tag], redirect_slashes=False)
+        for call in table:
+            add_route(router, call.route(), partial(_answer, calls, call), admit)
+        routers.append(router)
+    return routers
+
+
+async def _answer(calls: ClusterCalls, call: CallRoute, request: Request) -> Response:
+    message = await call.message(request)
+    takes_s = getattr(message, "wait_s", 0.0) + (0.0 if call.method == "GET" else CHANGE_S)
+    return call.answer(await calls.ask(request, call.asks, message, takes_s), request)

@@ -4,6 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from penstock.manager.admin.changes import BlockChanges as BlockChanges
+from penstock.manager.admin.changes import WorkerChanges as WorkerChanges
+
 MAX_WAIT_S = 600.0
 Bytes = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**32)]
@@ -29,26 +32,6 @@ class DeployBody(_Body):
     weight: Amount = 1.0
     is_beside: Annotated[bool, Field(description="the model's other versions stay as they are")] = False
     wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="for the workers to have it")] = 0.0
-
-
-class BlockPatch(_Body):
-    """What is given becomes another; null: as where nothing was asked for."""
-
-    replicas: Count | None = None
-    cpu: Amount | None = None
-    memory_bytes: Bytes | None = None
-    gpu_memory_bytes: Bytes | None = None
-    labels: dict[str, str] | None = None
-    anti_affinity: list[str] | None = None
-    metadata: dict[str, Any] | None = None
-    weight: Amount | None = None
-
-
-class WorkerPatch(_Body):
-    """What is given becomes another; a label that is null goes."""
-
-    is_draining: bool | None = None
-    labels: dict[str, str | None] = {}
 
 
 class KeyLimitsBody(_Body):

@@ -213,6 +213,14 @@ async def test_a_key_of_some_models_sees_no_others(place: Place) -> None:
     ):
         refused = await place.call(method, path, body, bound)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_model"), (method, path)
+    plan = {"name": "m", "new": other, "steps": [100], "hold_s": 0, "min_answers": 0}
+    assert (await place.call("POST", "/rollouts", plan, bound)).status_code == 404
+    plan = {"name": "n", "new": "1", "steps": [50, 100], "hold_s": 600, "min_answers": 0}
+    ops = await place.key("ops", Scope.ADMIN)
+    assert (await place.call("POST", "/rollouts", plan, ops)).status_code == 201
+    assert (await place.get("/rollouts", bound))["items"] == []
+    assert (await place.call("POST", "/rollouts/n/undo", key=bound)).status_code == 404
+    assert (await place.call("PUT", "/models/n/aliases/best", {"version": "1"}, bound)).status_code == 403
 
 
 async def test_what_is_sent_to_the_registry_is_kept_with_who_did_it(place: Place) -> None:

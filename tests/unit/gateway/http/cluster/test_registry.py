@@ -119,6 +119,10 @@ async def test_an_upload_goes_on_where_it_was(door: Door) -> None:
     assert response.status == 409
     assert told["error"]["code"] == "conflict"
     assert response.headers["upload-offset"] == "30000"
+    for method in ("HEAD", "PATCH"):
+        other = {**TUS, "Tus-Resumable": "0.2.2", "Upload-Offset": "30000"}
+        response, _ = await door.call(method, path, b"", **other)
+        assert (response.status, response.headers["tus-version"]) == (412, "1.0.0")
     await asyncio.to_thread(cut, door.port, ROOT + path, data[30_000:], 20_000)
     response, told = await door.call("POST", f"/uploads/{begun['upload']}/commit")
     assert response.status == 400
