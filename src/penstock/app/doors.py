@@ -1,7 +1,7 @@
 """Opens a role's health door where the configuration says, or at the role's usual ports."""
 
-from asyncio import BaseTransport
-from collections.abc import Callable, Iterable
+import socket
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import NamedTuple
@@ -15,16 +15,16 @@ from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
 from penstock.app.certificates import make_guard
 from penstock.app.places import ServerPlaces, http_scheme
-from penstock.app.ports import open_usual
+from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
-from penstock.core.errors import PenstockError
-from penstock.core.principals import Principal, Scope, needs
+from penstock.core.principals import MEASURING, Principal
+from penstock.gateway.http.cluster.health import LIMITS, MAX_CONNECTIONS, HealthApp
 from penstock.gateway.http.doorman import Doorman, machine_names
-from penstock.telemetry.door import DoorSecurity, HealthDoor, Problem
+from penstock.gateway.http.server import serve_door
+from penstock.telemetry.door import HealthDoor, Problem
 from penstock.telemetry.metrics import shared_registry
-from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.credentials.names import names_of_transport
+from penstock.wire.credentials.certificates import Certificates, ClientAuth
 
 log = structlog.get_logger()
 
@@ -59,41 +59,29 @@ async def open_health_door(
             found.register(look())
         return found
 
-    doorman = Doorman(
-        config.model_copy(update={"host": config.health.host}), guard or _own_guard(config), machine_names()
-    )
-    guarding, security = partial(_refusal, doorman), _security(certificates)
-    door = HealthDoor(problem, registry, doorman.refusal, guarding, health, security)
-    stack.push_async_callback(door.close)
-    wanted = config.health
+    wanted, limits = config.health, config.limits.model_copy(update=LIMITS)
     config.check_reach(wanted.host)
-    http = await open_usual(lambda port: door.open_http(Address(wanted.host, port)), wanted.http_port, usual.http)
+
+    async def listen(port: int) -> socket.socket:
+        return open_own_socket(wanted.host, port, "health.http_port")
+
+    # Whoever asks for health need not show who they are.
+    door = HealthDoor(problem, partial(certificates.add_port, client_auth="none"), health)
+    stack.push_async_callback(door.close)
+    doorman = Doorman(config.model_copy(update={"host": wanted.host}), guard or _own_guard(config), machine_names())
+    app = HealthApp(doorman, door.problem, registry)
+    opened = await open_usual(listen, wanted.http_port, usual.http)
+    client_auth: ClientAuth = "optional" if certificates.is_asking else "none"
+    close = serve_door(app, opened, limits, MAX_CONNECTIONS, certificates, client_auth=client_auth)
+    stack.push_async_callback(close)
+    http = Address(wanted.host, opened.getsockname()[1])
     grpc = await open_usual(lambda port: door.open_grpc(Address(wanted.host, port)), wanted.grpc_port, usual.grpc)
     log.info("health_door", http=f"{http_scheme(config)}://{http}", grpc=str(grpc))
-
-
-def _security(certificates: Certificates) -> DoorSecurity | None:
-    """Whoever asks for health need not show who they are."""
-    if not certificates.is_serving:
-        return None
-    context = certificates.server_context("optional" if certificates.is_asking else "none")
-    return DoorSecurity(context, lambda server: partial(certificates.add_port, server, client_auth="none"))
 
 
 def _own_guard(config: Config) -> Guard:
     """Its metrics are for whoever has the key of the role itself."""
     key, guard = config.shown_key(), make_guard(config, config.health.host)
-    own = Principal("own", scopes=needs(Scope.METRICS))
+    own = Principal("own", scopes=MEASURING)
     guard.keys_changed(KeyTable(b"", is_asking=False, further={key: own} if key else {}))
     return guard
-
-
-def _refusal(
-    doorman: Doorman, headers: Iterable[tuple[bytes, bytes]], connection: BaseTransport
-) -> PenstockError | None:
-    """Why the metrics are not for this caller."""
-    try:
-        doorman.admit(headers, needs(Scope.METRICS), names_of_transport(connection))
-    except PenstockError as error:
-        return error
-    return None

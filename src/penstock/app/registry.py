@@ -79,9 +79,10 @@ async def open_http_door(
 ) -> Address:
     """REST, on the manager's host: the registry and the administration."""
     # Only now: `penstock serve` on one machine has no such door.
-    from penstock.gateway.http.cluster.door import serve_manager_http
+    from penstock.gateway.http.cluster.door import LIMITS, MAX_CONNECTIONS, ManagerProtocol, websocket
     from penstock.gateway.http.doorman import Doorman, machine_names
     from penstock.gateway.http.lazy import LazyApp
+    from penstock.gateway.http.server import serve_door
 
     async def listen(port: int) -> socket.socket:
         return open_own_socket(host, port, "registry.http_port")
@@ -89,7 +90,9 @@ async def open_http_door(
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
     doorman = Doorman(config.model_copy(update={"host": host}), behind.guard, machine_names())
     app = LazyApp(partial(_build, doorman, behind))
-    stack.push_async_callback(serve_manager_http(app, opened, config.limits, certificates))
+    limits = config.limits.model_copy(update=LIMITS)
+    close = serve_door(app, opened, limits, MAX_CONNECTIONS, certificates, ManagerProtocol, websocket)
+    stack.push_async_callback(close)
     address = Address(host, opened.getsockname()[1])
     log.info("registry_door", http=f"{http_scheme(config)}://{address}")
     return address

@@ -8,11 +8,9 @@ from typing import Any, cast
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
-from starlette.websockets import WebSocket
 
 from penstock.access.guard import declared_needs
 from penstock.core.config import Limits
@@ -22,7 +20,7 @@ from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http import schemas
 from penstock.gateway.http.admin import AdminRest
 from penstock.gateway.http.calls import RestCalls
-from penstock.gateway.http.doorman import Doorman, certificate_of
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.lazy import LazyApp
 from penstock.gateway.http.live.routes import LiveRest
 from penstock.gateway.http.live.streams import LiveStreams
@@ -33,9 +31,9 @@ from penstock.gateway.http.oip.routes import OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openai import schemas as openai_schemas
 from penstock.gateway.http.openai.routes import GenerationRest
-from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of
 from penstock.gateway.http.origins import shared_with
-from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
+from penstock.gateway.http.refusals import refuse_call, routed_app
 from penstock.gateway.http.v1 import schemas as v1_schemas
 from penstock.gateway.http.v1.rerank import RerankRest
 from penstock.gateway.http.v1.routes import OpenAiRest
@@ -61,18 +59,11 @@ def build_http_app(
 ) -> "HttpApp":
     """Where there are no live streams, there is no live view either. Every route must declare what it needs. `cluster`
     builds what is under /v1/admin, when it is first asked for."""
-    routed = FastAPI(
-        title=SERVER_NAME,
-        version=catalogue.server_version,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    routed = routed_app(SERVER_NAME, catalogue.server_version, "models have theirs at /v2/models/NAME/stream")
 
     def admit(connection: HTTPConnection, needs: Needs) -> Principal:
         try:
-            return doorman.admit(connection.scope["headers"], needs, certificate_of(connection.scope))
+            return doorman.admit_scope(connection.scope, needs)
         except PenstockError as error:
             serving.turned_away("rest", error)
             raise
@@ -107,8 +98,6 @@ def build_http_app(
         routers.append(LiveRest(live, catalogue.server_version, admit).router())
     for router in routers:
         routed.include_router(router)
-    routed.router.default = _not_found
-    answer_failures(routed)
     infer = InferEndpoint(serving, catalogue, limits, large, doorman, memory)
     routes = [route for router in routers for route in router.routes]
     return HttpApp(infer, routed, doorman, serving, routes, administration)
@@ -138,8 +127,7 @@ class HttpApp:
             await self._inside(scope, receive, send)
             return
         self._serving.turned_away("rest" if scope["type"] == "http" else "websocket", error)
-        refusal = await penstock_error(HTTPConnection(scope), error)
-        await refusal(scope, receive, send)
+        await refuse_call(error, scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":
@@ -151,10 +139,3 @@ class HttpApp:
             await self._administration(scope, receive, send)
             return
         await self._routed(scope, receive, send)
-
-
-async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] != "websocket":
-        raise HTTPException(404)
-    message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; models have theirs at /v2/models/NAME/stream"
-    await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))

@@ -71,6 +71,10 @@ class Doorman:
             return ANYBODY
         return self.guard.admit(Shown.of_headers(headers, certificate), needs, time.time())
 
+    def admit_scope(self, scope: Mapping[str, Any], needs: Needs) -> Principal:
+        """Of a request or a WebSocket, by its headers and the certificate of its connection."""
+        return self.admit(scope["headers"], needs, scope.get("state", {}).get(CERTIFICATE, ()))
+
     def answers_to(self, host: bytes) -> bool:
         """Whether `Host` may say so; none is what very old clients say, and no browser."""
         if host in self._known:
@@ -93,12 +97,6 @@ class Doorman:
             return False
         # An address cannot be bound anew. Behind one that is open to others there may be any number of further ones.
         return address.is_loopback or not self._is_local
-
-
-def certificate_of(scope: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names in the certificate that the connection of this request has shown."""
-    found: tuple[str, ...] = scope.get("state", {}).get(CERTIFICATE, ())
-    return found
 
 
 def machine_names() -> tuple[str, ...]:

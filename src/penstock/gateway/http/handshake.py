@@ -7,18 +7,21 @@ from functools import partial
 from typing import Any
 
 from penstock.gateway.turnstile import Turnstile
-from penstock.wire.credentials.certificates import Certificates
+from penstock.wire.credentials.certificates import Certificates, ClientAuth
 
 CLOSE_S = 5.0  # what a client gets to say that it has heard the end
 
 
 def secured(
-    make: Callable[..., asyncio.Protocol], turnstile: Turnstile, certificates: Certificates
+    make: Callable[..., asyncio.Protocol],
+    turnstile: Turnstile,
+    certificates: Certificates,
+    client_auth: ClientAuth | None = None,
 ) -> Callable[..., asyncio.Protocol]:
-    """Behind TLS, where there is a certificate."""
+    """Behind TLS, where there is a certificate; `client_auth`: where it is not as the settings say."""
     if not certificates.is_serving:
         return make
-    context, outside = certificates.server_context(), turnstile.again()
+    context, outside = certificates.server_context(client_auth), turnstile.again()
 
     def behind(**options: Any) -> Any:
         return Handshake(context, outside, partial(make, **options))

@@ -6,11 +6,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket
 
 from penstock.core.errors import BUG, InternalError, PenstockError, RateLimited
 from penstock.core.generation import CONTEXT_LENGTH
 from penstock.gateway import statuses
-from penstock.gateway.http.message import ClientLeft
+from penstock.gateway.http.message import ClientLeft, Receive, Scope, Send
 from penstock.gateway.http.openapi import OPENAI, json_answer
 
 PATH_CHARS = 200  # of what a caller asked for and is told
@@ -23,11 +24,38 @@ OPENAI_TYPES = {
 }
 
 
-def answer_failures(app: FastAPI) -> None:
-    app.add_exception_handler(PenstockError, penstock_error)
-    app.add_exception_handler(HTTPException, _routing_error)
-    app.add_exception_handler(ClientLeft, _client_left)
-    app.add_exception_handler(Exception, _bug)
+def routed_app(title: str, version: str, websockets: str) -> FastAPI:
+    """Without pages of its own, and with our errors; `websockets`: where they are, for who looks elsewhere."""
+    handlers: dict[int | type[Exception], Any] = {
+        PenstockError: penstock_error,
+        HTTPException: _routing_error,
+        ClientLeft: _client_left,
+        Exception: _bug,
+    }
+    app = FastAPI(
+        title=title,
+        version=version,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        exception_handlers=handlers,
+    )
+
+    async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            raise HTTPException(404)
+        message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; {websockets}"
+        await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))
+
+    app.router.default = not_found
+    return app
+
+
+async def refuse_call(error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Of a request or a WebSocket that no route has seen."""
+    answer = await penstock_error(HTTPConnection(scope), error)
+    await answer(scope, receive, send)
 
 
 async def penstock_error(request: HTTPConnection, error: Any) -> Response:

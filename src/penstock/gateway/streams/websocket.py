@@ -23,7 +23,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
-from penstock.gateway.http.doorman import Doorman, certificate_of
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.message import ClientLeft
 from penstock.gateway.http.oip.codec import OutputForm, large_json_bytes
 from penstock.gateway.http.openapi import json_answer
@@ -139,7 +139,7 @@ class WebSocketEdge:
 
     def _accept(self, websocket: WebSocket) -> "_WebSocketConnection":
         """Raises what refuses the connection; a model that is only not ready may be soon."""
-        principal = self.doorman.admit(websocket.scope["headers"], INFERRING, certificate_of(websocket.scope))
+        principal = self.doorman.admit_scope(websocket.scope, INFERRING)
         if self.serving.admission.is_draining:
             raise Draining("this server is shutting down; connect to another")
         options = read_options(websocket.query_params)
@@ -169,14 +169,14 @@ class _WebSocketConnection:
         self._edge = edge
         self._model = model
         self._version = version
-        self._headers = headers = scope["headers"]
-        self._certificate = certificate_of(scope)
-        self._timeout_s = http_message.timeout_s(dict(headers))
-        self._traceparent = http_message.traceparent(dict(headers))
+        self._scope = scope
+        headers = dict(scope["headers"])
+        self._timeout_s = http_message.timeout_s(headers)
+        self._traceparent = http_message.traceparent(headers)
         self._count = 0
 
     def admit(self) -> Principal:
-        return self._edge.doorman.admit(self._headers, INFERRING, self._certificate)
+        return self._edge.doorman.admit_scope(self._scope, INFERRING)
 
     async def exchanges(self, websocket: WebSocket) -> "AsyncIterator[_WebSocketExchange]":
         while (message := await _receive(websocket)) is not None:

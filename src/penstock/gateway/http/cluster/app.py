@@ -8,11 +8,9 @@ from typing import Any
 import structlog
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
-from starlette.websockets import WebSocket
 
 from penstock.access.guard import declared_needs
 from penstock.core.principals import Needs, Principal
@@ -24,10 +22,10 @@ from penstock.gateway.http.cluster.calls import ClusterCalls
 from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ClusterRest
 from penstock.gateway.http.cluster.resources import CALLS, call_routes
 from penstock.gateway.http.cluster.watch import WatchEdge
-from penstock.gateway.http.doorman import Doorman, certificate_of
-from penstock.gateway.http.openapi import Admit, document_of, documentation_of, json_answer, models_of, routes_of
+from penstock.gateway.http.doorman import Doorman
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of
 from penstock.gateway.http.origins import shared_with
-from penstock.gateway.http.refusals import PATH_CHARS, answer_failures, penstock_error
+from penstock.gateway.http.refusals import PATH_CHARS, refuse_call, routed_app
 from penstock.pb.v1 import access_pb2, cluster_pb2, registry_pb2
 
 log = structlog.get_logger()
@@ -37,14 +35,7 @@ TOLD = (cluster_pb2.ClusterEvent, access_pb2.AuditEntry, registry_pb2.ModelVersi
 
 def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry: object = None) -> FastAPI:
     """`registry`: the registry's routes, where this is a manager's door; that has pages of its own, too."""
-    app = FastAPI(
-        title=f"{SERVER_NAME} administration",
-        version=version,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = routed_app(f"{SERVER_NAME} administration", version, "the cluster has its own at /v1/admin/watch")
     routers = cluster_routers(calls, admit, registry)
     if registry is not None:
         routers.append(documentation_of(partial(cluster_document, app), admit))
@@ -52,8 +43,6 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
         for route in router.routes:
             declared_needs(getattr(route, "endpoint", route))  # raises where it declares nothing
         app.include_router(router)
-    app.router.default = _not_found
-    answer_failures(app)
     return app
 
 
@@ -84,24 +73,16 @@ class ManagerApp:
 
     def admit(self, connection: HTTPConnection, needs: Needs) -> Principal:
         scope = connection.scope
-        principal = self._doorman.admit(scope["headers"], needs, certificate_of(scope))
+        principal = self._doorman.admit_scope(scope, needs)
         self._acts(principal, f"{scope.get('method', 'GET')} {scope['path'][:PATH_CHARS]}")
         return principal
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         refusal = self._doorman.refusal(scope["headers"], scope.get("method", ""))
         if refusal is not None:
-            answer = await penstock_error(HTTPConnection(scope), refusal)
-            await answer(scope, receive, send)
+            await refuse_call(refusal, scope, receive, send)
             return
         try:
             await self._app(scope, receive, send)
         except ClientDisconnect:
             log.debug("client_left", path=scope["path"][:PATH_CHARS])
-
-
-async def _not_found(scope: AsgiScope, receive: Receive, send: Send) -> None:
-    if scope["type"] != "websocket":
-        raise HTTPException(404)
-    message = f"there is no WebSocket at {scope['path'][:PATH_CHARS]}; the cluster has its own at /v1/admin/watch"
-    await WebSocket(scope, receive, send).send_denial_response(json_answer({"error": message}, 404))

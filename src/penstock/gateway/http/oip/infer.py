@@ -14,7 +14,7 @@ from penstock.gateway import statuses
 from penstock.gateway.catalogue import Catalogue
 from penstock.gateway.http import message as http_message
 from penstock.gateway.http.attendance import serve_attended
-from penstock.gateway.http.doorman import Doorman, certificate_of
+from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.message import JSON, OCTETS, ClientLeft, Headers, Receive, Scope, Send, read_body
 from penstock.gateway.http.oip.codec import OutputForm, decode_infer, decode_raw, encode_infer, large_json_bytes
 from penstock.gateway.large import LARGE_BYTES, LargeMessages
@@ -53,7 +53,7 @@ class InferEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, model: str, version: str) -> None:
         headers: Headers = dict(scope["headers"])
         try:
-            principal = self._doorman.admit(scope["headers"], INFERRING, certificate_of(scope))
+            principal = self._doorman.admit_scope(scope, INFERRING)
             client = (scope.get("client") or ("",))[0]
             self._serving.meter.check(principal, client)
             reading = read_body(headers, receive, self._large)
