@@ -27,8 +27,7 @@ from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.v1 import access_pb2, access_pb2_grpc
-from penstock.wire.channels import bearer
+from penstock.wire.channels import Channels, bearer
 
 # Each stream is a connection of its own: several gateways on one port then share the requests.
 STREAMS = 4
@@ -51,11 +50,9 @@ class AsyncClient(Calls):
         """`address`: HOST:PORT, or https://HOST:PORT for TLS; `timeout_s` is the deadline of every call that is given
         no other."""
         server = read_server(address, options)
-        super().__init__(server, address, timeout_s, options)
-        self._connections = [self._connect() for _ in range(max(1, streams))]
+        super().__init__(server, address, timeout_s, options, max(1, streams))
         self._streams: list[InferStream | None] = [None] * len(self._connections)
         self._turns = cycle(range(len(self._connections)))
-        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
         self._tasks_beside: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> "AsyncClient":
@@ -113,15 +110,14 @@ class AsyncClient(Calls):
         for connection in (*self._connections, *self._workers.values()):
             await connection.channel.close()
 
-    def _connect(self) -> Connection:
-        return Connection(self._server.channels.open(self._server.target, OWN_CHANNEL_OPTIONS))
+    def _open(self, channels: Channels, address: str) -> Connection:
+        return Connection(channels.open(address, OWN_CHANNEL_OPTIONS))
 
     def _leave(self, index: int, connection: Connection) -> None:
-        """Whatever comes goes by another; what is under way there ends with its deadline."""
         if self._connections[index] is not connection:
-            return  # somebody else was as quick
+            return
+        super()._leave(index, connection)
         stream, self._streams[index] = self._streams[index], None
-        self._connections[index] = self._connect()
 
         async def close() -> None:
             await connection.channel.close(grace=self._timeout_s)
@@ -173,17 +169,10 @@ class AsyncClient(Calls):
 
         return ask
 
-    def _worker(self, way: WorkerWay) -> Any:
-        found = self._workers.get((way.address, way.is_tls))
-        if found is None:
-            opening = self._server.of_worker(is_tls=way.is_tls)
-            found = self._workers[way.address, way.is_tls] = Connection(opening.open(way.address, OWN_CHANNEL_OPTIONS))
-        return found.stub
-
     async def _ask_worker(
         self, way: WorkerWay, message: pb.ModelInferRequest, timeout_s: float
     ) -> pb.ModelInferResponse:
-        worker = self._worker(way)
+        worker = self._worker(way).stub
         call = worker.ModelInfer(message, timeout=timeout_s, metadata=bearer(way.token))
         is_silent = False
 
@@ -212,10 +201,6 @@ class AsyncClient(Calls):
             raise
         finally:
             timer.cancel()
-
-    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
-        stub = access_pb2_grpc.DirectStub(self._connections[0].channel)
-        return await stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         attempt = self._asking(message)
@@ -249,25 +234,12 @@ class AsyncClient(Calls):
                 best, least = index, len(stream)
         return best
 
-    async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        connection, began = self._connections[0], time.monotonic()
-        try:
-            answer = await getattr(connection.stub, method)(message, timeout=timeout_s)
-        except grpc.aio.AioRpcError as error:
-            if connection.is_dead_after(error, began):
-                self._leave(0, connection)
-            raise
-        connection.heard()
-        return answer
+    def _for_stream(self) -> Connection:
+        """On a shared stream, who takes answers slowly would hold up the others: each has its own, in turn."""
+        return self._connections[next(self._turns)]
 
-    def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
-    ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
-        sent = pb.ModelInferRequest()
-        sent.CopyFrom(message)  # as it is now
-        # On a shared stream, who takes answers slowly would hold up the others.
-        stub, shown = self._connections[next(self._turns)].stub, bearer("")
-        if way is not None:
-            stub, shown = self._worker(way), bearer(way.token)
-        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
-        return call, aiter(call)
+    async def _answer(self, call: Any) -> Any:
+        return await call
+
+    def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        return aiter(call)

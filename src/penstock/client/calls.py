@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 
 from penstock.client import faults, messages, tasks
+from penstock.client.connection import Connection
 from penstock.client.direct import DISCOVER_S, WorkerWay, WorkerWays
 from penstock.client.generation import Generated, TextDelta, TextQuestion, read_deltas, read_whole
 from penstock.client.messages import CallControls, ModelEntry, ModelSignature
@@ -32,7 +33,7 @@ from penstock.core.errors import DeadlineExceeded, InvalidRequest, InvalidTensor
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.v1 import access_pb2
+from penstock.wire.channels import Channels, bearer
 from penstock.wire.failures import decode_failure
 
 T = TypeVar("T")
@@ -45,7 +46,9 @@ SESSION = ("session_id", "sequence_id")  # a request that has one of these is ne
 
 
 class Calls:
-    def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
+    def __init__(
+        self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions, connections: int
+    ) -> None:
         self.address = address
         self._server = server
         self._timeout_s = timeout_s
@@ -57,6 +60,8 @@ class Calls:
         self._ways = WorkerWays(direct is True, server.is_secure) if direct else None
         self._tasks: dict[str, str] = {}  # of models that were asked
         self._signatures: dict[str, ModelSignature] = {}
+        self._connections = [self._connect() for _ in range(connections)]
+        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
 
     async def embed(self, texts: Iterable[str], model: str = "minilm", timeout_s: float | None = None) -> Array:
         """One row of numbers for each text; many texts go as several requests."""
@@ -354,7 +359,7 @@ class Calls:
         if question is None:
             return way
         try:
-            told = await self._discover(question, min(DISCOVER_S, left_s / 2))
+            told = await self._send("Discover", question, min(DISCOVER_S, left_s / 2))
             if told.HasField("failure"):
                 raise decode_failure(told.failure)
         except (grpc.RpcError, PenstockError) as error:
@@ -374,9 +379,6 @@ class Calls:
         """At its own door; whether it is still there is asked where its answer takes long."""
         raise NotImplementedError
 
-    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
-        raise NotImplementedError
-
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         """An attempt that is made twice where the first has no answer after so long; the first answer counts."""
         raise NotImplementedError
@@ -390,13 +392,55 @@ class Calls:
     async def _pause(self, seconds: float) -> None:
         raise NotImplementedError
 
+    # --- connections
+
     async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        raise NotImplementedError
+        connection, began = self._connections[0], time.monotonic()
+        try:
+            answer = await self._answer(connection.method(method)(message, timeout=timeout_s))
+        except grpc.RpcError as error:
+            if connection.is_dead_after(error, began):
+                self._leave(0, connection)
+            raise
+        connection.heard()
+        return answer
 
     def _stream(
         self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
     ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
         """A stream of this request alone, and its answers."""
+        sent = pb.ModelInferRequest()
+        sent.CopyFrom(message)  # as it is now
+        stub, token = (self._for_stream().stub, "") if way is None else (self._worker(way).stub, way.token)
+        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=bearer(token))
+        return call, self._answers(call)
+
+    def _connect(self) -> Connection:
+        return self._open(self._server.channels, self._server.target)
+
+    def _worker(self, way: WorkerWay) -> Connection:
+        found = self._workers.get((way.address, way.is_tls))
+        if found is None:
+            found = self._open(self._server.of_worker(is_tls=way.is_tls), way.address)
+            self._workers[way.address, way.is_tls] = found
+        return found
+
+    def _leave(self, index: int, connection: Connection) -> None:
+        """Whatever comes goes by another; what others have under way there ends with its deadline."""
+        if self._connections[index] is connection:  # else somebody was as quick
+            self._connections[index] = self._connect()
+
+    def _for_stream(self) -> Connection:
+        return self._connections[0]
+
+    def _open(self, channels: Channels, address: str) -> Connection:
+        raise NotImplementedError
+
+    async def _answer(self, call: Any) -> Any:
+        """Of what was called, to be awaited or there already."""
+        raise NotImplementedError
+
+    def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
         raise NotImplementedError
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 
 from penstock.pb.inference import grpc_service_pb2_grpc
+from penstock.pb.v1 import access_pb2_grpc
 
 
 @dataclass(slots=True)
@@ -18,6 +19,10 @@ class Connection:
 
     def __post_init__(self) -> None:
         self.stub = grpc_service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    def method(self, name: str) -> Any:
+        """Of inference, or of what leads to workers."""
+        return getattr(self.stub if hasattr(self.stub, name) else access_pb2_grpc.DirectStub(self.channel), name)
 
     def is_dead_after(self, error: grpc.RpcError, began: float) -> bool:
         """Whether nothing came on it since then, where a call ended at its deadline: another may do better."""

@@ -28,8 +28,7 @@ from penstock.client.options import ClientOptions, ServerAddress, read_server
 from penstock.client.ordered import check_window
 from penstock.client.watching import WorkerWatch
 from penstock.pb.inference import grpc_service_pb2 as pb
-from penstock.pb.v1 import access_pb2, access_pb2_grpc
-from penstock.wire.channels import bearer
+from penstock.wire.channels import Channels, bearer
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,10 +142,8 @@ class Client:
 
 class _BlockingCalls(Calls):
     def __init__(self, server: ServerAddress, address: str, timeout_s: float, options: ClientOptions) -> None:
-        super().__init__(server, address, timeout_s, options)
         # What is asked for again goes by a connection of its own.
-        self._connections = [self._connect() for _ in range(1 if self._hedge_after_s is None else 2)]
-        self._workers: dict[tuple[str, bool], Connection] = {}  # by address, and whether it is TLS
+        super().__init__(server, address, timeout_s, options, 1 if options.get("hedge_after_s") is None else 2)
         self._watch = WorkerWatch(self._leave_worker)
 
     def close(self) -> None:
@@ -154,19 +151,11 @@ class _BlockingCalls(Calls):
         for connection in (*self._connections, *self._workers.values()):
             connection.channel.close()
 
-    def _connect(self) -> Connection:
-        return Connection(self._server.channels.open_blocking(self._server.target, messages.OWN_CHANNEL_OPTIONS))
+    def _open(self, channels: Channels, address: str) -> Connection:
+        return Connection(channels.open_blocking(address, messages.OWN_CHANNEL_OPTIONS))
 
     async def _pause(self, seconds: float) -> None:
         time.sleep(seconds)  # noqa: ASYNC251 - this thread waits for nothing else
-
-    def _worker(self, way: WorkerWay) -> Connection:
-        found = self._workers.get((way.address, way.is_tls))
-        if found is None:
-            opening = self._server.of_worker(is_tls=way.is_tls)
-            found = Connection(opening.open_blocking(way.address, messages.OWN_CHANNEL_OPTIONS))
-            self._workers[way.address, way.is_tls] = found
-        return found
 
     def _leave_worker(self, connection: Connection) -> None:
         self._workers = {way: each for way, each in self._workers.items() if each is not connection}
@@ -184,10 +173,6 @@ class _BlockingCalls(Calls):
                     raise faults.silent(way.address) from error
                 raise
         return answer  # type: ignore[no-any-return]
-
-    async def _discover(self, question: access_pb2.DiscoverRequest, timeout_s: float) -> access_pb2.DiscoverResponse:
-        stub = access_pb2_grpc.DirectStub(self._connections[0].channel)
-        return stub.Discover(question, timeout=timeout_s)  # type: ignore[no-any-return]
 
     def _hedging(self, message: pb.ModelInferRequest, after_s: float) -> Ask[pb.ModelInferResponse]:
         async def ask(timeout_s: float) -> pb.ModelInferResponse:
@@ -232,27 +217,9 @@ class _BlockingCalls(Calls):
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _send(self, method: str, message: Any, timeout_s: float) -> Any:
-        connection, began = self._connections[0], time.monotonic()
-        try:
-            answer = getattr(connection.stub, method)(message, timeout=timeout_s)
-        except grpc.RpcError as error:
-            if connection.is_dead_after(error, began) and self._connections[0] is connection:
-                self._connections[0] = self._connect()  # what others have under way there ends with its deadline
-            raise
-        connection.heard()
-        return answer
+    async def _answer(self, call: Any) -> Any:
+        return call
 
-    def _stream(
-        self, message: pb.ModelInferRequest, timeout_s: float, way: WorkerWay | None
-    ) -> tuple[grpc.Call, AsyncIterator[pb.ModelStreamInferResponse]]:
-        sent = pb.ModelInferRequest()
-        sent.CopyFrom(message)  # as it is now
-        stub, shown = (self._connections[0].stub, ()) if way is None else (self._worker(way).stub, bearer(way.token))
-        call = stub.ModelStreamInfer(iter([sent]), timeout=timeout_s, metadata=shown)
-
-        async def answers() -> AsyncIterator[pb.ModelStreamInferResponse]:
-            for answer in call:
-                yield answer
-
-        return call, answers()
+    async def _answers(self, call: Any) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        for answer in call:
+            yield answer

@@ -126,5 +126,5 @@ async def test_few_connections_at_once(door: Door) -> None:
     assert (await door.ask(HEALTHY)).startswith(b"HTTP/1.1 429")
     for _, writer in idle:
         writer.close()
-    while (await door.ask(HEALTHY)).startswith(b"HTTP/1.1 429"):
+    while (await door.ask(HEALTHY)).startswith(b"HTTP/1.1 429"):  # noqa: ASYNC110
         await asyncio.sleep(0.02)
