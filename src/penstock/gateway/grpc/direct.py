@@ -1,4 +1,5 @@
 """Discover at a gateway: it says which block is meant and who asks, and the manager finds the worker."""
+# ruff: noqa: N802 - the names are those of the protocol
 
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
@@ -8,7 +9,6 @@ from penstock.access.guard import needs_scope
 from penstock.core.blocks import BlockDescription
 from penstock.core.errors import Forbidden, Overloaded, Unavailable
 from penstock.core.principals import INFERRING, Principal
-from penstock.gateway.grpc.oip import Context
 from penstock.pb.v1 import access_pb2 as pb
 from penstock.serving.resolve import Resolver
 
@@ -25,9 +25,7 @@ class DirectGrpc:
         self._asking = 0
 
     @needs_scope(*INFERRING)
-    async def Discover(  # noqa: N802
-        self, message: pb.DiscoverRequest, context: Context, principal: Principal
-    ) -> pb.DiscoverResponse:
+    async def Discover(self, message: pb.DiscoverRequest, principal: Principal) -> pb.DiscoverResponse:
         if message.HasField("caller"):
             raise Forbidden("only a gateway of the cluster says for whom it asks")
         if self._asking >= MAX_ASKING:

@@ -1,4 +1,5 @@
 """The Open Inference Protocol over gRPC: its methods, what each needs, and what is around each."""
+# ruff: noqa: N802 - the names are those of the protocol
 
 import asyncio
 import time
@@ -70,9 +71,7 @@ class OipGrpc:
             raise
 
     @needs_scope(*INFERRING)
-    async def ModelInfer(  # noqa: N802
-        self, message: InferMessage, context: Context, principal: Principal
-    ) -> pb.ModelInferResponse:
+    async def ModelInfer(self, message: InferMessage, context: Context, principal: Principal) -> pb.ModelInferResponse:
         if type(message) is not pb.ModelInferRequest:
             message, request, targets = await self._decode_typed(message, context, principal, "grpc")
         else:
@@ -86,7 +85,7 @@ class OipGrpc:
         return encode_response(response, message, targets)
 
     @needs_scope(*INFERRING)
-    async def ModelStreamInfer(  # noqa: N802
+    async def ModelStreamInfer(
         self, messages: AsyncIterator[InferMessage], context: Context, principal: Principal
     ) -> None:
         said = dict(context.invocation_metadata() or ())
@@ -161,61 +160,51 @@ class OipGrpc:
             request.traceparent = found if isinstance(found, str) else ""
 
     @needs_scope()
-    async def ServerLive(  # noqa: N802
-        self, message: pb.ServerLiveRequest, context: Context, principal: Principal
-    ) -> pb.ServerLiveResponse:
+    async def ServerLive(self, message: pb.ServerLiveRequest, principal: Principal) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     @needs_scope()
-    async def ServerReady(  # noqa: N802
-        self, message: pb.ServerReadyRequest, context: Context, principal: Principal
-    ) -> pb.ServerReadyResponse:
+    async def ServerReady(self, message: pb.ServerReadyRequest, principal: Principal) -> pb.ServerReadyResponse:
         return pb.ServerReadyResponse(ready=self._catalogue.is_server_ready())
 
     @needs_scope(*SEEING)
-    async def ModelReady(  # noqa: N802
-        self, message: pb.ModelReadyRequest, context: Context, principal: Principal
-    ) -> pb.ModelReadyResponse:
+    async def ModelReady(self, message: pb.ModelReadyRequest, principal: Principal) -> pb.ModelReadyResponse:
         return pb.ModelReadyResponse(ready=self._catalogue.is_model_ready(message.name, message.version, principal))
 
     @needs_scope(*ANY_SCOPE)
-    async def ServerMetadata(  # noqa: N802
-        self, message: pb.ServerMetadataRequest, context: Context, principal: Principal
+    async def ServerMetadata(
+        self, message: pb.ServerMetadataRequest, principal: Principal
     ) -> pb.ServerMetadataResponse:
         return pb.ServerMetadataResponse(
             name=SERVER_NAME, version=self._catalogue.server_version, extensions=EXTENSIONS
         )
 
     @needs_scope(*SEEING)
-    async def ModelMetadata(  # noqa: N802
-        self, message: pb.ModelMetadataRequest, context: Context, principal: Principal
-    ) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, message: pb.ModelMetadataRequest, principal: Principal) -> pb.ModelMetadataResponse:
         block = await self._catalogue.block(message.name, message.version, principal)
         return model_config.metadata(block, self._catalogue.resolver.versions(message.name, principal))
 
     @needs_scope(*SEEING)
-    async def ModelConfig(  # noqa: N802
-        self, message: pb.ModelConfigRequest, context: Context, principal: Principal
-    ) -> pb.ModelConfigResponse:
+    async def ModelConfig(self, message: pb.ModelConfigRequest, principal: Principal) -> pb.ModelConfigResponse:
         block = await self._catalogue.block(message.name, message.version, principal)
         return pb.ModelConfigResponse(config=model_config.model_config(block))
 
     @needs_scope(*SEEING)
-    async def ModelStatistics(  # noqa: N802
-        self, message: pb.ModelStatisticsRequest, context: Context, principal: Principal
+    async def ModelStatistics(
+        self, message: pb.ModelStatisticsRequest, principal: Principal
     ) -> pb.ModelStatisticsResponse:
         found = await self._catalogue.statistics(message.name, message.version, principal)
         return pb.ModelStatisticsResponse(model_stats=[model_config.statistics(block) for block in found])
 
     @needs_scope(*SEEING)
-    async def RepositoryIndex(  # noqa: N802
-        self, message: pb.RepositoryIndexRequest, context: Context, principal: Principal
+    async def RepositoryIndex(
+        self, message: pb.RepositoryIndexRequest, principal: Principal
     ) -> pb.RepositoryIndexResponse:
         return model_config.index(self._catalogue.resolver.views(principal), message.ready)
 
     @needs_scope(*CHANGING)
-    async def RepositoryModelLoad(  # noqa: N802
-        self, message: pb.RepositoryModelLoadRequest, context: Context, principal: Principal
+    async def RepositoryModelLoad(
+        self, message: pb.RepositoryModelLoadRequest, principal: Principal
     ) -> pb.RepositoryModelLoadResponse:
         if message.parameters:
             raise InvalidRequest("load takes no parameters: change model.yaml in the repository instead")
@@ -223,8 +212,8 @@ class OipGrpc:
         return pb.RepositoryModelLoadResponse()
 
     @needs_scope(*CHANGING)
-    async def RepositoryModelUnload(  # noqa: N802
-        self, message: pb.RepositoryModelUnloadRequest, context: Context, principal: Principal
+    async def RepositoryModelUnload(
+        self, message: pb.RepositoryModelUnloadRequest, principal: Principal
     ) -> pb.RepositoryModelUnloadResponse:
         await self._catalogue.unload(message.model_name, principal)
         return pb.RepositoryModelUnloadResponse()

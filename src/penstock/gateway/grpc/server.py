@@ -104,7 +104,8 @@ class GrpcServer:
         """What it has; of the rest gRPC says UNIMPLEMENTED."""
         for method in service.methods:
             if (answer := getattr(edge, method.name, None)) is not None:
-                yield method.name, self._handler(method, answer, declared_needs(answer))
+                full = answer if method.full_name in _INFER else _of_message(answer)
+                yield method.name, self._handler(method, full, declared_needs(answer))
 
     def _handler(self, method: Any, answer: Any, needs: Needs) -> Any:
         """All are streams to gRPC: so it is we who await messages."""
@@ -157,6 +158,11 @@ def is_worth_a_line(record: logging.LogRecord) -> bool:
     """What gRPC itself logs: a client that left while its answer was being sent is nothing unexpected, nor are headers
     that are no text."""
     return record.exc_info is None or not isinstance(record.exc_info[1], grpc.aio.InternalError | UnicodeDecodeError)
+
+
+def _of_message(answer: Any) -> Any:
+    """Of a method that looks at its message and at who asks, and no further."""
+    return lambda message, context, principal: answer(message, principal)
 
 
 def _for_all(answer: Any) -> Any:

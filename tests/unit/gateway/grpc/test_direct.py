@@ -45,7 +45,7 @@ class Asked:
         return pb.DiscoverResponse(address="there")
 
     async def ask(self, principal: Principal = ANYBODY, **asked: Any) -> pb.DiscoverRequest:
-        answer = await self.edge.Discover(pb.DiscoverRequest(**asked), cast(Any, None), principal)
+        answer = await self.edge.Discover(pb.DiscoverRequest(**asked), principal)
         assert answer.address == "there"
         return self.passed_on
 
