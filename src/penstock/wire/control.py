@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import get_args
 
 import grpc
 import structlog
@@ -23,6 +24,7 @@ from penstock.pb.v1.access_pb2_grpc import DirectStub
 from penstock.pb.v1.manager_pb2_grpc import ManagerStub
 from penstock.wire.heard import Heard, Verdict
 from penstock.wire.leader import Leader
+from penstock.wire.values import fields_in
 
 log = structlog.get_logger()
 BEAT_S = 1.0  # the manager hears from every gateway so often
@@ -191,32 +193,13 @@ class RemoteControl:
 
 
 def _decode(block: pb.BlockView) -> BlockView:
-    return BlockView(
-        block.block_id,
-        block.model,
-        block.version,
-        BlockState(block.state),
-        block.reason,
-        block.routing,
-        block.has_served,
-        block.is_new,
-    )
+    return BlockView(**{**fields_in(block, BlockView), "state": BlockState(block.state)})
 
 
 def _decode_route(route: pb.Route) -> NameRoute:
-    sticky: Sticky = "key" if route.sticky == "key" else "session" if route.sticky == "session" else "none"
-    return NameRoute(
-        route.name,
-        tuple(Share(each.block_id, each.weight) for each in route.shares),
-        sticky,
-        route.key,
-        route.shadow,
-        route.shadow_share,
-        route.is_compared,
-        route.trial,
-        route.allowance,
-        route.began,
-    )
+    sticky = route.sticky if route.sticky in get_args(Sticky) else "none"
+    shares = tuple(Share(each.block_id, each.weight) for each in route.shares)
+    return NameRoute(**{**fields_in(route, NameRoute), "shares": shares, "sticky": sticky})
 
 
 def _check(model: str) -> None:

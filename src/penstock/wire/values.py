@@ -1,6 +1,12 @@
 """Messages as plain values: what commands print and REST answers."""
 
+from dataclasses import fields
 from typing import Any
+
+
+def fields_in(message: Any, kind: Any) -> dict[str, Any]:
+    """What a message has of a dataclass's fields, which have the same names there."""
+    return {each.name: getattr(message, each.name) for each in fields(kind)}
 
 
 def as_values(message: Any) -> Any:

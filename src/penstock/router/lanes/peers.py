@@ -33,9 +33,8 @@ LATE_S = 1.0  # the other gateway keeps the deadline; it is given up here where 
 
 @dataclass(frozen=True, slots=True)
 class Forwarding:
-    """Under which list of gateways a request goes to which of them, and by when it must be answered."""
+    """Under which list of gateways a request goes to one of them, and by when it must be answered."""
 
-    gateway_id: str
     membership: int
     deadline: float
 
@@ -58,21 +57,6 @@ class PeerLinks:
         for gateway_id in wanted.keys() - self._links.keys():
             self._links[gateway_id] = PeerLink(gateway_id, wanted[gateway_id], self._gateway_id, self._keys)
 
-    async def forward(self, request: InferRequest, where: Forwarding) -> InferResponse:
-        """Raises what the other says, Overloaded, or GatewayLost where it is gone."""
-        return await self._link(where.gateway_id).ask(request, where)
-
-    def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]:
-        return self._link(where.gateway_id).stream(request, where)
-
-    async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
-        """What the other knew of the session, of which it knows nothing any more; None: it knew nothing before."""
-        return await self._link(where.gateway_id).fetch(block_id, session_id, where)
-
-    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None:
-        """The other has the session from now on. Raises why it does not take it."""
-        await self._link(where.gateway_id).give(block_id, session_id, state, where)
-
     def tick(self, at: float) -> None:
         if at < self._next_beat:
             return
@@ -86,7 +70,8 @@ class PeerLinks:
             link.close("is not asked any more: this one stops")
         self._links.clear()
 
-    def _link(self, gateway_id: str) -> "PeerLink":
+    def link(self, gateway_id: str) -> "PeerLink":
+        """Raises GatewayLost where it is gone."""
         link = self._links.get(gateway_id)
         if link is None:
             raise GatewayLost(f"gateway '{gateway_id}' is no longer there; send the request again")
@@ -113,6 +98,7 @@ class PeerLink:
         self._say_hello()
 
     async def ask(self, request: InferRequest, where: Forwarding) -> InferResponse:
+        """Raises what the other says, Overloaded, or GatewayLost where it goes."""
         job_id = await self._begin(where)
         future: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
         self._futures[job_id] = future
@@ -147,10 +133,12 @@ class PeerLink:
                 self._cancel(job_id)
 
     async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None:
+        """What the other knew of the session, of which it knows nothing any more; None: it knew nothing before."""
         fetch = pb.SessionFetch(block_id=block_id, session_id=session_id, membership=where.membership)
         return await self._ask_of_session(pb.Frame(session_fetch=fetch), where)
 
     async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None:
+        """The other has the session from now on. Raises why it does not take it."""
         given = pb.SessionGiven(block_id=block_id, session_id=session_id, state=state)
         await self._ask_of_session(pb.Frame(session_given=given), where)
 

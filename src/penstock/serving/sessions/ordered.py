@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing
 from copy import copy
 from dataclasses import replace
-from typing import Protocol
 
 import structlog
 
@@ -20,7 +19,7 @@ from penstock.core.cluster.places import Owners
 from penstock.core.errors import DeadlineExceeded, Draining, GatewayLost, PenstockError, SessionMoved
 from penstock.core.requests import Controls, InferRequest, InferResponse
 from penstock.pb.v1 import job_pb2 as pb
-from penstock.router.lanes.peers import Forwarding
+from penstock.router.lanes.peers import Forwarding, PeerLink, PeerLinks
 from penstock.serving.sessions import faults
 from penstock.serving.sessions.parts import SessionRecord
 from penstock.serving.sessions.record import decode_state, encode_answer, encode_state
@@ -37,23 +36,11 @@ GIVEN_AT_ONCE = 64  # sessions of a gateway that leaves
 GIVE_UP_S = 600.0  # what a gateway waits for a step to end whose session another wants
 
 
-class Peers(Protocol):
-    def meet(self, members: Sequence[GatewayMember]) -> None: ...
-
-    async def forward(self, request: InferRequest, where: Forwarding) -> InferResponse: ...
-
-    def stream(self, request: InferRequest, where: Forwarding) -> AsyncGenerator[InferResponse, None]: ...
-
-    async def fetch(self, block_id: str, session_id: str, where: Forwarding) -> pb.SessionState | None: ...
-
-    async def give(self, block_id: str, session_id: str, state: pb.SessionState, where: Forwarding) -> None: ...
-
-
 class OrderedSessions:
     """Used from one event loop. Without peers it owns every session."""
 
     def __init__(
-        self, gateway_id: str, runs: SessionRuns, peers: Peers | None = None, stored: StoredSessions | None = None
+        self, gateway_id: str, runs: SessionRuns, peers: PeerLinks | None = None, stored: StoredSessions | None = None
     ) -> None:
         self._gateway_id = gateway_id
         self._runs = runs
@@ -102,7 +89,7 @@ class OrderedSessions:
             try:
                 if owner == self._gateway_id:
                     return await self._run_here(block, request, deadline, run)
-                return await self._there.forward(request, self._send_to(owner, deadline))
+                return await self._link(owner).ask(request, self._where(deadline))
             except (SessionMoved, Draining, GatewayLost) as error:
                 if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
                     raise faults.draining() from None
@@ -121,7 +108,7 @@ class OrderedSessions:
                     epoch = await self._bring(block, request, deadline)
                     made = self._runs.stream(block, request, deadline, stream, epoch)
                 else:
-                    made = self._there.stream(request, self._send_to(owner, deadline))
+                    made = self._link(owner).stream(request, self._where(deadline))
                 async with aclosing(made) as answers:
                     async for answer in answers:
                         has_begun = True
@@ -195,8 +182,8 @@ class OrderedSessions:
             async with asyncio.timeout(deadline - now()), turns:
                 record = await self._runs.give_up(block_id, session_id)
                 if record is not None and self._stored is None:
-                    heir = heirs.of(session_id)
-                    await self._there.give(block_id, session_id, _encode(record), self._to(heir, deadline))
+                    heir = self._there.link(heirs.of(session_id))
+                    await heir.give(block_id, session_id, _encode(record), self._where(deadline))
         except (PenstockError, TimeoutError) as error:
             log.debug("session_not_given", session=session_id, error=str(error))
             return False
@@ -210,7 +197,7 @@ class OrderedSessions:
         return self._stored is None and not has_others
 
     @property
-    def _there(self) -> Peers:
+    def _there(self) -> PeerLinks:
         assert self._peers is not None, "there are no others"
         return self._peers
 
@@ -254,12 +241,12 @@ class OrderedSessions:
         except TimeoutError:
             pass  # it may be the other that has to hear of the change
 
-    def _send_to(self, gateway_id: str, deadline: float) -> Forwarding:
+    def _link(self, owner: str) -> PeerLink:
         self._forwarded += 1
-        return self._to(gateway_id, deadline)
+        return self._there.link(owner)
 
-    def _to(self, gateway_id: str, deadline: float) -> Forwarding:
-        return Forwarding(gateway_id, self._owners.revision, deadline)
+    def _where(self, deadline: float) -> Forwarding:
+        return Forwarding(self._owners.revision, deadline)
 
     # --- what is known of it
 
@@ -360,7 +347,7 @@ class OrderedSessions:
 
     async def _ask(self, gateway_id: str, block_id: str, session_id: str, deadline: float) -> pb.SessionState | None:
         try:
-            return await self._there.fetch(block_id, session_id, self._to(gateway_id, deadline))
+            return await self._there.link(gateway_id).fetch(block_id, session_id, self._where(deadline))
         except DeadlineExceeded as error:
             raise faults.moved(session_id) from error
 
