@@ -1,8 +1,9 @@
 """Prometheus metrics. Every process of one server writes to one folder, so that any gateway can show them all."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -83,120 +84,104 @@ def as_json(registry: CollectorRegistry) -> dict[str, Any]:
     }
 
 
+def _counter(name: str, what: str, *labels: str) -> Counter:
+    return cast(Counter, partial(Counter, f"penstock_{name}", what, labels))
+
+
+def _gauge(name: str, what: str, *labels: str, over_processes: Literal["livesum", "livemax"] = "livesum") -> Gauge:
+    return cast(Gauge, partial(Gauge, f"penstock_{name}", what, labels, multiprocess_mode=over_processes))
+
+
+def _histogram(name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+    return cast(Histogram, partial(Histogram, f"penstock_{name}", what, labels, buckets=buckets))
+
+
 class _Metrics:
-    """Makes the metrics of one part of the server, each with its name, what it is and its labels."""
+    """Those of one part of the server: declared in its class, each with its name, what it is and its labels, and made
+    for a registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"penstock_{name}", what, labels, registry=self._registry)
-
-    def _gauge(
-        self, name: str, what: str, *labels: str, over_processes: Literal["livesum", "livemax"] = "livesum"
-    ) -> Gauge:
-        return Gauge(f"penstock_{name}", what, labels, multiprocess_mode=over_processes, registry=self._registry)
-
-    def _histogram(self, name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-        return Histogram(f"penstock_{name}", what, labels, buckets=buckets, registry=self._registry)
+        for name, declared in vars(type(self)).items():
+            if isinstance(declared, partial):
+                setattr(self, name, declared(registry=registry))
 
 
 class SupervisorMetrics(_Metrics):
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.restarts = self._counter("restarts", "Processes started again, by why they ended", "process", "reason")
+    restarts = _counter("restarts", "Processes started again, by why they ended", "process", "reason")
 
 
 class ServingMetrics(_Metrics):
     """What the gateway sees of every request."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.requests = self._counter("requests", "Requests answered", *MODEL, "protocol", "code")
-        self.request_seconds = self._histogram("request_seconds", "From arrival to answer", *MODEL)
-        self.admit_seconds = self._histogram("admit_seconds", "Admission and resolution", *MODEL)
-        self.reply_seconds = self._histogram("reply_seconds", "The way to the worker and back", *MODEL)
-        self.refusals = self._counter("refusals", "Requests refused, by reason", "reason")
-        self.key_requests = self._counter(
-            "key_requests", "Requests of those who have a key, by its name and what came of them", "key", "code"
-        )
-        self.inflight_requests = self._gauge("inflight_requests", "Requests inside")
-        self.inflight_bytes = self._gauge("inflight_bytes", "Bytes of the requests inside")
-        self.memory_bytes = self._gauge("gateway_memory_bytes", "Resident memory")
-        self.shadow_requests = self._counter(
-            "shadow_requests", "Copies of requests, by what came of them", *MODEL, "outcome"
-        )
-        self.shadow_seconds = self._histogram("shadow_seconds", "Copies that succeeded, from sending to answer", *MODEL)
-        self.first_token_seconds = self._histogram(
-            "time_to_first_token_seconds",
-            "Streamed text, from arrival to the first token at the door",
-            *MODEL,
-            buckets=FIRST_TOKEN_SECONDS,
-        )
-        self.between_tokens_seconds = self._histogram(
-            "time_between_tokens_seconds",
-            "Streamed text, from token to token at the door",
-            *MODEL,
-            buckets=TOKEN_SECONDS,
-        )
+    requests = _counter("requests", "Requests answered", *MODEL, "protocol", "code")
+    request_seconds = _histogram("request_seconds", "From arrival to answer", *MODEL)
+    admit_seconds = _histogram("admit_seconds", "Admission and resolution", *MODEL)
+    reply_seconds = _histogram("reply_seconds", "The way to the worker and back", *MODEL)
+    refusals = _counter("refusals", "Requests refused, by reason", "reason")
+    key_requests = _counter(
+        "key_requests", "Requests of those who have a key, by its name and what came of them", "key", "code"
+    )
+    inflight_requests = _gauge("inflight_requests", "Requests inside")
+    inflight_bytes = _gauge("inflight_bytes", "Bytes of the requests inside")
+    memory_bytes = _gauge("gateway_memory_bytes", "Resident memory")
+    shadow_requests = _counter("shadow_requests", "Copies of requests, by what came of them", *MODEL, "outcome")
+    shadow_seconds = _histogram("shadow_seconds", "Copies that succeeded, from sending to answer", *MODEL)
+    first_token_seconds = _histogram(
+        "time_to_first_token_seconds",
+        "Streamed text, from arrival to the first token at the door",
+        *MODEL,
+        buckets=FIRST_TOKEN_SECONDS,
+    )
+    between_tokens_seconds = _histogram(
+        "time_between_tokens_seconds",
+        "Streamed text, from token to token at the door",
+        *MODEL,
+        buckets=TOKEN_SECONDS,
+    )
 
 
 class RouterMetrics(_Metrics):
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.retries = self._counter("retries", "Jobs sent again, by reason", "reason")
-        self.late_replies = self._counter("late_replies", "Replies that nobody waited for")
-        self.wire_errors = self._counter("wire_errors", "Frames that could not be understood")
-        self.workers_lost = self._counter("workers_lost", "Workers gone, by reason", "reason")
-        self.ejections = self._counter(
-            "ejections", "Workers that got no more of a block's requests, and those that do again", "event"
-        )
-        self.workers = self._gauge("workers", "Workers connected", over_processes="livemax")
-        self.queue = self._gauge("queue_jobs", "Jobs in the gateways", "block", "state")
+    retries = _counter("retries", "Jobs sent again, by reason", "reason")
+    late_replies = _counter("late_replies", "Replies that nobody waited for")
+    wire_errors = _counter("wire_errors", "Frames that could not be understood")
+    workers_lost = _counter("workers_lost", "Workers gone, by reason", "reason")
+    ejections = _counter(
+        "ejections", "Workers that got no more of a block's requests, and those that do again", "event"
+    )
+    workers = _gauge("workers", "Workers connected", over_processes="livemax")
+    queue = _gauge("queue_jobs", "Jobs in the gateways", "block", "state")
 
 
 class CacheMetrics(_Metrics):
     """The response cache of the gateways."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.requests = self._counter(
-            "cache_requests", "Requests to blocks with a cache, by what came of it", *MODEL, "outcome"
-        )
-        self.saved_seconds = self._counter("cache_saved_seconds", "Time of models that hits did not take", *MODEL)
-        self.bytes = self._gauge("cache_bytes", "Bytes kept")
-        self.entries = self._gauge("cache_entries", "Answers kept")
-        self.evictions = self._counter("cache_evictions", "Answers let go of, by reason", "reason")
-        self.errors = self._counter("cache_errors", "Calls of the cache's store that failed or were late")
+    requests = _counter("cache_requests", "Requests to blocks with a cache, by what came of it", *MODEL, "outcome")
+    saved_seconds = _counter("cache_saved_seconds", "Time of models that hits did not take", *MODEL)
+    bytes = _gauge("cache_bytes", "Bytes kept")
+    entries = _gauge("cache_entries", "Answers kept")
+    evictions = _counter("cache_evictions", "Answers let go of, by reason", "reason")
+    errors = _counter("cache_errors", "Calls of the cache's store that failed or were late")
 
 
 class SessionMetrics(_Metrics):
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.open = self._gauge("sessions", "Sessions at the gateways")
-        self.waiting = self._gauge("session_waiting", "Requests that wait for an earlier one of their session")
-        self.repeats = self._gauge("session_repeats", "Requests answered with what was recorded")
-        self.forwarded = self._gauge("session_forwarded", "Requests sent to the gateway that owns their session")
+    open = _gauge("sessions", "Sessions at the gateways")
+    waiting = _gauge("session_waiting", "Requests that wait for an earlier one of their session")
+    repeats = _gauge("session_repeats", "Requests answered with what was recorded")
+    forwarded = _gauge("session_forwarded", "Requests sent to the gateway that owns their session")
 
 
 class LimitMetrics(_Metrics):
     """Callers' limits at the gateways."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.refusals = self._counter("rate_limited", "Requests beyond their caller's limits, by which", "limit")
-        self.away = self._gauge("limits_away", "Gateways whose shared limits are away: each holds to its share")
-        self.errors = self._counter("limits_errors", "Requests that the shared limits did not answer for in time")
+    refusals = _counter("rate_limited", "Requests beyond their caller's limits, by which", "limit")
+    away = _gauge("limits_away", "Gateways whose shared limits are away: each holds to its share")
+    errors = _counter("limits_errors", "Requests that the shared limits did not answer for in time")
 
 
 class RolloutMetrics(_Metrics):
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self._weight = self._gauge("rollout_weight", "The new block's share of a name's requests, in percent", "name")
-        self._changes = self._counter("rollout_changes", "What rollouts did, by kind", "name", "kind")
-        self._answers = self._counter(
-            "rollout_answers", "Answers by the blocks of rollouts that go on", "name", "block", "outcome"
-        )
+    _weight = _gauge("rollout_weight", "The new block's share of a name's requests, in percent", "name")
+    _changes = _counter("rollout_changes", "What rollouts did, by kind", "name", "kind")
+    _answers = _counter("rollout_answers", "Answers by the blocks of rollouts that go on", "name", "block", "outcome")
 
     def changed(self, name: str, kind: str, weight: float) -> None:
         self._changes.labels(name, kind).inc()
@@ -215,51 +200,48 @@ class RolloutMetrics(_Metrics):
 
 
 class WorkerMetrics(_Metrics):
+    queue_seconds = _histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
+    batch_seconds = _histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
+    compute_seconds = _histogram("compute_seconds", "The engine on a batch", *MODEL)
+    batch_rows = _histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
+    batches = _counter("batches", "Batches, by why they closed", *MODEL, "closed")
+    tokens = _counter("tokens", "Tokens computed", *MODEL, "kind")
+    failures = _counter("failures", "Jobs that failed on the worker", *MODEL, "code")
+    cancelled = _counter("cancelled", "Jobs cancelled on the worker", *MODEL)
+    loads = _counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
+    instances = _gauge("instances", "Instances", *MODEL, "state")
+    waiting = _gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
+    memory_bytes = _gauge("worker_memory_bytes", "Resident memory", "worker")
+
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__(registry)
-        self.queue_seconds = self._histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
-        self.batch_seconds = self._histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
-        self.compute_seconds = self._histogram("compute_seconds", "The engine on a batch", *MODEL)
-        self.batch_rows = self._histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
-        self.batches = self._counter("batches", "Batches, by why they closed", *MODEL, "closed")
-        self.tokens = self._counter("tokens", "Tokens computed", *MODEL, "kind")
-        self.failures = self._counter("failures", "Jobs that failed on the worker", *MODEL, "code")
-        self.cancelled = self._counter("cancelled", "Jobs cancelled on the worker", *MODEL)
-        self.loads = self._counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
-        self.instances = self._gauge("instances", "Instances", *MODEL, "state")
-        self.waiting = self._gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
-        self.memory_bytes = self._gauge("worker_memory_bytes", "Resident memory", "worker")
         self.generation = GenerationMetrics(registry)
 
 
 class GenerationMetrics(_Metrics):
     """What engines that generate text do on a worker, whether their answers are streamed or not."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.first_token_seconds = self._histogram(
-            "engine_time_to_first_token_seconds",
-            "From arrival on the worker to the first token",
-            *MODEL,
-            buckets=FIRST_TOKEN_SECONDS,
-        )
-        self.between_tokens_seconds = self._histogram(
-            "engine_time_between_tokens_seconds", "From token to token of a choice", *MODEL, buckets=TOKEN_SECONDS
-        )
-        self.request_prompt_tokens = self._histogram(
-            "request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS
-        )
-        self.request_generated_tokens = self._histogram(
-            "request_generated_tokens", "Tokens in a choice that has ended", *MODEL, buckets=TOKENS
-        )
-        self.request_tokens_per_s = self._histogram(
-            "request_tokens_per_second", "Tokens a second of a choice, after its first", *MODEL, buckets=TOKENS_PER_S
-        )
-        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts", *MODEL)
-        self.cached_tokens = self._counter("prefix_hit_tokens", "Of those, found in the prefix cache", *MODEL)
-        self.generated_tokens = self._counter("generated_tokens", "Tokens generated", *MODEL)
-        self.finished = self._counter("generated_answers", "Choices that have ended, by why", *MODEL, "finish")
-        self.preemptions = self._counter("preemptions", "Sequences put back for want of cache blocks", *MODEL)
-        self.steps = self._counter("generation_steps", "Steps of the engine", *MODEL)
-        self.generations = self._gauge("generations", "Sequences that run, requests that wait", *MODEL, "state")
-        self.cache_blocks = self._gauge("kv_cache_blocks", "Blocks of the KV cache", *MODEL, "kind")
+    first_token_seconds = _histogram(
+        "engine_time_to_first_token_seconds",
+        "From arrival on the worker to the first token",
+        *MODEL,
+        buckets=FIRST_TOKEN_SECONDS,
+    )
+    between_tokens_seconds = _histogram(
+        "engine_time_between_tokens_seconds", "From token to token of a choice", *MODEL, buckets=TOKEN_SECONDS
+    )
+    request_prompt_tokens = _histogram("request_prompt_tokens", "Tokens in a request's prompt", *MODEL, buckets=TOKENS)
+    request_generated_tokens = _histogram(
+        "request_generated_tokens", "Tokens in a choice that has ended", *MODEL, buckets=TOKENS
+    )
+    request_tokens_per_s = _histogram(
+        "request_tokens_per_second", "Tokens a second of a choice, after its first", *MODEL, buckets=TOKENS_PER_S
+    )
+    prompt_tokens = _counter("prompt_tokens", "Tokens of prompts", *MODEL)
+    cached_tokens = _counter("prefix_hit_tokens", "Of those, found in the prefix cache", *MODEL)
+    generated_tokens = _counter("generated_tokens", "Tokens generated", *MODEL)
+    finished = _counter("generated_answers", "Choices that have ended, by why", *MODEL, "finish")
+    preemptions = _counter("preemptions", "Sequences put back for want of cache blocks", *MODEL)
+    steps = _counter("generation_steps", "Steps of the engine", *MODEL)
+    generations = _gauge("generations", "Sequences that run, requests that wait", *MODEL, "state")
+    cache_blocks = _gauge("kv_cache_blocks", "Blocks of the KV cache", *MODEL, "kind")
