@@ -62,7 +62,7 @@ class Authority:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be made: {error.strerror}") from error
-        _write_secret(folder / CA_KEY, _pem(key))
+        _write(folder / CA_KEY, _pem(key), 0o600)
         _write(folder / CA, cert.public_bytes(Encoding.PEM), 0o644)
         return cls(folder, cert, key)
 
@@ -113,7 +113,7 @@ class Authority:
             self.folder / f"{name}.pem", self.folder / f"{name}-key.pem", tuple(names), cert.not_valid_after_utc
         )
         # One after the other: who looks in between finds that they do not match, and looks again.
-        _write_secret(issued.key, _pem(key))
+        _write(issued.key, _pem(key), 0o600)
         _write(issued.cert, cert.public_bytes(Encoding.PEM), 0o644)
         return issued
 
@@ -160,10 +160,6 @@ def _other_name(text: str) -> x509.GeneralName:
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _write_secret(path: Path, content: bytes) -> None:
-    _write(path, content, 0o600)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -15,7 +15,6 @@ from starlette.requests import HTTPConnection
 
 from penstock.access.showing import Shown
 from penstock.client import faults
-from penstock.core.errors import Forbidden, InvalidRequest, NotLeader, Unauthenticated, Unavailable
 from penstock.gateway.http.openapi import principal_of
 from penstock.pb.v1 import access_pb2_grpc, cluster_pb2_grpc, manager_pb2_grpc, registry_pb2_grpc
 from penstock.wire.control import ASKED_BY, CALLERS_KEY
@@ -29,7 +28,11 @@ STUBS = {
     "Manager": manager_pb2_grpc.ManagerStub,
 }
 ANSWER_S = 15.0
-AGAIN_S = 0.3  # before a watch is taken up again with whoever leads by then
+REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+)
 
 
 class ClusterCalls:
@@ -60,18 +63,9 @@ class ClusterCalls:
                     await answers.put(answer)
             except grpc.aio.AioRpcError as error:
                 _refuse(error)
+                raise
 
-        async def go_on() -> None:
-            while True:
-                try:
-                    await self._leader.during(act)
-                except NotLeader:
-                    continue
-                except Unavailable:
-                    pass
-                await asyncio.sleep(AGAIN_S)
-
-        going = asyncio.create_task(go_on(), name="watch-cluster")
+        going = asyncio.create_task(self._leader.attend(act), name="watch-cluster")
         try:
             while True:
                 taking = asyncio.ensure_future(answers.get())
@@ -101,6 +95,5 @@ def _of(connection: HTTPConnection) -> tuple[tuple[str, bytes], ...]:
 
 
 def _refuse(error: grpc.aio.AioRpcError) -> None:
-    found = faults.from_call(error, "the manager")
-    if isinstance(found, Unauthenticated | Forbidden | InvalidRequest):
-        raise found from error
+    if error.code() in REFUSALS:
+        raise faults.from_call(error, "the manager") from error
