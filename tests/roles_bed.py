@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from penstock.access.guard import Guard
+from penstock.app.client_doors import ClientDoors
 from penstock.app.gateway import Gateway
 from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState, GatewayMember
@@ -29,6 +30,7 @@ from penstock.worker.loop import Worker
 @dataclass(frozen=True, slots=True)
 class RunningRoles:
     gateway: Gateway
+    doors: ClientDoors
     grpc: str
     http: str  # host and port
 
@@ -48,7 +50,7 @@ async def roles_running(
         control = f"unix:{folder / 'manager.sock'}"
         server = await serve_manager(manager, control)
         stack.push_async_callback(server.stop, None)
-        gateway = Gateway("gateway-0", config, folder / "metrics", traces, guard)
+        gateway = Gateway("gateway-0", config, traces, guard)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(Endpoint(f"ipc://{folder / 'gateway.ipc'}"))
         leader = Leader(SoleManager(control))
@@ -56,12 +58,13 @@ async def roles_running(
         remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         http = open_http_socket(config.host, 0)
-        port = await gateway.open(remote, 0, http, Certificates())
+        doors = await gateway.begin(remote, Certificates())
+        port = await doors.open(0, http, folder / "metrics", gateway.publish)
         stop = asyncio.Event()
         worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)
         running = asyncio.create_task(worker.run(stop))
         await manager.wait_until(lambda: all(view.state is BlockState.READY for view in manager.view()))
         await gateway.catch_up()
-        yield RunningRoles(gateway, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
+        yield RunningRoles(gateway, doors, f"{config.host}:{port}", f"{config.host}:{http.getsockname()[1]}")
         stop.set()
         await running

@@ -138,20 +138,20 @@ async def client(roles: RunningRoles) -> AsyncIterator[httpx.AsyncClient]:
 
 def methods(roles: RunningRoles) -> Iterator[tuple[Any, Needs]]:
     """What the server answers, by its own word: the descriptor of each method."""
-    assert roles.gateway._grpc is not None
+    assert roles.doors._grpc is not None
     known = {
         method.full_name: method
         for file in DESCRIPTORS
         for service in file.services_by_name.values()
         for method in service.methods
     }
-    for name, needs in roles.gateway._grpc.needs.items():
+    for name, needs in roles.doors._grpc.needs.items():
         yield known[name], needs
 
 
 def routes(roles: RunningRoles) -> Iterator[tuple[str, str, Needs]]:
-    assert roles.gateway._http is not None
-    app: Any = roles.gateway._http.config.app
+    assert roles.doors._http is not None
+    app: Any = roles.doors._http.config.app
     for route, needs in app.routes:
         method = "WEBSOCKET" if isinstance(route, WebSocketRoute) else next(iter(route.methods))
         yield method, route.path, needs

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.places import clients_address
@@ -29,14 +28,11 @@ MAX_PORTS = 64  # that are tried from worker.direct_port on: a machine's workers
 class DirectDoor:
     """A worker's WorkerDoor."""
 
-    def __init__(
-        self, worker_id: str, config: Config, metrics_folder: Path, traces: "Traces", certificates: "Certificates"
-    ) -> None:
+    def __init__(self, worker_id: str, config: Config, traces: "Traces", certificates: "Certificates") -> None:
         self.address = clients_address(config, 0)
         self.is_tls = bool(config.tls.cert)
         self._worker_id = worker_id
         self._config = config
-        self._metrics_folder = metrics_folder
         self._traces = traces
         self._certificates = certificates
         self._access = NO_KEYS
@@ -51,9 +47,7 @@ class DirectDoor:
         # What is imported holds others up for little at a time; the event loop turns meanwhile.
         found = await asyncio.to_thread(import_module, "penstock.app.gateway")
         await asyncio.to_thread(import_module, "jwt")
-        gateway: Gateway = found.Gateway(
-            f"{self._worker_id}.door", self._config, self._metrics_folder, self._traces, is_workers=True
-        )
+        gateway: Gateway = found.Gateway(f"{self._worker_id}.door", self._config, self._traces, is_workers=True)
         self._gateway = gateway
         gateway.work_here(worker, self._offered)
         self.address = clients_address(self._config, await self._open_port(gateway))
@@ -70,10 +64,10 @@ class DirectDoor:
         first = self._config.worker.direct_port
         assert first is not None
         ports = range(first, min(first + MAX_PORTS, 65_536)) if first else (0,)
-        catalogue = await gateway.begin(NoControl())
+        doors = await gateway.begin(NoControl(), self._certificates)
         for port in ports:
             try:
-                return await gateway.open_grpc(catalogue, port, self._certificates)
+                return await doors.open_grpc(port)
             except ConfigError:
                 continue
         raise ConfigError(f"none of the ports {first} to {ports[-1]} is free (setting worker.direct_port)")

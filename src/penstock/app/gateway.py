@@ -1,14 +1,11 @@
 """The gateway role: its parts, joined, with a start and a gentle stop."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
-from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import psutil
@@ -19,6 +16,7 @@ from penstock.access.guard import Guard
 from penstock.access.keys import KeyTable
 from penstock.access.tokens import Tokens
 from penstock.app.certificates import make_guard, open_certificates
+from penstock.app.client_doors import ClientDoors
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_bind, check_join, clients_address, http_scheme, is_clustered
 from penstock.app.ports import open_http_socket, reserve_ports
@@ -32,12 +30,6 @@ from penstock.core.config import Config
 from penstock.core.errors import PenstockError
 from penstock.core.settings import Routing
 from penstock.gateway.catalogue import Catalogue
-from penstock.gateway.grpc.direct import DirectGrpc, Discover
-from penstock.gateway.grpc.oip import OipGrpc
-from penstock.gateway.grpc.server import GrpcServer
-from penstock.gateway.grpc.shared_memory import SharedMemoryGrpc
-from penstock.gateway.large import LargeMessages
-from penstock.gateway.shared_memory.regions import SharedMemory
 from penstock.router.dispatcher import Dispatcher
 from penstock.router.lanes.local import LocalLane
 from penstock.router.lanes.peer_door import PeerDoor
@@ -49,7 +41,6 @@ from penstock.serving.forwarded import ForwardedRequests
 from penstock.serving.meter import Meter
 from penstock.serving.resolve import Resolver
 from penstock.serving.serve import Serving
-from penstock.serving.sessions.elsewhere import SessionsElsewhere
 from penstock.serving.sessions.ordered import OrderedSessions
 from penstock.serving.sessions.runs import SessionRuns
 from penstock.serving.sessions.stored import StoredSessions
@@ -64,24 +55,13 @@ from penstock.telemetry.metrics import (
     ServingMetrics,
     SessionMetrics,
     share_metrics,
-    shared_registry,
 )
-from penstock.telemetry.snapshot import SnapshotReader
 from penstock.telemetry.traces import Traces
 from penstock.wire.allowed_keys import AllowedKeys
 from penstock.wire.control import RemoteControl
 from penstock.wire.credentials.certificates import Certificates
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint, split_key
-from penstock.wire.leader import Leader
-from penstock.wire.sockets import host_identity
-
-if TYPE_CHECKING:
-    import uvicorn
-    from fastapi import FastAPI
-
-    from penstock.gateway.http.live.streams import LiveStreams
-    from penstock.gateway.http.openapi import Admit
 
 log = structlog.get_logger()
 WATCH_S = 0.25
@@ -93,7 +73,6 @@ class Gateway:
         self,
         gateway_id: str,
         config: Config,
-        metrics_folder: Path,
         traces: Traces,
         guard: Guard | None = None,
         is_workers: bool = False,
@@ -108,13 +87,11 @@ class Gateway:
         self.guard = guard or make_guard(config, config.host, self._tokens)
         self._access: AccessView | None = None
         self._config = config
-        self._metrics_folder = metrics_folder
         registry = CollectorRegistry()
         self._serving_metrics = ServingMetrics(registry)
         self.answers = AnswerReader(self._serving_metrics)
         self._router_metrics = RouterMetrics(registry)
         self._admission = Admission(config.limits)
-        self._large = LargeMessages(config.limits)
         self._resolver = Resolver(Random().random)
         self._dispatcher = Dispatcher(
             config.data_plane.max_attempts,
@@ -134,8 +111,7 @@ class Gateway:
         self._keys = CurveKeys() if is_clustered(config) and config.cluster.curve else None
         self._allowed: AllowedKeys | None = None
         self._peers = PeerLinks(gateway_id, config.data_plane, self._keys)
-        own = SessionsElsewhere if is_workers else OrderedSessions
-        self._ordered = own(gateway_id, self._sessions, self._peers, self._stored)
+        self._ordered = OrderedSessions(gateway_id, self._sessions, self._peers, self._stored, not is_workers)
         self._session_metrics = SessionMetrics(registry)
         access = config.access
         # One that is started again is another: what its predecessor held is nobody's.
@@ -152,10 +128,8 @@ class Gateway:
             self._meter,
         )
         self._forwarded = ForwardedRequests(self._serving)
-        self._grpc: GrpcServer | None = None
-        self._http: uvicorn.Server | None = None
-        self._live: LiveStreams | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._doors: ClientDoors | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._process = psutil.Process()
 
     def listen(self, endpoint: Endpoint) -> str:
@@ -214,72 +188,18 @@ class Gateway:
         while not self._resolver.has_caught_up() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def open(
-        self,
-        control: Control,
-        grpc_port: int,
-        http_socket: socket.socket,
-        certificates: Certificates,
-        discover: Discover | None = None,
-        leader: Leader | None = None,
-    ) -> int:
-        """Opens the clients' doors. Returns the gRPC port. `discover` asks the manager for a worker for a client,
-        `leader` is whom the administration asks."""
-        # Here and not above: a worker's own door has none of it.
-        from penstock.gateway.http.app import build_http_app
-        from penstock.gateway.http.doorman import Doorman, machine_names
-        from penstock.gateway.http.live.streams import LiveStreams
-        from penstock.gateway.http.server import http_server
-
-        limits = self._config.limits
-        catalogue = await self.begin(control)
-        memory = SharedMemory(
-            self._metrics_folder.parent / "shared-memory",
-            max_request_bytes=limits.max_message_bytes,
-            is_allowed=self._config.allow_shared_memory,
-        )
-        edge = OipGrpc(self._serving, catalogue, self.guard, memory, self._large)
-        # Who reaches a door that is open to this machine alone is on this machine.
-        host = host_identity() if self._config.is_local else ""
-        direct = None if discover is None else DirectGrpc(self._resolver, discover, host)
-        self._grpc = GrpcServer(edge, limits, SharedMemoryGrpc(memory), direct=direct)
-        port = await self._grpc.start(self._config.host, grpc_port, certificates)
-        reader = SnapshotReader(self._metrics_folder)
-        self._live = LiveStreams(reader.read, self._publish, catalogue.standing)
-        app = build_http_app(
-            self._serving,
-            catalogue,
-            limits,
-            lambda: shared_registry(self._metrics_folder),
-            Doorman(self._config, self.guard, machine_names()),
-            self._live,
-            memory,
-            self._large,
-            partial(_build_cluster, leader, catalogue.server_version) if leader is not None else None,
-        )
-        self._http = http_server(app, limits, self._admission, certificates)
-        self._tasks = [
-            asyncio.create_task(self._http.serve(sockets=[http_socket]), name="http"),
-            asyncio.create_task(self._watch(catalogue), name="gateway-watch"),
-        ]
+    async def begin(self, control: Control, certificates: Certificates) -> ClientDoors:
+        """Returns the clients' doors, which are to be opened."""
+        await self._cache.start()
+        await self._meter.start()
+        catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
+        self._doors = ClientDoors(self._config, self._serving, catalogue, self.guard, certificates)
+        self._watching = asyncio.create_task(self._watch(catalogue, self._doors), name="gateway-watch")
         self._forwarded.is_open = True
-        return port
+        return self._doors
 
     def session_counts(self) -> dict[str, int]:
         return self._ordered.statistics()
-
-    async def open_grpc(self, catalogue: Catalogue, port: int, certificates: Certificates) -> int:
-        """Opens a door for gRPC alone, at a port that nobody shares. Returns the port."""
-        edge = OipGrpc(self._serving, catalogue, self.guard, large=self._large)
-        self._grpc = GrpcServer(edge, self._config.limits, is_port_shared=False)
-        found = await self._grpc.start(self._config.host, port, certificates)
-        self._tasks = [asyncio.create_task(self._watch(catalogue), name="gateway-watch")]
-        return found
-
-    async def begin(self, control: Control) -> Catalogue:
-        await self._cache.start()
-        await self._meter.start()
-        return Catalogue(self._admission, self._resolver, self._dispatcher, control)
 
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
@@ -287,24 +207,18 @@ class Gateway:
         drain_s = self._config.data_plane.drain_s
         await self._ordered.leave(time.monotonic() + drain_s)
         self._sessions.drain()
-        if self._grpc is not None:
-            await self._grpc.set_ready(False)
+        if self._doors is not None:
+            await self._doors.set_ready(False)
         deadline = asyncio.get_running_loop().time() + drain_s
         while self._admission.inflight_requests and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
     async def close(self) -> None:
-        if self._live is not None:
-            self._live.close()  # an endless answer would hold the HTTP server open
-        if self._http is not None:
-            self._http.should_exit = True
-        if self._grpc is not None:
-            await self._grpc.stop(grace_s=1.0)
-        if self._http is not None:
-            await asyncio.wait(self._tasks[:1], timeout=3.0)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._doors is not None:
+            await self._doors.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._serving.shadows.close()
         await self._sessions.close()
         self._peers.close()
@@ -315,14 +229,13 @@ class Gateway:
         await self._dispatcher.stop()
         if self._allowed is not None:
             self._allowed.close()
-        self._large.close()
 
     def _retire(self, gone: dict[str, PenstockError]) -> None:
         for block_id, error in gone.items():
             self._sessions.retire(block_id, error, self._resolver.heir(block_id))
         self._dispatcher.retire(gone)
 
-    async def _watch(self, catalogue: Catalogue) -> None:
+    async def _watch(self, catalogue: Catalogue, doors: ClientDoors) -> None:
         """Keeps the health service and the gauges true."""
         was_ready = None
         while True:
@@ -330,14 +243,13 @@ class Gateway:
             self._peers.tick(time.monotonic())
             self._meter.tick(time.monotonic())
             problem = catalogue.unreadiness()
-            if was_ready is not (not problem) and self._grpc is not None:
+            if was_ready is not (not problem) and await doors.set_ready(not problem):
                 was_ready = not problem
-                await self._grpc.set_ready(was_ready)
                 log.info("readiness", ready=was_ready, why=problem)
-            self._publish()
+            self.publish()
             await asyncio.sleep(WATCH_S)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Brings this gateway's part of the shared metrics up to date."""
         self._serving.plans.tallies.flush()
         self._cache.publish()
@@ -346,23 +258,12 @@ class Gateway:
         if not self._is_workers:  # which tells of its own
             self._serving_metrics.memory_bytes.set(self._process.memory_info().rss)
         self._sessions.tick()
-        sessions = self._ordered.statistics()
-        self._session_metrics.open.set(sessions["open"])
-        self._session_metrics.waiting.set(sessions["waiting"])
-        self._session_metrics.repeats.set(sessions["repeats"])
-        self._session_metrics.forwarded.set(sessions["forwarded"])
+        for name, count in self._ordered.statistics().items():
+            getattr(self._session_metrics, name).set(count)
         self._router_metrics.workers.set(len(self._dispatcher.workers()))
         for block_id, (waiting, running) in self._dispatcher.queue_lengths().items():
             self._router_metrics.queue.labels(block_id, "waiting").set(waiting)
             self._router_metrics.queue.labels(block_id, "running").set(running)
-
-
-def _build_cluster(leader: Leader, version: str, admit: "Admit") -> "FastAPI":
-    # Few ever ask for it.
-    from penstock.gateway.http.cluster.app import build_cluster_app
-    from penstock.gateway.http.cluster.calls import ClusterCalls
-
-    return build_cluster_app(ClusterCalls(leader), version, admit)
 
 
 def run_gateway(start: RoleStart, http_port: int | None = None, grpc_port: int | None = None) -> None:
@@ -383,7 +284,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         certificates = open_certificates(config, stack)
         traces = Traces(config.telemetry, "penstock-gateway")
         stack.callback(traces.close)
-        gateway = Gateway(run.name, config, places.metrics, traces)
+        gateway = Gateway(run.name, config, traces)
         stack.push_async_callback(gateway.close)
         endpoint = gateway.listen(places.gateway(run.name, config))
         leader = open_leader(config, places, stack)
@@ -394,8 +295,9 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         await gateway.catch_up()
         if control.refusal is not None:
             raise control.refusal
+        doors = await gateway.begin(control, certificates)
         http_socket = open_http_socket(config.host, http_port)
-        await gateway.open(control, grpc_port, http_socket, certificates, control.discover, leader)
+        await doors.open(grpc_port, http_socket, places.metrics, gateway.publish, control.discover, leader)
         run.tether.say_open()
         if not run.is_supervised:
             http, grpc = Address(config.host, http_port), Address(config.host, grpc_port)

@@ -75,3 +75,9 @@ def lost_with_gateway(session_id: str) -> SessionError:
         f"session '{session_id}' is lost: its gateway is gone and with it the session's record (sessions.url); "
         "start it anew with sequence_start, or take another session_id"
     )
+
+
+def elsewhere() -> SessionError:
+    return SessionError(
+        "a session with an order has one owner, which is a gateway: call one, or have Discover name it (is_ordered)"
+    )

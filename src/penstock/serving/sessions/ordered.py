@@ -40,8 +40,15 @@ class OrderedSessions:
     """Used from one event loop. Without peers it owns every session."""
 
     def __init__(
-        self, gateway_id: str, runs: SessionRuns, peers: PeerLinks | None = None, stored: StoredSessions | None = None
+        self,
+        gateway_id: str,
+        runs: SessionRuns,
+        peers: PeerLinks | None = None,
+        stored: StoredSessions | None = None,
+        is_owner: bool = True,
     ) -> None:
+        """A door that is no gateway's is no owner of any: its clients go to one who is."""
+        self._is_owner = is_owner
         self._gateway_id = gateway_id
         self._runs = runs
         self._peers = peers
@@ -77,6 +84,8 @@ class OrderedSessions:
     def run(
         self, block: BlockDescription, request: InferRequest, deadline: float, run: Run
     ) -> Awaitable[InferResponse]:
+        if not self._is_owner:
+            raise faults.elsewhere()
         if self._is_alone:
             return self._runs.run(block, request, deadline, run)
         return self._run(block, request, deadline, run)
@@ -98,6 +107,8 @@ class OrderedSessions:
     async def stream(
         self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream
     ) -> AsyncGenerator[InferResponse, None]:
+        if not self._is_owner:
+            raise faults.elsewhere()
         controls = request.controls
         while True:
             change, owner = self._change, self._owner(request)
