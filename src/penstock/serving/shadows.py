@@ -48,7 +48,7 @@ class Shadows:
         if split is None or not split.has_shadow() or request.controls.session is not None:
             return
         block = self._resolver.block(split.route.shadow)
-        if block is None or block.block_id not in self._resolver.held or block.settings.is_decoupled:
+        if block is None or block.block_id not in self._resolver.held or block.settings.may_stream:
             return
         given = response if split.route.is_compared else None
         size_bytes = request.size_bytes + (_size_bytes(given) if given is not None else 0)

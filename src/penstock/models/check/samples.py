@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core.settings import GENERATE
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.tasks.png import encode_png
 
@@ -56,6 +57,8 @@ def example_command(block: "BlockDescription", inputs: Mapping[str, Array]) -> s
         return _stream_command(block.model, inputs)
     if block.settings.task == "embed":
         return f"penstock embed {shlex.quote(TEXT)} --model {name}"
+    if block.settings.task == GENERATE:
+        return f"penstock generate {shlex.quote(TEXT)} --model {name}"
     if block.settings.task == "upscale":
         return f"penstock upscale photo.jpg larger.png --model {name}"
     made, given = [], []

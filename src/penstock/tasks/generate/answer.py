@@ -35,6 +35,7 @@ class GenerationAnswer:
         "_pieces",
         "cached_tokens",
         "completion_tokens",
+        "first_token_ns",
         "generations",
         "has_news",
         "is_streamed",
@@ -59,6 +60,7 @@ class GenerationAnswer:
         self.prompt_tokens = self.completion_tokens = 0
         self.cached_tokens = 0  # of the prompts; -1: the engine does not tell
         self.uncounted = 0  # tokens that no answer has told of
+        self.first_token_ns = 0  # from the request's arrival; 0: there is none
 
     @property
     def is_over(self) -> bool:

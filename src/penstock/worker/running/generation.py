@@ -165,6 +165,8 @@ class GenerationRunner(BlockRunner):
                 self._start(generating, at)
             answer = generating.answer
             answer.add(position, progress)
+            if not answer.first_token_ns and answer.completion_tokens:
+                answer.first_token_ns = int((at - pace.arrived) * 1e9)
             if progress.is_over:
                 del self._by_number[progress.number]
                 if answer.is_over:
@@ -220,7 +222,11 @@ class GenerationRunner(BlockRunner):
         if job.prepared is None:
             return {}
         answer: GenerationAnswer = job.prepared.context
-        return {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.completion_tokens}
+        return {
+            "first_token_ns": answer.first_token_ns,
+            "prompt_tokens": answer.prompt_tokens,
+            "completion_tokens": answer.completion_tokens,
+        }
 
 
 class _Errands:

@@ -170,6 +170,26 @@ async def test_blocks_that_are_never_cached(harness: Harness, block: BlockDescri
     assert (harness.model.runs, harness.cache.statistics()["entries"]) == (2, 0)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "is_kept"),
+    [
+        ({}, False),
+        ({"temperature": 0.7}, False),
+        ({"temperature": "hot"}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": "0.0"}, True),
+        ({"temperature": 1, "seed": 7}, True),
+    ],
+)
+async def test_generated_text_is_kept_where_it_would_be_the_same_again(
+    harness: Harness, parameters: dict[str, Any], is_kept: bool
+) -> None:
+    settings = BlockSettings(task="generate", cache=Caching(enabled=True))
+    generating = replace(BLOCK, settings=settings)
+    await harness.ask(block=generating, parameters=parameters)
+    assert is_hit(await harness.ask(block=generating, parameters=parameters)) == is_kept
+
+
 async def test_a_request_of_a_session_is_never_cached(harness: Harness) -> None:
     for number in (1, 2):
         await harness.ask(controls=Controls(session=SessionStep("s", number)))

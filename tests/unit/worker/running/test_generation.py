@@ -54,6 +54,8 @@ async def test_a_whole_answer_comes_when_all_is_there(bed: GeneratingBed) -> Non
     assert bed.ended[1] == expected
     assert (bed.partials, bed.tokens[1]) == ({}, [5])
     assert (bed.engine.cancelled, bed.runner.idle) == ([], 1)
+    statistics = bed.runner.statistics
+    assert (statistics.success.count, statistics.inference_count, statistics.queue.count) == (1, 1, 1)
     await bed.runner.drain()
 
 
