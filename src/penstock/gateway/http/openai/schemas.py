@@ -69,7 +69,7 @@ class GenerationBody(BaseModel):
     stop: str | Stop | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Refused unless it is empty")

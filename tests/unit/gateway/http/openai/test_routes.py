@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from penstock.core.blocks import BlockDescription, BlockState, BlockView
 from penstock.core.errors import PenstockError, QueueFull, RequestTooLarge, Unauthenticated, WorkerLost
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.tensors import Tensor, TensorSpec, from_array, pack_bytes
+from penstock.gateway.http.openai.schemas import ChatBody, CompletionsBody
 
 TEXT, CHAT = TensorSpec("text_input", "BYTES", (-1,)), TensorSpec("messages", "BYTES", (1,))
 BODY = {"model": "scribe", "messages": [{"role": "user", "content": "a"}]}
@@ -20,8 +23,8 @@ Given = tuple[int, str, str]  # choice, text, reason of its end
 
 
 def writer(name: str, *inputs: TensorSpec) -> BlockDescription:
-    settings = BlockSettings(task="generate")
-    return BlockDescription(f"blk-{name}", name, "1", "genai", "", inputs, (), 0, 1, settings, "cpu", "f1" * 20)
+    generates = BlockSettings(task="generate")
+    return BlockDescription(f"blk-{name}", name, "1", "genai", "", inputs, (), 0, 1, generates, "cpu", "f1" * 20)
 
 
 BLOCKS = [writer("scribe", TEXT, CHAT), writer("plain", TEXT)]
@@ -316,3 +319,21 @@ async def test_they_are_documented(generating, client):
     schemas = document["components"]["schemas"]
     assert schemas["ChatBody"]["properties"]["messages"]["items"]["$ref"].endswith("/ChatMessage")
     assert "ChatChunk" in schemas
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = sorted({*ChatBody.model_fields, *CompletionsBody.model_fields} - {"model"})
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.dictionaries(st.sampled_from(KEYS), ANY, max_size=4), is_chat=st.booleans())
+async def test_no_body_is_a_bug_of_ours(generating, client, body, is_chat):
+    generating.answer = lambda request: answer([(0, "a", "stop")])
+    generating.stream = Streaming(answer([(0, "a", "stop")], tokens=[b"a"]))
+    path, wanted = ("/v1/chat/completions", BODY) if is_chat else ("/v1/completions", {"prompt": "a"})
+    found = await client.post(path, json={**wanted, **body, "model": "scribe"})
+    assert found.status_code in (200, 400), found.text
