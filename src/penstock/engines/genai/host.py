@@ -35,6 +35,8 @@ class GenerationHost:
         self._inbox = Inbox()
         self._readable = select.poll()
         self._readable.register(connection, select.POLLIN)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._readable.register(self._wake, select.POLLIN)
         self._batch: GenerationBatch | None = None
         self._told = (0, 0, 0)
         self._told_at = 0.0
@@ -77,13 +79,17 @@ class GenerationHost:
     # --- the engine
 
     def _hear(self, is_waiting: bool) -> None:
-        while self._readable.poll(None if is_waiting else 0):
+        while ready := dict(self._readable.poll(None if is_waiting else 0)):
+            is_waiting = False
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if self._connection.fileno() not in ready:
+                continue
             chunk = self._connection.recv(RECEIVE_BYTES)
             if not chunk:
                 raise EngineGone
             for envelope in self._inbox.feed(chunk):
                 self._take(envelope.kind, envelope.fields)
-            is_waiting = False
 
     def _take(self, kind: str, fields: dict[str, Any]) -> None:
         batch = self._batch
@@ -101,7 +107,7 @@ class GenerationHost:
     def _load(self, fields: dict[str, Any]) -> Message:
         os.nice(fields["nice"])
         try:
-            self._batch = batch = GenerationBatch(fields)
+            self._batch = batch = GenerationBatch(fields, lambda: os.eventfd_write(self._wake, 1))
         except PenstockError as error:
             return Message("failed", {"code": error.code, "message": error.message, "reason": error.reason})
         return Message("loaded", batch.facts())

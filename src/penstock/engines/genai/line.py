@@ -27,7 +27,6 @@ class Group:
     arrival: int
     number: int = field(compare=False)
     prompt_tokens: int = field(compare=False)
-    max_tokens: int = field(compare=False)  # of each sequence
     sequences: int = field(compare=False, default=1)
     generated: int = field(compare=False, default=0)  # by each sequence, at most
     is_prompt_done: bool = field(compare=False, default=False)
@@ -55,28 +54,26 @@ class GenerationLine:
     def blocks_used(self) -> int:
         return sum(self._blocks(group, group.generated) for group in self._running.values())
 
-    def append(self, number: int, priority: int, prompt_tokens: int, max_tokens: int | None, sequences: int) -> Group:
-        """Raises RequestTooLarge where it would not fit if it were alone.
-
-        With no `max_tokens` it may have as many as fit then.
-        """
+    def most_tokens(self, prompt_tokens: int, asked: int | None, sequences: int) -> int:
+        """What each sequence may have: as asked, or else as many as fit. Raises RequestTooLarge where not even alone it
+        would fit."""
         limits = self._limits
         if sequences > limits.max_running:
             raise RequestTooLarge(
                 f"n is {sequences}, and at most {limits.max_running} sequences are generated at once "
                 "(generate.max_running): ask for fewer"
             )
-        self._arrivals += 1
-        most = self._most_tokens(prompt_tokens, sequences)
-        asked = most if max_tokens is None else max_tokens
-        if min(asked, most) < max(1, asked):
+        most = self._room_alone(prompt_tokens, sequences)
+        if most < (asked or 1):
             raise RequestTooLarge(
-                f"{_told(prompt_tokens, max_tokens, sequences)} do not fit into the cache, which has room for "
+                f"{_told(prompt_tokens, asked, sequences)} do not fit into the cache, which has room for "
                 f"{limits.blocks * limits.block_tokens} tokens (genai.cache_mb): send less, or ask for fewer"
             )
-        group = Group(priority, self._arrivals, number, prompt_tokens, asked, sequences)
-        insort(self._waiting, group)
-        return group
+        return asked or most
+
+    def append(self, number: int, priority: int, prompt_tokens: int, sequences: int = 1) -> None:
+        self._arrivals += 1
+        insort(self._waiting, Group(priority, self._arrivals, number, prompt_tokens, sequences))
 
     def join(self) -> list[Group]:
         """Those that are to join now. Nobody overtakes one that is before it and has no room yet."""
@@ -122,7 +119,7 @@ class GenerationLine:
         shared, rest = divmod(group.prompt_tokens, size)
         return shared + group.sequences * -(-(rest + generated) // size)
 
-    def _most_tokens(self, prompt_tokens: int, sequences: int) -> int:
+    def _room_alone(self, prompt_tokens: int, sequences: int) -> int:
         """What each sequence can have if nobody else is there; negative: not even the prompt fits."""
         size = self._limits.block_tokens
         shared, rest = divmod(prompt_tokens, size)

@@ -17,15 +17,15 @@ def joined(line: GenerationLine) -> list[int]:
 def test_the_most_urgent_joins_first_and_then_who_came_first() -> None:
     line = GenerationLine(LIMITS)
     for number, priority in ((1, 2), (2, 1), (3, 2), (4, 1)):
-        line.append(number, priority, 8, 8, 1)
+        line.append(number, priority, 8, 1)
     assert joined(line) == [2, 4, 1, 3]
 
 
 def test_no_more_sequences_run_than_may() -> None:
     line = GenerationLine(LIMITS)
-    line.append(1, 1, 8, 8, 3)
-    line.append(2, 1, 8, 8, 2)
-    line.append(3, 1, 8, 8, 1)
+    line.append(1, 1, 8, 3)
+    line.append(2, 1, 8, 2)
+    line.append(3, 1, 8, 1)
     assert joined(line) == [1], "and nobody overtakes the second, though there is room"
     assert (line.running_sequences, len(line)) == (3, 2)
     assert line.remove(1)
@@ -34,13 +34,13 @@ def test_no_more_sequences_run_than_may() -> None:
 
 def test_the_cache_has_room_for_what_joins_and_a_block_more_for_each() -> None:
     line = GenerationLine(LIMITS)
-    line.append(1, 1, 32 * 4, 32, 1)
-    line.append(2, 1, 32 * 3, 32, 1)
+    line.append(1, 1, 32 * 4, 1)
+    line.append(2, 1, 32 * 3, 1)
     assert joined(line) == [1]
     line.advance(1, 1)
     assert line.blocks_used == 5
     assert joined(line) == [2], "5 + 3 + 2 are all there are"
-    line.append(3, 1, 1, 1, 1)
+    line.append(3, 1, 1, 1)
     line.advance(2, 1)
     assert joined(line) == []
     line.remove(1)
@@ -50,9 +50,9 @@ def test_the_cache_has_room_for_what_joins_and_a_block_more_for_each() -> None:
 def test_no_more_prompts_wait_in_the_pipeline_than_a_step_can_take() -> None:
     line = GenerationLine(replace(LIMITS, blocks=100))
     for number in (1, 2, 3):
-        line.append(number, 2, 40, 8, 1)
+        line.append(number, 2, 40, 1)
     assert joined(line) == [1, 2]
-    line.append(4, 1, 8, 8, 1)
+    line.append(4, 1, 8, 1)
     assert joined(line) == []
     line.advance(1, 1)
     assert joined(line) == [4, 3], "what came later is more urgent"
@@ -60,9 +60,9 @@ def test_no_more_prompts_wait_in_the_pipeline_than_a_step_can_take() -> None:
 
 def test_what_is_cancelled_leaves_the_line_or_gives_back_its_room() -> None:
     line = GenerationLine(LIMITS)
-    line.append(1, 1, 8, 8, 4)
-    line.append(2, 1, 8, 8, 1)
-    line.append(3, 1, 8, 8, 1)
+    line.append(1, 1, 8, 4)
+    line.append(2, 1, 8, 1)
+    line.append(3, 1, 8, 1)
     assert joined(line) == [1]
     assert not line.remove(2)
     assert line.remove(1)
@@ -85,14 +85,12 @@ def test_what_is_cancelled_leaves_the_line_or_gives_back_its_room() -> None:
     ],
 )
 def test_what_would_not_fit_alone_is_refused(prompt: int, answer: int | None, choices: int, said: str) -> None:
-    line = GenerationLine(LIMITS)
     with pytest.raises(RequestTooLarge, match=said):
-        line.append(1, 1, prompt, answer, choices)
-    assert joined(line) == []
+        GenerationLine(LIMITS).most_tokens(prompt, answer, choices)
 
 
 def test_without_a_limit_an_answer_may_have_what_the_cache_holds() -> None:
     line = GenerationLine(LIMITS)
-    assert line.append(1, 1, 40, None, 1).max_tokens == 280
-    assert line.append(2, 1, 40, None, 2).max_tokens == 32 * 4 - 8, "each has its own end of the prompt's last block"
-    assert line.append(3, 1, 319, 1, 1).max_tokens == 1
+    assert line.most_tokens(40, None, 1) == 280
+    assert line.most_tokens(40, None, 2) == 32 * 4 - 8, "each has its own end of the prompt's last block"
+    assert line.most_tokens(319, 1, 1) == 1

@@ -1,0 +1,65 @@
+"""From prompts to tokens and back, by the model's own tokenizer and chat template."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.core.errors import InvalidRequest, RequestTooLarge
+from penstock.core.generation import CONTEXT_LENGTH, Prompt
+from penstock.engines.genai.runtime import said
+
+
+class PromptReader:
+    def __init__(self, tokenizer: Any, context_tokens: int) -> None:
+        """`context_tokens`: 0 where there is no limit."""
+        self._tokenizer = tokenizer
+        self._context_tokens = context_tokens
+        self.vocabulary: dict[int, bytes] = {number: text for text, number in tokenizer.get_vocab().items()}
+        self._longest_bytes = max(map(len, self.vocabulary.values()), default=1)
+        template: str = tokenizer.chat_template
+        self.has_chat_template = bool(template)
+        self._has_tools = "tools" in template
+
+    def read(self, prompt: Prompt) -> list[int]:
+        """Its tokens, though no more than the model's context: the tokenizer leaves out the rest.
+
+        Raises InvalidRequest and RequestTooLarge.
+        """
+        if prompt.ids:
+            unknown = next((number for number in prompt.ids if number not in self.vocabulary), None)
+            if unknown is not None:
+                raise InvalidRequest(f"input_ids has {unknown}, and the model has tokens up to {max(self.vocabulary)}")
+            return list(prompt.ids)
+        text = self._render(prompt) if prompt.messages else prompt.text
+        most = self._context_tokens * self._longest_bytes
+        if most and len(text) > most:  # it need not be looked at to know that
+            raise RequestTooLarge(
+                f"a prompt of {len(text)} characters is more than {self._context_tokens} tokens "
+                "(generate.max_context): send less",
+                reason=CONTEXT_LENGTH,
+            )
+        text = text.encode("utf-8", "replace").decode()
+        encoded = self._tokenizer.encode(text, add_special_tokens=not prompt.messages)
+        ids: list[int] = encoded.input_ids.data.reshape(-1).tolist()
+        if not ids:
+            raise InvalidRequest("the prompt is empty: there is nothing to go on from")
+        return ids
+
+    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        texts: list[str] = self._tokenizer.decode(sequences)
+        return texts
+
+    def _render(self, prompt: Prompt) -> str:
+        if not self.has_chat_template:
+            raise InvalidRequest("the model has no chat template: send a prompt in place of messages")
+        if prompt.tools and not self._has_tools:
+            raise InvalidRequest("the model's chat template knows no tools: leave out 'tools'", parameter="tools")
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in prompt.messages],
+                True,
+                tools=[dict(tool) for tool in prompt.tools] or None,
+                extra_context=dict(prompt.template_arguments) or None,
+            )
+        except Exception as error:
+            raise InvalidRequest(f"the model's chat template does not take these messages: {said(error)}") from error
+        return rendered
