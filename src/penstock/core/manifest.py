@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator, model_validator
 
 from penstock.core.blocks import StoredValue
+from penstock.core.error_text import first_problem
 from penstock.core.errors import InvalidRequest, RequestTooLarge, UnknownModel
 from penstock.core.settings import Section
 from penstock.core.tensors import BYTES, NUMPY_TYPES, TensorSpec
@@ -156,20 +157,14 @@ def read_manifest(data: bytes) -> Manifest:
 
 
 def make_manifest(model: str, version: str, files: Any) -> Manifest:
-    return _checked("manifest", lambda: Manifest.model_validate({"model": model, "version": version, "files": files}))
+    return read_document(Manifest, {"model": model, "version": version, "files": files}, "manifest")
 
 
-def read_document(kind: type[T], data: bytes, what: str) -> T:
-    return _checked(what, lambda: kind.model_validate_json(data))
-
-
-def _checked(what: str, read: Callable[[], T]) -> T:
+def read_document(kind: type[T], data: bytes | Mapping[str, Any], what: str) -> T:
     try:
-        return read()
+        return kind.model_validate_json(data) if isinstance(data, bytes) else kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{what}{f', {where[:200]}' if where else ''}: {first['msg']}", reason=what) from error
+        raise InvalidRequest(f"{what}: {first_problem(error)}", reason=what) from error
 
 
 def path_fault(path: str) -> str:

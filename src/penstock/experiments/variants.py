@@ -91,11 +91,7 @@ class Variants:
             settings = self.folder(case.model).settings_of(self.version_of(case.model))
             if reason := why_not_converted(method, self.file(case.model), settings):
                 return reason
-        try:
-            ModelSettings.model_validate(self.settings(case))
-        except ValidationError as error:
-            return first_problem(error)
-        return None
+        return settings_problem(self.settings(case))
 
     def settings(self, case: Case) -> dict[str, Any]:
         """The case's model.yaml: the model's own with what the case says laid over it."""
@@ -133,6 +129,15 @@ class Variants:
 def _is_converted(engine: str, precision: str) -> bool:
     """Whether the engine needs a file of its own for it; PyTorch converts as it loads."""
     return engine in RECIPES and precision in CONVERTED
+
+
+def settings_problem(given: Mapping[str, Any]) -> str | None:
+    """What is wrong with a model.yaml; None: nothing."""
+    try:
+        ModelSettings.model_validate(given)
+    except ValidationError as error:
+        return first_problem(error)
+    return None
 
 
 def write_repository(target: Path, model: str, source: Path, file: Path, settings: Mapping[str, Any]) -> Path:

@@ -5,14 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from penstock.core.error_text import first_problem
 from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weighted_nodes
 from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
-from penstock.experiments.variants import Variants, write_repository
+from penstock.experiments.variants import Variants, settings_problem, write_repository
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
 from penstock.models.folder import ModelFolder
@@ -138,11 +135,7 @@ class TuneModel:
         precision = "fp32" if variant.is_converted else variant.precision
         own = self.folder.settings.model_dump(exclude_unset=True)
         device = {**own.get("instances", {}), "device": variant.device}
-        try:
-            ModelSettings.model_validate({**own, "engine": variant.engine, "precision": precision, "instances": device})
-        except ValidationError as error:
-            return first_problem(error)
-        return None
+        return settings_problem({**own, "engine": variant.engine, "precision": precision, "instances": device})
 
 
 def _device(settings: ModelSettings) -> str:

@@ -66,7 +66,7 @@ def check_facts(folder: Path, version: str, timeout_s: float) -> ModelFacts:
         "batchable": found["max_batch_size"] > 0,
         "quantized": True if found["precision"] in ("int8", "int4") else None,
     }
-    return read_document(ModelFacts, json.dumps(facts).encode(), "metadata")
+    return read_document(ModelFacts, facts, "metadata")
 
 
 def _tensors(told: list[str]) -> list[dict[str, Any]] | None:
