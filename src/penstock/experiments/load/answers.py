@@ -8,20 +8,11 @@ from typing import Any, Protocol
 import grpc
 import orjson
 
-from penstock.experiments.load.drivers import (
-    CONNECT_S,
-    INFER,
-    MESSAGE_OPTIONS,
-    STREAM,
-    HttpConnection,
-    Rejected,
-    RestDriver,
-)
+from penstock.experiments.load.drivers import INFER, HttpConnection, Rejected, RestDriver, StreamDriver, UnaryDriver
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels
 
 ANSWER_S = 300.0  # what an answer may take
-STREAMS = 64
 _USAGE = struct.Struct("<3i")
 Usage = tuple[int, int]  # tokens of the prompt, and of the answer
 Heard = Callable[[int], None]  # so many tokens came together
@@ -40,26 +31,19 @@ class TextDriver(Protocol):
     async def close(self) -> None: ...
 
 
-class WholeDriver:
+class WholeDriver(UnaryDriver):
     """Unary gRPC: an answer comes whole."""
 
     def __init__(self, target: str, messages: list[bytes], channels: Channels) -> None:
-        self._messages = messages
-        self._channel = channels.open(target, MESSAGE_OPTIONS)
+        super().__init__(target, messages, INFER, channels)
         self._call = self._channel.unary_unary(INFER, response_deserializer=pb.ModelInferResponse.FromString)
 
-    async def open(self, concurrency: int) -> None:
-        await asyncio.wait_for(self._channel.channel_ready(), CONNECT_S)
-
-    async def call(self, slot: int, number: int, heard: Heard) -> Usage | None:
+    async def call(self, slot: int, number: int, heard: Heard) -> Usage | None:  # type: ignore[override]
         try:
             answer = await self._call(self._messages[number % len(self._messages)], timeout=ANSWER_S)
         except grpc.aio.AioRpcError as error:
             raise Rejected(error.code().name) from None
         return _usage_of(answer)
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 class StreamedAnswer:
@@ -85,26 +69,16 @@ class StreamedAnswer:
             self.ended.set_exception(Rejected(reason))
 
 
-class DeltaDriver:
-    """gRPC streams, one for each caller up to a number; a request's answers are matched by its id."""
+class DeltaDriver(StreamDriver):
+    """A stream for each caller up to a number; a request has many answers."""
+
+    most = 64
 
     def __init__(self, target: str, messages: list[bytes], channels: Channels) -> None:
-        self._messages = messages
-        self._channel = channels.open(target, MESSAGE_OPTIONS)
-        self._outboxes: list[asyncio.Queue[bytes]] = []
+        super().__init__(target, messages, channels)
         self._answers: dict[str, StreamedAnswer] = {}
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def open(self, concurrency: int) -> None:
-        await asyncio.wait_for(self._channel.channel_ready(), CONNECT_S)
-        stub = self._channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)
-        for _ in range(min(STREAMS, concurrency)):
-            outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=10_000)
-            call = stub(metadata=(("penstock-unordered", "1"),))
-            self._outboxes.append(outbox)
-            self._tasks += [asyncio.create_task(self._write(call, outbox)), asyncio.create_task(self._read(call))]
-
-    async def call(self, slot: int, number: int, heard: Heard) -> Usage | None:
+    async def call(self, slot: int, number: int, heard: Heard) -> Usage | None:  # type: ignore[override]
         identity = str(number)
         answer = self._answers[identity] = StreamedAnswer(heard)
         message = pb.ModelInferRequest.FromString(self._messages[number % len(self._messages)])
@@ -118,16 +92,6 @@ class DeltaDriver:
             raise Rejected("timeout") from None
         finally:
             del self._answers[identity]
-
-    async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._channel.close()
-
-    async def _write(self, call: Any, outbox: "asyncio.Queue[bytes]") -> None:
-        while True:
-            await call.write(await outbox.get())
 
     async def _read(self, call: Any) -> None:
         try:

@@ -13,7 +13,6 @@ from penstock.wire.channels import PLAIN, Channels
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 ECHO = "/echo.Echo/Echo"
-STREAMS = 4
 CONNECT_S = 10.0
 TIMEOUT_S = 60.0
 EAGER_CONNECTIONS = 256
@@ -57,6 +56,8 @@ class UnaryDriver:
 class StreamDriver:
     """A few bidirectional streams carry all requests; answers come as they are done, matched by id."""
 
+    most = 4  # streams
+
     def __init__(self, target: str, messages: list[bytes], channels: Channels = PLAIN) -> None:
         self._messages = messages
         self._channel = channels.open(target, MESSAGE_OPTIONS)
@@ -67,7 +68,7 @@ class StreamDriver:
     async def open(self, concurrency: int) -> None:
         await asyncio.wait_for(self._channel.channel_ready(), CONNECT_S)
         stub = self._channel.stream_stream(STREAM, response_deserializer=pb.ModelStreamInferResponse.FromString)
-        for _ in range(min(STREAMS, concurrency)):
+        for _ in range(min(self.most, concurrency)):
             outbox: asyncio.Queue[bytes] = asyncio.Queue(maxsize=10_000)
             call = stub(metadata=(("penstock-unordered", "1"),))
             self._outboxes.append(outbox)
