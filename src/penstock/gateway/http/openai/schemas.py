@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from penstock.gateway.http.openapi import REF
 from penstock.gateway.http.schemas import Name, OpenAiErrorDetail, Parameters
 
-STRICT = ConfigDict(strict=True)
+# What is described here is built when it is first asked for: a gateway starts without.
+STRICT = ConfigDict(strict=True, defer_build=True)
 TokenCount = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
@@ -125,23 +126,23 @@ class CompletionsBody(GenerationBody):
     )
 
 
-class TextPart(BaseModel):
+class TextPart(BaseModel, defer_build=True):
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(BaseModel, defer_build=True):
     name: str
     arguments: str = Field(description="JSON, as the model wrote it")
 
 
-class ToolCall(BaseModel):
+class ToolCall(BaseModel, defer_build=True):
     id: str
     type: Literal["function"]
     function: CalledFunction
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(BaseModel, defer_build=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = Field(None, description="Text, or parts of it")
     name: str | None = None
@@ -149,44 +150,44 @@ class ChatMessage(BaseModel):
     tool_call_id: str | None = Field(None, description="Of a tool's message")
 
 
-class TokenLogprob(BaseModel):
+class TokenLogprob(BaseModel, defer_build=True):
     token: str
     logprob: float
     bytes: list[int] | None
     top_logprobs: list[dict[str, Any]]
 
 
-class ChatLogprobs(BaseModel):
+class ChatLogprobs(BaseModel, defer_build=True):
     content: list[TokenLogprob]
     refusal: None
 
 
-class AnswerMessage(BaseModel):
+class AnswerMessage(BaseModel, defer_build=True):
     role: Literal["assistant"]
     content: str | None
     refusal: None
     tool_calls: list[ToolCall] | None = None
 
 
-class ChatChoice(BaseModel):
+class ChatChoice(BaseModel, defer_build=True):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
 
 
-class CachedTokens(BaseModel):
+class CachedTokens(BaseModel, defer_build=True):
     cached_tokens: int = Field(description="Tokens of the prompt that the engine found in its prefix cache")
 
 
-class GenerationUsage(BaseModel):
+class GenerationUsage(BaseModel, defer_build=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None = Field(None, description="Where the engine tells it")
 
 
-class ChatAnswer(BaseModel):
+class ChatAnswer(BaseModel, defer_build=True):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -196,27 +197,27 @@ class ChatAnswer(BaseModel):
     usage: GenerationUsage
 
 
-class CallDelta(BaseModel):
+class CallDelta(BaseModel, defer_build=True):
     index: int
     id: str | None = None
     type: Literal["function"] | None = None
     function: CalledFunction
 
 
-class ChatDelta(BaseModel):
+class ChatDelta(BaseModel, defer_build=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[CallDelta] | None = None
 
 
-class ChatChunkChoice(BaseModel):
+class ChatChunkChoice(BaseModel, defer_build=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
 
 
-class ChatChunk(BaseModel):
+class ChatChunk(BaseModel, defer_build=True):
     """An event of a streamed answer; after the last comes `[DONE]`."""
 
     id: str
@@ -229,21 +230,21 @@ class ChatChunk(BaseModel):
     error: OpenAiErrorDetail | None = Field(None, description="Alone, where the answer failed; then nothing follows")
 
 
-class CompletionLogprobs(BaseModel):
+class CompletionLogprobs(BaseModel, defer_build=True):
     tokens: list[str]
     token_logprobs: list[float]
     top_logprobs: list[dict[str, float]] | None
     text_offset: list[int]
 
 
-class CompletionChoice(BaseModel):
+class CompletionChoice(BaseModel, defer_build=True):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
 
 
-class CompletionsAnswer(BaseModel):
+class CompletionsAnswer(BaseModel, defer_build=True):
     """The whole of it, or an event of a streamed one; after the last comes `[DONE]`."""
 
     id: str
