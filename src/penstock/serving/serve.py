@@ -50,7 +50,7 @@ class Serving:
         self.is_traced = traces.is_on
         self.meter = meter
         self.plans = Plans(metrics, dispatcher.routing)
-        self.callers = CallerCounts(metrics.key_requests, self.plans.tallies)
+        self.callers = CallerCounts(metrics.key_requests, metrics.key_tokens, self.plans.tallies)
         self.shadows = Shadows(resolver, self.plans, dispatcher, admission, metrics)
         self.plans.on_answered = self.shadows.offer
 
@@ -94,6 +94,8 @@ class Serving:
                         async for response in answers:
                             if pace is not None:
                                 pace.answered(response, now())
+                                if request.principal.key_id and not response.is_final:
+                                    self.callers.spent(request.principal, response)
                             if not response.is_final and admitted.metered is not None:
                                 admitted.metered.answered(response)
                             admitted.response = response
@@ -189,6 +191,8 @@ class _Admitted:
         self.plan.answered(self._request, self.start, self._routed, now(), response)
         if self._request.principal.key_id:
             self._serving.callers.answered(self._request.principal)
+            if self.plan.paces is not None:
+                self._serving.callers.spent(self._request.principal, response)
         if self._span is not None:
             self._span.set(version=response.version, batch_rows=response.timing.batch_rows)
             self._span.end()

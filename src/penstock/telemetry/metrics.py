@@ -121,6 +121,9 @@ class ServingMetrics(_Metrics):
     key_requests = _counter(
         "key_requests", "Requests of those who have a key, by its name and what came of them", "key", "code"
     )
+    key_tokens = _counter(
+        "key_tokens", "Tokens of generated text, prompts and answers, of those who have a key, by its name", "key"
+    )
     inflight_requests = _gauge("inflight_requests", "Requests inside")
     inflight_bytes = _gauge("inflight_bytes", "Bytes of the requests inside")
     memory_bytes = _gauge("gateway_memory_bytes", "Resident memory")

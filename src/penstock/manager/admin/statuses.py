@@ -3,8 +3,10 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import reduce
 
 from penstock.core.blocks import BlockRecord, BlockRole
+from penstock.core.statistics import add_standings
 from penstock.manager.deployed_block import DeployedBlock, WorkerState
 from penstock.manager.desired import BLOCKS, WORKERS
 from penstock.manager.events import Event
@@ -13,6 +15,7 @@ from penstock.manager.reign import Load
 from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import manager_pb2
+from penstock.wire.forms import encode_standing
 
 UNKNOWN = "unknown"  # how a worker is, to a manager that does not lead
 
@@ -66,6 +69,7 @@ class Statuses:
     def block(self, block: DeployedBlock) -> pb.BlockStatus:
         reign = self._manager.reign
         counts = [load.counts[block.block_id] for load in reign.loads.values() if block.block_id in load.counts]
+        standings = [each.generation for each in counts if each.generation is not None]
         status = pb.BlockStatus(
             block_id=block.block_id,
             spec=_spec(block.record),
@@ -81,6 +85,7 @@ class Statuses:
             requests=sum(each.requests for each in counts),
             errors=sum(each.errors for each in counts),
             latency_s=sum(each.latency_s for each in counts),
+            generation=encode_standing(reduce(add_standings, standings) if standings else None),
         )
         return tagged(status, self._manager.desired.revisions.get(BLOCKS + block.block_id, 0))
 

@@ -168,7 +168,7 @@ class ListBlocksResponse(_message.Message):
     def __init__(self, failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockStatus, _Mapping]]] = ...) -> None: ...
 
 class BlockStatus(_message.Message):
-    __slots__ = ("block_id", "spec", "role", "state", "reason", "revision", "holders", "placed", "requests", "errors", "latency_s", "etag")
+    __slots__ = ("block_id", "spec", "role", "state", "reason", "revision", "holders", "placed", "requests", "errors", "latency_s", "etag", "generation")
     BLOCK_ID_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -181,6 +181,7 @@ class BlockStatus(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_S_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     block_id: str
     spec: BlockSpec
     role: str
@@ -193,7 +194,8 @@ class BlockStatus(_message.Message):
     errors: int
     latency_s: float
     etag: str
-    def __init__(self, block_id: _Optional[str] = ..., spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ..., placed: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ..., etag: _Optional[str] = ...) -> None: ...
+    generation: _job_pb2.GenerationStanding
+    def __init__(self, block_id: _Optional[str] = ..., spec: _Optional[_Union[BlockSpec, _Mapping]] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ..., holders: _Optional[_Iterable[_Union[BlockHolder, _Mapping]]] = ..., placed: _Optional[_Iterable[str]] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ..., latency_s: _Optional[float] = ..., etag: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.GenerationStanding, _Mapping]] = ...) -> None: ...
 
 class BlockHolder(_message.Message):
     __slots__ = ("worker_id", "state", "reason", "is_serving")
