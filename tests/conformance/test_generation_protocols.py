@@ -51,6 +51,10 @@ def test_triton_whole(server, smollm2, text):
         assert found.as_numpy("finish_reason").tolist() == [b"length"]
         sampling = json.dumps(GREEDY).encode()
         assert joined([client.infer(smollm2, prompts(sampling_parameters=sampling))]) == text
+        further = [triton.InferInput(*each) for each in (("max_tokens", [1, 1], "INT32"), ("top_k", [1, 1], "INT32"))]
+        further[0].set_data_from_numpy(np.array([[6]], np.int32))  # as TensorRT-LLM's clients have them
+        further[1].set_data_from_numpy(np.array([[1]], np.int32))
+        assert joined([client.infer(smollm2, [*prompts(), *further])]) == text
         with pytest.raises(InferenceServerException, match="'temperature'"):
             client.infer(smollm2, prompts(), parameters={"temperature": "hot"})
     with triton_http.InferenceServerClient(server.http_url.removeprefix("http://")) as client:

@@ -25,6 +25,7 @@ from penstock.tasks.generate.answer import (
 )
 from penstock.tasks.generate.parameters import MAX_CHOICES, NAMES, flag, read_sampling
 from penstock.tasks.generate.prompts import INPUT_IDS, INPUT_LENGTHS, MESSAGES, TEXT_INPUT, prompts_of
+from penstock.tasks.generate.tensors import TENSOR_NAMES, parameters_of
 from penstock.tasks.options import GenerateOptions
 
 STREAM, SAMPLING, EXCLUDE = "stream", "sampling_parameters", "exclude_input_in_output"
@@ -111,17 +112,18 @@ class GenerateTask:
         for name in found:
             if name == MESSAGES and name not in known:
                 raise InvalidTensor(f"the model has no chat template: send '{TEXT_INPUT}' in place of '{MESSAGES}'")
-            if name not in known:
+            if name not in known and name not in TENSOR_NAMES:
                 raise InvalidTensor(f"unknown input '{name}'; the model takes {', '.join(known)}")
         if len(found) < len(tensors):
             raise InvalidTensor("an input was sent twice")
         return found
 
     def _parameters(self, request: TaskRequest, inputs: Mapping[str, Tensor]) -> Mapping[str, object]:
-        """Those of the request stand before those of the input `sampling_parameters`."""
+        """Those of the request stand before those that are inputs, and these before `sampling_parameters`."""
+        as_inputs = parameters_of(inputs)
         tensor = inputs.get(SAMPLING)
         if tensor is None:
-            return request.parameters
+            return {**as_inputs, **request.parameters} if as_inputs else request.parameters
         check_column(tensor, f"'{SAMPLING}' is BYTES [1], a JSON object", "object")
         try:
             told = json.loads(unpack_bytes(tensor)[0] or b"{}") if len(tensor.data) <= MAX_SAMPLING_BYTES else None
@@ -134,7 +136,7 @@ class GenerateTask:
                 near = get_close_matches(name, NAMES, 1)
                 hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(sorted(NAMES))}"
                 raise InvalidRequest(f"'{SAMPLING}' has an unknown parameter '{name[:80]}'; {hint}")
-        return {**told, **request.parameters}
+        return {**told, **as_inputs, **request.parameters}
 
     def _has_echo(self, inputs: Mapping[str, Tensor], parameters: Mapping[str, object], prompt: str) -> bool:
         is_wanted = _flag(inputs, parameters, "echo", False)

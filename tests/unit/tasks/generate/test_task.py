@@ -210,9 +210,29 @@ def test_inputs_as_tritons_backends_have_them_are_heeded() -> None:
     assert answer.has_news  # the prompt comes before the answer
 
 
+def test_parameters_may_be_inputs() -> None:
+    request = with_inputs(
+        max_tokens=np.array([[5]], np.int32),
+        temperature=np.array([[0.5]], np.float32),
+        top_p=np.array([[0]], np.float32),
+        random_seed=np.array([[7]], np.uint64),
+        stop_words=np.array([["x", "y", ""]], object),
+        bad_words=np.array([[""]], object),
+        beam_width=np.array([[1]], np.int32),
+        sampling_parameters=np.array(['{"max_tokens": 9, "top_k": 3}'], object),
+    )
+    request.parameters = {"temperature": 0.25}
+    sampling = answer_of(request).generations[0].sampling
+    assert (sampling.max_tokens, sampling.top_k, sampling.top_p, sampling.seed) == (5, 3, 0.9, 7)
+    assert (sampling.temperature, sampling.stop) == (0.25, ("x", "y"))
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [
+        (with_inputs(max_tokens=np.array([1, 2])), "of one element; got 2"),
+        (with_inputs(bad_words=np.array(["x"], object)), "'bad_words' is 'x', which is not supported"),
+        (with_inputs(max_tokens=np.array([0])), "'max_tokens' is '0'"),
         (TaskRequest([], []), "send one of 'text_input', 'messages', 'input_ids'; got none"),
         (with_inputs(input_ids=np.array([1])), "got 'text_input' and 'input_ids'"),
         (with_inputs(images=np.array([1])), "unknown input 'images'"),
