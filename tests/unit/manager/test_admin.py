@@ -1,5 +1,6 @@
 """What operators ask of a cluster, over a real socket."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -74,6 +75,17 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     await second.close()
     await first.close()
     await store.close()
+
+
+async def test_changes_of_one_worker_at_once_are_all_made(cluster: Cluster) -> None:
+    await cluster.join("w1")
+    await asyncio.gather(
+        cluster.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="w1", is_draining=True), timeout=5),
+        cluster.stub.ChangeWorker(pb.ChangeWorkerRequest(worker_id="w1", changes='{"labels": {"a": "b"}}'), timeout=5),
+        cluster.stub.ChangeWorker(pb.ChangeWorkerRequest(worker_id="w1", changes='{"labels": {"c": "d"}}'), timeout=5),
+    )
+    (worker,) = (await cluster.stub.ListWorkers(pb.ListWorkersRequest())).workers
+    assert (worker.is_draining, dict(worker.facts.labels)) == (True, {"a": "b", "c": "d"})
 
 
 async def test_status_and_lists(cluster: Cluster) -> None:

@@ -115,6 +115,8 @@ class GuardedDoor:
             watching.set(await self._admit(context, needs))
             try:
                 async for answered in answer(request, context):
+                    if Scope.JOIN not in needs:  # parts of the cluster stay what they are until they call again
+                        await self._admit(context, needs)
                     yield answered
             except PenstockError as error:
                 await refuse(context, error)

@@ -1,5 +1,6 @@
 """The keys of a cluster, in its metadata store: made, revoked, rotated, and told to those who guard doors."""
 
+import asyncio
 import secrets
 import time
 from base64 import b64decode, b64encode
@@ -53,6 +54,8 @@ class Keys:
         self._clock = clock
         self._records: dict[str, KeyRecord] = {}
         self._secret = secret
+        # Until it is folded: a change of what was revoked meanwhile would bring it back.
+        self._changing = asyncio.Lock()
         manager.managers_key = lambda: self.managers_key
         manager.on_folded.append(self._folded)
         manager.on_reign.append(self._tell)
@@ -62,45 +65,51 @@ class Keys:
 
     async def create(self, wanted: KeyRecord) -> MadeKey:
         """`wanted` has what is asked for; its id and digest are given here."""
-        self._manager.check_leads()
-        if any(each.name == wanted.name for each in self._records.values()):
-            raise NameTaken(f"there is a key '{wanted.name}' already, or was: give another name, or rotate it")
-        if len(self._records) >= MAX_KEYS:
-            raise InvalidRequest(f"there are {MAX_KEYS} keys already, with those that were revoked")
-        writes, compares, secret = self._secret_writes()
-        made = self._made(wanted.model_copy(update={"key_id": f"key-{secrets.token_hex(6)}"}), secret)
-        write, absent = _write(made.record), Compare(KEYS + made.record.key_id, 0)
-        await self._manager.commit([*writes, write], [*compares, absent])
-        self._manager.events.tell("key_created", made.record.name, f"for {', '.join(sorted(made.record.scopes))}")
-        return made
+        async with self._changing:
+            self._manager.check_leads()
+            if any(each.name == wanted.name for each in self._records.values()):
+                raise NameTaken(f"there is a key '{wanted.name}' already, or was: give another name, or rotate it")
+            if len(self._records) >= MAX_KEYS:
+                raise InvalidRequest(f"there are {MAX_KEYS} keys already, with those that were revoked")
+            writes, compares, secret = self._secret_writes()
+            made = self._made(wanted.model_copy(update={"key_id": f"key-{secrets.token_hex(6)}"}), secret)
+            write, absent = _write(made.record), Compare(KEYS + made.record.key_id, 0)
+            await self._manager.commit([*writes, write], [*compares, absent])
+            self._manager.events.tell("key_created", made.record.name, f"for {', '.join(sorted(made.record.scopes))}")
+            return made
 
     async def revoke(self, name: str, expected: str = "") -> KeyRecord:
         """`expected`, as in the others: a tag of what was read, of which the write must be the last."""
-        record = self.find(name)
-        self._manager.check_leads()
-        if record.revoked_at is None:
-            record = record.model_copy(update={"revoked_at": self._clock(), "rotated_digest": "", "rotated_until": 0.0})
-            await self._commit(record, expected)
-            self._manager.events.tell("key_revoked", record.name, "it opens no door any more")
-        return record
+        async with self._changing:
+            record = self.find(name)
+            self._manager.check_leads()
+            if record.revoked_at is None:
+                record = record.model_copy(
+                    update={"revoked_at": self._clock(), "rotated_digest": "", "rotated_until": 0.0}
+                )
+                await self._commit(record, expected)
+                self._manager.events.tell("key_revoked", record.name, "it opens no door any more")
+            return record
 
     async def change(self, name: str, changes: KeyChanges, expected: str = "") -> KeyRecord:
         """It keeps its text, its name and what of it is not said."""
-        record = self._unrevoked(name).model_copy(update=changes.given())
-        await self._commit(record, expected)
-        self._manager.events.tell("key_changed", record.name, f"now for {', '.join(sorted(record.scopes))}")
-        return record
+        async with self._changing:
+            record = self._unrevoked(name).model_copy(update=changes.given())
+            await self._commit(record, expected)
+            self._manager.events.tell("key_changed", record.name, f"now for {', '.join(sorted(record.scopes))}")
+            return record
 
     async def rotate(self, name: str, grace_s: float, expected: str = "") -> MadeKey:
         """A new text; the one before goes on for a while."""
-        record = self._unrevoked(name)
-        writes, unmade, secret = self._secret_writes()
-        until = self._clock() + grace_s
-        old = {"rotated_digest": record.digest, "rotated_until": until} if grace_s else {"rotated_digest": ""}
-        made = self._made(record.model_copy(update={**old, "rotated_at": self._clock()}), secret)
-        await self._commit(made.record, expected, writes, unmade)
-        self._manager.events.tell("key_rotated", record.name, f"its old text goes on for {grace_s:g} s")
-        return made
+        async with self._changing:
+            record = self._unrevoked(name)
+            writes, unmade, secret = self._secret_writes()
+            until = self._clock() + grace_s
+            old = {"rotated_digest": record.digest, "rotated_until": until} if grace_s else {"rotated_digest": ""}
+            made = self._made(record.model_copy(update={**old, "rotated_at": self._clock()}), secret)
+            await self._commit(made.record, expected, writes, unmade)
+            self._manager.events.tell("key_rotated", record.name, f"its old text goes on for {grace_s:g} s")
+            return made
 
     def revision(self, record: KeyRecord) -> int:
         """Of its last write."""

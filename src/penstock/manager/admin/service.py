@@ -1,6 +1,7 @@
 """What operators ask of a cluster, over gRPC: any manager answers what only reads, the leader what writes."""
 # ruff: noqa: N802 - the names are those of the protocol
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -45,6 +46,7 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         self._board = ClusterBoard(manager)
         self._sessions: dict[str, Mapping[str, int]] = {}  # by gateway, as it was last told
         manager.on_sessions.append(self._sessions.__setitem__)
+        self._changing = asyncio.Lock()  # until it is folded: nobody changes what another is about to change
 
     # --- what only reads
 
@@ -135,7 +137,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
     @needs_scope(Scope.ADMIN)
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> pb.DrainWorkerResponse:
         changes = WorkerChanges(is_draining=request.is_draining)
-        await self._change_worker(request.worker_id, changes, request.expected)
+        async with self._changing:
+            await self._change_worker(request.worker_id, changes, request.expected)
         return pb.DrainWorkerResponse()
 
     @needs_scope(Scope.ADMIN)
@@ -155,7 +158,8 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
 
     @needs_scope(Scope.ADMIN)
     async def ChangeWorker(self, request: pb.ChangeWorkerRequest, context: Context) -> pb.WorkerResponse:
-        await self._change_worker(request.worker_id, WorkerChanges.read(request.changes), request.expected)
+        async with self._changing:
+            await self._change_worker(request.worker_id, WorkerChanges.read(request.changes), request.expected)
         return pb.WorkerResponse(worker=self._statuses.worker(request.worker_id))
 
     @needs_scope(Scope.ADMIN)
@@ -207,11 +211,12 @@ class ClusterService(cluster_pb2_grpc.ClusterServicer):
         self._manager.check_leads()
         self._check_seen(request.block_id)
         block = self._find(request.block_id)
-        fields = BlockChanges.read(request.changes).of(block.record)
-        told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
-        if "replicas" in fields:
-            told = Notice("block_scaled", block.block_id, f"it has {fields['replicas']} replicas")
-        await self._manager.change_block(block.block_id, told, expected=request.expected, **fields)
+        async with self._changing:
+            fields = BlockChanges.read(request.changes).of(block.record)
+            told = Notice("block_changed", block.block_id, f"another is now: {', '.join(sorted(fields)) or 'nothing'}")
+            if "replicas" in fields:
+                told = Notice("block_scaled", block.block_id, f"it has {fields['replicas']} replicas")
+            await self._manager.change_block(block.block_id, told, expected=request.expected, **fields)
         return pb.BlockResponse(block=self._statuses.block(self._find(block.block_id)))
 
     async def _change_worker(self, worker_id: str, changes: WorkerChanges, expected: str) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from contextvars import copy_context
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.access.guard import Guard
-from penstock.access.keys import KeyRecord, KeyTable
+from penstock.access.keys import KeyChanges, KeyRecord, KeyTable
 from penstock.core.blocks import ClusterPicture, GatewayMember
 from penstock.core.errors import Conflict, NameTaken
 from penstock.core.principals import Principal, Scope
@@ -307,6 +308,31 @@ async def test_keys_are_watched_by_admins_alone(door: Door) -> None:
             except grpc.aio.AioRpcError as error:
                 codes.append(error.code())
     assert codes == [True, grpc.StatusCode.PERMISSION_DENIED]
+
+
+async def test_who_watches_with_a_key_that_is_revoked_hears_no_more(door: Door) -> None:
+    key = (await door.keys.create(wanted("watcher", Scope.METRICS))).text
+    async with Channels(key).open(door.address) as channel:
+        stream = cluster_pb2_grpc.ClusterStub(channel).WatchCluster(cluster_pb2.WatchClusterRequest(), timeout=30)
+        assert (await stream.read()).is_snapshot
+        await door.keys.revoke("watcher")
+        with suppress(grpc.aio.AioRpcError):
+            while await stream.read() is not grpc.aio.EOF:
+                pass
+        assert await stream.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_of_keys_that_are_changed_at_once_none_is_lost(door: Door) -> None:
+    made = await asyncio.gather(
+        *(door.keys.create(wanted("app", Scope.ADMIN)) for _ in range(2)), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in made) == ["MadeKey", "NameTaken"]
+    changes = KeyChanges.model_validate_json('{"models": ["m*"]}')
+    await asyncio.gather(
+        door.keys.rotate("app", 60.0), door.keys.change("app", changes), door.keys.revoke("app"), return_exceptions=True
+    )
+    assert door.keys.find("app").revoked_at is not None
+    assert door.keys.find("app").models == ("m*",)
 
 
 async def test_a_key_that_is_passed_on_counts_in_place_of_the_channels(door: Door) -> None:
