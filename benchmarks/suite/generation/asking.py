@@ -3,8 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 DEADLINE_S = 300.0
 
@@ -38,7 +39,7 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
         told = Told(due)
         body = {"model": model, "prompt": asking.prompts[index], "max_tokens": asking.tokens, "temperature": 0}
         body |= {"ignore_eos": True, "stream": is_streamed}
-        async for line in _post(address, json.dumps(body).encode()):
+        async for line in post(address, "/v1/completions", body):
             if line.startswith(b"data: {"):
                 told.first = told.first or time.perf_counter() - began
             elif line.startswith(b"{") and (tokens := json.loads(line)["usage"]["completion_tokens"]) != asking.tokens:
@@ -55,12 +56,11 @@ async def ask_all(address: str, model: str, asking: Asking, is_streamed: bool) -
     return [told for one in found for told in one]
 
 
-async def _post(address: str, body: bytes) -> AsyncIterator[bytes]:
+async def post(address: str, path: str, content: Mapping[str, Any]) -> AsyncIterator[bytes]:
     """The answer's lines. By hand: what a client's library takes of two cores, the engine would lack."""
+    body = json.dumps(content).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
     reader, writer = await asyncio.open_connection(*address.split(":"))
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n"
-    )
     try:
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         status = await reader.readline()

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.repository import link_model
 from benchmarks.suite.figures import SuiteFigure, ratio
 from benchmarks.suite.generation.asking import Asking, Told, ask_all
+from benchmarks.suite.generation.neighbour import neighbour_p99_ms
 from penstock.experiments.processes import Running, ServerRun
 from penstock.models.folder import read_model_folder
 from penstock.models.samples.texts import mixed
@@ -25,6 +26,7 @@ ANSWERS = 3  # of each caller in a round
 CALLERS = (1, 8, 16)
 LOAD = 0.7  # of what the bare engine does with the most callers
 ARRIVALS = 60
+NEIGHBOUR_S = 15.0
 Say = Callable[[str], None]
 
 
@@ -126,15 +128,18 @@ def generation_figures(
         peak = median(each[max(CALLERS)]["engine"] for each in rates) / TOKENS
         firsts = [ways.first_token_s(_arrivals(LOAD * peak, seed)) for seed in range(rounds)]
         _say_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
-    return _figures(rates, firsts), {
-        **{
-            f"generate_over_llama_cpp_c{callers}": median(
-                e[callers]["streamed"] / e[callers]["llama.cpp"] for e in rates
-            )
-            for callers in CALLERS
-        },
-        "generate_ttft_over_llama_cpp": median(each["streamed"] / each["llama.cpp"] for each in firsts),
+    beside = neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
+    say("  p99 of minilm, ms: " + ", ".join(f"{how} {value:.1f}" for how, value in beside.items()))
+    facts: dict[str, float | str] = {
+        f"generate_over_llama_cpp_c{callers}": median(
+            each[callers]["streamed"] / each[callers]["llama.cpp"] for each in rates
+        )
+        for callers in CALLERS
     }
+    facts["generate_ttft_over_llama_cpp"] = median(each["streamed"] / each["llama.cpp"] for each in firsts)
+    for how in ("as_shipped", "gives_way"):
+        facts[f"generate_neighbour_p99_{how}"] = beside[how] / beside["alone"]
+    return _figures(rates, firsts), facts
 
 
 def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict[str, float]]) -> list[SuiteFigure]:

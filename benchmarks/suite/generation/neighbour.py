@@ -1,0 +1,51 @@
+"""What a busy model that generates costs another on the same machine, and what `genai.nice` spares it."""
+
+import asyncio
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import quantiles
+
+from benchmarks.repository import link_model
+from benchmarks.suite.generation.asking import Asking, ask_all, post
+from penstock.experiments.processes import ServerRun
+
+GENERATING, NEIGHBOUR = "smollm2", "minilm"
+CALLERS, TOKENS = 8, 128
+EVERY_S = 0.05  # between two requests of the neighbour
+
+
+def neighbour_p99_ms(models: Path, folder: Path, seconds: float) -> dict[str, float]:
+    """Alone, beside the other at its best, and beside it where it gives way."""
+    found = {}
+    for name, nice in (("gives_way", 19), ("as_shipped", 0)):
+        link_model(models / NEIGHBOUR, folder / name / "models" / NEIGHBOUR)
+        at = folder / name / "models" / GENERATING
+        link_model(models / GENERATING, at, residence={"load": "eager"}, genai={"nice": nice})
+        with ServerRun(folder / name / "models", folder / name) as server:
+            if nice:
+                found["alone"] = asyncio.run(_p99_ms(server.http, seconds, is_busy=False))
+            found[name] = asyncio.run(_p99_ms(server.http, seconds, is_busy=True))
+    return found
+
+
+async def _p99_ms(address: str, seconds: float, is_busy: bool) -> float:
+    prompts = [f"{number}. Once upon a time" for number in range(10_000)]
+    busy = asyncio.create_task(ask_all(address, GENERATING, Asking(prompts, TOKENS, CALLERS), is_streamed=False))
+    try:
+        if is_busy:
+            await asyncio.sleep(2)
+        else:
+            busy.cancel()
+        took = []
+        end = time.perf_counter() + seconds
+        while (began := time.perf_counter()) < end:
+            async for _ in post(address, "/v1/embeddings", {"model": NEIGHBOUR, "input": "a short sentence"}):
+                pass
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(max(0.0, EVERY_S - took[-1]))
+        return 1000 * quantiles(took, n=100)[98]
+    finally:
+        busy.cancel()
+        with suppress(asyncio.CancelledError):
+            await busy
