@@ -113,7 +113,11 @@ def small_result(
     result = pb.Result()
     _put_result(result, job_id, attempt, timing, parameters, is_partial)
     for tensor in outputs:
-        result.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape, contents=bytes(tensor.data))
+        each = result.outputs.add()
+        each.name = tensor.name
+        each.datatype = tensor.datatype
+        each.shape.extend(tensor.shape)
+        each.contents = bytes(tensor.data)
     return result
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
@@ -82,7 +83,7 @@ class GenerationRunner(BlockRunner):
             job.response_credits += credits  # it is being prepared
             return
         generating.credits += credits
-        if generating.answer.has_news:
+        if generating.answer.is_streamed and generating.answer.has_news:
             self._send(generating, now())
 
     # --- to the engine
@@ -159,7 +160,7 @@ class GenerationRunner(BlockRunner):
             self.counts.heard(pace, progress, at)
             if progress.failure is not None:
                 del self._by_number[progress.number]
-                self._end(generating.job, progress.failure)
+                self._end(generating.job, copy(progress.failure))  # one each: who raises it leaves marks on it
                 continue
             if not generating.started:
                 self._start(generating, at)

@@ -116,9 +116,11 @@ async def test_what_comes_while_a_reader_allows_nothing_is_joined(bed: Generatin
 
 
 async def test_a_stream_may_ask_for_one_whole_answer(bed: GeneratingBed) -> None:
-    bed.send(1, request_of(stream=False), response_credits=8)
+    job = bed.send(1, request_of(stream=False), response_credits=8)
     (number,) = bed.engine.added
     bed.engine.step(grown(number, "a"))
+    await turn()
+    bed.runner.allow(job, 1)
     bed.engine.step(grown(number, "b", "stop", is_over=True))
     await until(lambda: 1 in bed.ended)
     last = bed.ended[1]
