@@ -19,16 +19,15 @@ class ToolUse:
     """How an answer may use tools."""
 
     tools: Sequence[Tool] = ()  # those that the model is told of; none: it has none
-    is_forced: bool = False  # all of the answer is calls, and nothing is around them
-    is_single: bool = False
+    is_forced: bool = False  # the answer is one call, and nothing is around it
+    is_single: bool = False  # at most one call is wanted
 
     def answer_format(self) -> dict[str, Any] | None:
         """What an answer must be that is forced to call."""
         if not self.is_forced:
             return None
         calls = [_call_schema(tool) for tool in self.tools]
-        one = calls[0] if len(calls) == 1 else {"anyOf": calls}
-        schema = one if self.is_single else {"type": "array", "items": one, "minItems": 1}
+        schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
         return {"type": "json_schema", "json_schema": {"name": "tool_calls", "schema": schema}}
 
 
@@ -45,12 +44,12 @@ def tool_use(body: ChatBody) -> ToolUse:
     if choice is None or choice == "auto":
         return ToolUse(tools, is_single=is_single)
     if choice == "required":
-        return ToolUse(tools, is_forced=True, is_single=is_single)
+        return ToolUse(tools, is_forced=True)
     name = _named(choice)
     named = [tool for tool in tools if tool.function.name == name]
     if not named:
         raise InvalidRequest(f"'tool_choice': no tool has the name '{name[:80]}'", parameter="tool_choice")
-    return ToolUse(named, is_forced=True, is_single=True)
+    return ToolUse(named, is_forced=True)
 
 
 def _named(choice: Any) -> str:

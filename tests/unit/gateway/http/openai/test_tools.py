@@ -56,10 +56,10 @@ def test_one_call_where_only_one_is_wanted():
     assert read(ONE + ONE, ToolUse((), is_single=True), 5)[1] == [("weather", {"city": "Łódź"})]
 
 
-def test_a_forced_answer_is_all_calls():
+def test_a_forced_answer_is_all_call():
     forced = ToolUse((), is_forced=True)
-    assert read('[{"name": "clock", "arguments": {}}]', forced, 4) == ("", [("clock", {})])
-    assert read('[{"name": "clo', forced, 4) == ('[{"name": "clo', [])  # cut off by its length
+    assert read('{"name": "clock", "arguments": {}}', forced, 4) == ("", [("clock", {})])
+    assert read('{"name": "clo', forced, 4) == ('{"name": "clo', [])  # cut off by its length
 
 
 def asked(**body: Any) -> Any:
@@ -82,7 +82,7 @@ def test_a_forced_call_is_a_schema():
     assert json.loads(named.request.parameters["tools"]) == [WEATHER]
     required = asked(tools=[WEATHER, CLOCK], tool_choice="required")
     wanted = json.loads(required.request.parameters["response_format"])["json_schema"]["schema"]
-    assert [each["properties"]["name"]["const"] for each in wanted["items"]["anyOf"]] == ["weather", "clock"]
+    assert [each["properties"]["name"]["const"] for each in wanted["anyOf"]] == ["weather", "clock"]
 
 
 @pytest.mark.parametrize(
