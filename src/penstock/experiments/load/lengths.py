@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,39 +16,7 @@ PROMPTS = ("prompt", "text", "text_input", "question", "input")  # a prompt's ke
 ANSWERS = ("output_tokens", "max_tokens", "completion_tokens", "output_len")
 
 
-@dataclass(frozen=True, slots=True)
-class LengthRange:
-    """From `low` to `high`, each as likely."""
-
-    low: int
-    high: int
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.randint(self.low, self.high)
-
-
-@dataclass(frozen=True, slots=True)
-class NormalLengths:
-    """Within three deviations of the mean, and at least 1."""
-
-    mean: float
-    deviation: float
-
-    def draw(self, rng: random.Random) -> int:
-        far = 3 * self.deviation
-        drawn = min(self.mean + far, max(self.mean - far, rng.gauss(self.mean, self.deviation)))
-        return max(1, round(drawn))
-
-
-@dataclass(frozen=True, slots=True)
-class ListedLengths:
-    lengths: Sequence[int]
-
-    def draw(self, rng: random.Random) -> int:
-        return rng.choice(self.lengths)
-
-
-TokenLengths = LengthRange | NormalLengths | ListedLengths
+TokenLengths = Callable[[random.Random], int]  # draws one
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +28,27 @@ class GivenPrompt:
 def parse_lengths(given: str, name: str) -> TokenLengths:
     """`name` is the option's. A file's lengths are its numbers, or those of its texts, about."""
     if is_file(given):
-        return ListedLengths([_length_of(each) for each in _lines(Path(given))])
+        lengths = [_length_of(each) for each in _lines(Path(given))]
+        return lambda rng: rng.choice(lengths)
     try:
         if given.startswith("normal:"):
             mean, deviation = (float(part) for part in given.removeprefix("normal:").split(","))
             if 1 <= mean <= MOST_TOKENS and 0 <= deviation <= MOST_TOKENS:
-                return NormalLengths(mean, deviation)
+                return lambda rng: _draw_normal(rng, mean, deviation)
         else:
-            low, _, high = given.partition("-")
-            found = LengthRange(int(low), int(high or low))
-            if 1 <= found.low <= found.high <= MOST_TOKENS:
-                return found
+            first, _, last = given.partition("-")
+            low, high = int(first), int(last or first)
+            if 1 <= low <= high <= MOST_TOKENS:
+                return lambda rng: rng.randint(low, high)
     except ValueError:
         pass
     raise InvalidRequest(f"{name} {given}: expected {FORMS}")
+
+
+def _draw_normal(rng: random.Random, mean: float, deviation: float) -> int:
+    """Within three deviations of the mean, and at least 1."""
+    far = 3 * deviation
+    return max(1, round(min(mean + far, max(mean - far, rng.gauss(mean, deviation)))))
 
 
 def is_file(given: str) -> bool:

@@ -29,12 +29,15 @@ class Payload:
     model: str
     inputs: tuple[Tensor, ...]
 
-    def grpc(self) -> bytes:
+    def message(self) -> pb.ModelInferRequest:
         message = pb.ModelInferRequest(model_name=self.model)
         for tensor in self.inputs:
             message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
             message.raw_input_contents.append(bytes(tensor.data))
-        return bytes(message.SerializeToString())
+        return message
+
+    def grpc(self) -> bytes:
+        return bytes(self.message().SerializeToString())
 
     def rest(self, key: str = "") -> bytes:
         """A whole HTTP/1.1 request with the tensors in binary, both ways."""
@@ -49,13 +52,15 @@ class Payload:
         ]
         header = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
         body = b"".join([header, *(tensor.data for tensor in self.inputs)])
-        shown = f"Authorization: Bearer {key}\r\n" if key else ""
-        return (
-            f"POST /v2/models/{self.model}/infer HTTP/1.1\r\nHost: localhost\r\n"
-            f"Inference-Header-Content-Length: {len(header)}\r\n"
-            f"Content-Type: application/octet-stream\r\n"
-            f"{shown}Content-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
+        further = f"Inference-Header-Content-Length: {len(header)}\r\n"
+        return http_post(f"/v2/models/{self.model}/infer", body, "application/octet-stream", key, further)
+
+
+def http_post(path: str, body: bytes, content_type: str, key: str, further: str = "") -> bytes:
+    """A whole HTTP/1.1 request; `further` are lines of headers."""
+    shown = f"Authorization: Bearer {key}\r\n" if key else ""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n{further}{shown}"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def noop(model: str, rows: int = 1) -> Payload:

@@ -148,12 +148,14 @@ def merge_tokens(parts: Iterable[TokenFigures | None]) -> TokenFigures | None:
     return whole
 
 
-class WindowedLoad:
-    """One continuous load, cut into windows by the clock. Its subclasses say what a request is."""
+class ContinuousLoad:
+    """One continuous load, cut into windows by the clock."""
 
     grace_s = GRACE_S
 
-    def __init__(self, window: Window, first: int) -> None:
+    def __init__(self, driver: Any, window: Window, first: int = 0) -> None:
+        """`driver` is a Driver, or what a subclass calls."""
+        self._driver = driver
         self._window = window
         self._first = first
         self.sent = 0
@@ -236,29 +238,19 @@ class WindowedLoad:
 
     async def _ask(self, slot: int, number: int, intended: float) -> None:
         """Returns when the request is answered, raises Rejected."""
-        raise NotImplementedError
+        await self._driver.call(slot, number)
 
     def _reject(self, code: str) -> None:
         self._now.rejected[code] = self._now.rejected.get(code, 0) + 1
 
 
-class ContinuousLoad(WindowedLoad):
-    def __init__(self, driver: Driver, window: Window, first: int = 0) -> None:
-        super().__init__(window, first)
-        self._driver = driver
-
-    async def _ask(self, slot: int, number: int, intended: float) -> None:
-        await self._driver.call(slot, number)
-
-
-class TextLoad(WindowedLoad):
-    """On a model that generates text: tokens count as they come."""
+class TextLoad(ContinuousLoad):
+    """On a model that generates text, by a TextDriver: tokens count as they come."""
 
     grace_s = ANSWER_S + 5.0
 
     def __init__(self, driver: TextDriver, window: Window, first: int, text: TextSpec) -> None:
-        super().__init__(window, first)
-        self._driver = driver
+        super().__init__(driver, window, first)
         self._spec = text
 
     def _new_window(self) -> WindowOutcome:
@@ -317,7 +309,7 @@ def _make_driver(spec: LoadSpec) -> Driver | TextDriver:
     return UnaryDriver(spec.target, messages, spec.method, channels)
 
 
-def _make_load(spec: LoadSpec, driver: Any, window: Window, first: int) -> WindowedLoad:
+def _make_load(spec: LoadSpec, driver: Any, window: Window, first: int) -> ContinuousLoad:
     if spec.text is not None:
         return TextLoad(driver, window, first, spec.text)
     return ContinuousLoad(driver, window, first)
@@ -352,7 +344,7 @@ async def _serve_commands(spec: LoadSpec) -> None:
     await driver.close()
 
 
-async def _stop_when_told(reader: asyncio.StreamReader, load: WindowedLoad) -> None:
+async def _stop_when_told(reader: asyncio.StreamReader, load: ContinuousLoad) -> None:
     """Every command is followed by one more line, which ends it; it comes after the last window at the latest."""
     await reader.readline()
     load.stop()

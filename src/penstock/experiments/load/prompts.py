@@ -8,7 +8,7 @@ from pathlib import Path
 
 from penstock.core.tensors import Tensor, pack_bytes
 from penstock.experiments.load.lengths import GivenPrompt, TokenLengths, is_file, parse_lengths, read_prompts
-from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.experiments.load.payloads import Payload, http_post
 
 MOST = 2048  # prompts: none comes twice before a prefix cache has forgotten it
 MOST_WORDS = 8_000_000  # of all prompts together
@@ -41,13 +41,9 @@ class PromptPayload:
     is_exact: bool  # the answer has so many tokens, whatever the model would say
 
     def grpc(self, is_streamed: bool) -> bytes:
-        message = pb.ModelInferRequest(model_name=self.model)
-        inputs = [Tensor("text_input", "BYTES", (1,), pack_bytes([self.text]))]
-        if not is_streamed:
-            inputs.append(Tensor("stream", "BOOL", (1,), b"\0"))
-        for tensor in inputs:
-            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            message.raw_input_contents.append(bytes(tensor.data))
+        text = Tensor("text_input", "BYTES", (1,), pack_bytes([self.text]))
+        whole = () if is_streamed else (Tensor("stream", "BOOL", (1,), b"\0"),)
+        message = Payload(self.model, (text, *whole)).message()
         message.parameters["max_tokens"].int64_param = self.max_tokens
         if self.is_exact:
             message.parameters["ignore_eos"].bool_param = True
@@ -60,12 +56,7 @@ class PromptPayload:
             asked["ignore_eos"] = True
         if is_streamed:
             asked["stream_options"] = {"include_usage": True}
-        body = json.dumps(asked).encode()
-        shown = f"Authorization: Bearer {key}\r\n" if key else ""
-        return (
-            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            f"{shown}Content-Length: {len(body)}\r\n\r\n"
-        ).encode() + body
+        return http_post("/v1/completions", json.dumps(asked).encode(), "application/json", key)
 
 
 def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
@@ -79,15 +70,15 @@ def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
     words, drawn = WORDS.split(), 0
     made: list[PromptPayload] = []
     while len(made) < MOST and drawn < MOST_WORDS:
-        length = lengths.draw(rng)
+        length = lengths(rng)
         drawn += length
         text = " ".join(rng.choices(words, k=length))
-        made.append(PromptPayload(model, text, answers.draw(rng), is_exact=True))
+        made.append(PromptPayload(model, text, answers(rng), is_exact=True))
     return made
 
 
 def _of_given(model: str, given: GivenPrompt, answers: TokenLengths | None, rng: random.Random) -> PromptPayload:
-    output = given.output_tokens or (answers.draw(rng) if answers is not None else None)
+    output = given.output_tokens or (answers(rng) if answers is not None else None)
     return PromptPayload(model, given.text, output or ANSWER_TOKENS, output is not None)
 
 

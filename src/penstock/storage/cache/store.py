@@ -20,8 +20,7 @@ class CacheStore(Protocol):
     The others raise Unavailable where the store does not answer.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     async def start(self) -> None: ...
 

@@ -48,16 +48,9 @@ class Taken:
 class LimitStore(Protocol):
     """None of its calls fails: where a shared store is away, this process's own share of each limit holds."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def is_away(self) -> bool: ...
-
-    @property
-    def errors(self) -> int:
-        """Asks that a shared store did not answer."""
-        ...
+    name: str
+    is_away: bool
+    errors: int  # asks that a shared store did not answer
 
     async def start(self) -> None: ...
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import InvalidRequest
-from penstock.experiments.load.lengths import GivenPrompt, ListedLengths, parse_lengths, read_prompts
+from penstock.experiments.load.lengths import GivenPrompt, parse_lengths, read_prompts
 from penstock.experiments.load.prompts import GenerationShape, build_prompts, encode_prompts
 from penstock.pb.inference import grpc_service_pb2 as pb
 
@@ -14,7 +14,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 def drawn(given: str) -> list[int]:
     rng = random.Random(1)
     lengths = parse_lengths(given, "--prompt-tokens")
-    return [lengths.draw(rng) for _ in range(2000)]
+    return [lengths(rng) for _ in range(2000)]
 
 
 def test_one_length_and_a_range() -> None:
@@ -44,8 +44,8 @@ def test_a_file_has_prompts_or_lengths(tmp_path: Path) -> None:
     numbers.write_text("5\n70\n")
     assert read_prompts(lines) == [GivenPrompt("what is rain?"), GivenPrompt("and snow")]
     assert read_prompts(objects) == [GivenPrompt("hi", 7), GivenPrompt("you"), GivenPrompt("there")]
-    assert parse_lengths(str(numbers), "--x") == ListedLengths([5, 70])
-    assert parse_lengths(str(objects), "--x") == ListedLengths([7, 1, 1])
+    assert set(drawn(str(numbers))) == {5, 70}
+    assert set(drawn(str(objects))) == {7, 1}
     objects.write_text('{"nothing": 1}\n')
     with pytest.raises(InvalidRequest, match="a line has no prompt"):
         read_prompts(objects)
