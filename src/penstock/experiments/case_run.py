@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.experiments.experiment import Case, ExperimentPart, digest
 from penstock.experiments.load.generator import HEAD_START_S, Generator
+from penstock.experiments.load.loadtest import OPEN_CONNECTIONS
 from penstock.experiments.load.payloads import build, encode
 from penstock.experiments.load.process import LoadSpec, TextSpec, Window, WindowOutcome, write_messages
 from penstock.experiments.load.prompts import GenerationShape, build_prompts, encode_prompts
@@ -39,8 +40,9 @@ class CaseRun:
     def measure(self, case: Case, number: int) -> Repeat:
         target = self.server.http if case.protocol == "rest" else self.server.grpc
         text = TextSpec(case.stream, self.part.bounds) if case.is_text else None
-        spec = LoadSpec(case.protocol, target, str(self._messages(case)), case.concurrency, text=text)
-        generators = min(self.part.generators, case.concurrency)
+        connections = case.concurrency or OPEN_CONNECTIONS
+        spec = LoadSpec(case.protocol, target, str(self._messages(case)), connections, text=text)
+        generators = min(self.part.generators, connections)
         with Generator(spec, generators) as generator, Sampler(self.server.process.pid) as sampler:
             window, enough = self._window(case)
             outcomes = generator.run_until(window, enough)
@@ -75,9 +77,9 @@ class CaseRun:
         part = self.part
         wanted = part.benchmark_requests
         if wanted is None:
-            return Window(part.window_s, case.concurrency, 0.0, part.warm_up_s, part.most_windows), is_enough
+            return Window(part.window_s, case.concurrency, case.rate, part.warm_up_s, part.most_windows), is_enough
         seconds = min(part.window_s, COUNTED_WINDOW_S)
-        window = Window(seconds, case.concurrency, 0.0, part.warm_up_s, int(MOST_COUNTED_S / seconds))
+        window = Window(seconds, case.concurrency, case.rate, part.warm_up_s, int(MOST_COUNTED_S / seconds))
         return window, lambda outcomes: has_answers(outcomes, wanted)
 
     def _messages(self, case: Case) -> Path:
@@ -96,13 +98,8 @@ def _generation(found: Measured, has_bounds: bool) -> TextRepeat | None:
     tokens = found.tokens
     if tokens is None:
         return None
-    figures = summarize(tokens, sum(window.answered for window in found.windows), found.seconds, has_bounds)
-    is_streamed = len(tokens.first) > 0
-    return TextRepeat(
-        **figures,
-        first_token_histogram=tokens.first.encode() if is_streamed else "",
-        between_tokens_histogram=tokens.between.encode() if is_streamed else "",
-    )
+    answered = sum(window.answered for window in found.windows)
+    return TextRepeat(**summarize(tokens, answered, found.seconds, has_bounds))
 
 
 def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:

@@ -152,7 +152,7 @@ def _by_load(results: Sequence[CaseResult]) -> dict[tuple[object, ...], list[Cas
     found: dict[tuple[object, ...], list[CaseResult]] = {}
     for result in results:
         case = result.case
-        load = (case.model, case.protocol, case.data, case.batch_size, case.concurrency)
+        load = (case.model, case.protocol, case.data, case.load_id)
         found.setdefault(load, []).append(result)
     return found
 

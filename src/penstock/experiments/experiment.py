@@ -24,6 +24,7 @@ Bound = Annotated[float, Field(gt=0)]  # milliseconds
 Count = Annotated[int, Field(ge=1, le=4096)]
 Instances = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
 Threads = Annotated[int, Field(ge=1, le=1024)]
+Rate = Annotated[float, Field(gt=0, le=1_000_000)]
 
 ALIASES = {
     "sentence-transformers/all-MiniLM-L6-v2": "minilm",
@@ -74,6 +75,7 @@ class BatchingPart(Batching):
 class ExperimentPart(Section):
     batch_sizes: Axis[Count] = (1,)  # items in a request
     concurrency_levels: Axis[Count] = (1, 8, 32)
+    request_rates: Axis[Rate] | None = None  # a second, in an open loop; in place of callers
     benchmark_requests: Annotated[int, Field(ge=1)] | None = None  # None: until three windows agree
     protocol: Protocol = "grpc"
     data: Data = "auto"  # what fits the model's task
@@ -116,6 +118,7 @@ class MatrixPart(Section):
     stream: Axis[bool] | None = None
     batch_size: Axis[Count] | None = None
     concurrency: Axis[Count] | None = None
+    rate: Axis[Rate] | None = None
     exclude: tuple[dict[str, Any], ...] = ()
 
     @model_validator(mode="after")
@@ -155,7 +158,7 @@ class Experiment(Section):
         found = self.model_dump(mode="json", exclude={"name", "description", "extends"})
         found["batching"] = self.batching.model_dump(mode="json", exclude_unset=True)
         found["experiment"].pop("repeats")  # more of them add to what is there
-        for name in TEXT_KEYS:  # results of before they were there go on counting
+        for name in LATER_KEYS:  # results of before they were there go on counting
             if found["experiment"][name] == ExperimentPart.model_fields[name].get_default(call_default_factory=True):
                 del found["experiment"][name]
         return found
@@ -177,10 +180,20 @@ class Case(Section):
     protocol: str
     data: str
     batch_size: int
-    concurrency: int
+    concurrency: int  # 0 in an open loop
+    rate: float = 0.0  # requests a second of an open loop
     prompt_tokens: str = ""  # of a model that generates text
     output_tokens: str = ""
     stream: bool = True
+
+    @property
+    def load_id(self) -> str:
+        return f"b{self.batch_size} {_pressure_id(self.concurrency, self.rate)}"
+
+    @property
+    def pressure(self) -> float:
+        """What rises with the load: callers, or requests a second."""
+        return self.rate or self.concurrency
 
     @property
     def is_text(self) -> bool:
@@ -197,13 +210,17 @@ class Case(Section):
         return digest(self.model_dump(include=keys))
 
 
+def _pressure_id(concurrency: int, rate: float) -> str:
+    return f"r{rate:g}" if rate else f"c{concurrency}"
+
+
 def digest(value: object) -> str:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 SHAPE_KEYS = ("prompt_tokens", "output_tokens", "stream")
-TEXT_KEYS = (*SHAPE_KEYS, "goodput")
+LATER_KEYS = (*SHAPE_KEYS, "goodput", "request_rates")
 
 # Where a matrix's value goes; the load's are the case's own.
 _PLACES = {
@@ -214,18 +231,14 @@ _PLACES = {
     **{key: ("experiment", key) for key in ("protocol", "data", *SHAPE_KEYS)},
 }
 # In every id, so that they need no name in it.
-_PLAIN = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency"}
+_PLAIN = {"model", "engine", "precision", "quantized", "device", "batch_size", "concurrency", "rate"}
 
 
 def expand(
     experiment: Experiment, engine_of: Callable[[str], str], data_of: Callable[[str], str] = lambda model: "pairs"
 ) -> list[Case]:
     """`engine_of` and `data_of` a model: its own engine, and the data that fits it."""
-    axes = {
-        "batch_size": experiment.experiment.batch_sizes,
-        "concurrency": experiment.experiment.concurrency_levels,
-        **experiment.matrix.axes(),
-    }
+    axes = _axes(experiment)
     # The load last: cases of one server are then neighbours.
     order = sorted(axes, key=lambda name: list(MatrixPart.model_fields).index(name))
     combinations = [dict(zip(order, values, strict=True)) for values in product(*(axes[name] for name in order))]
@@ -241,6 +254,18 @@ def expand(
     if not cases:
         raise ConfigError(f"{experiment.name}: its matrix excludes every case")
     return list(cases.values())
+
+
+def _axes(experiment: Experiment) -> dict[str, tuple[Any, ...]]:
+    part, matrix = experiment.experiment, experiment.matrix.axes()
+    rates = matrix.get("rate", part.request_rates)
+    if rates is None:
+        return {"batch_size": part.batch_sizes, "concurrency": part.concurrency_levels, **matrix}
+    if "concurrency" in matrix:
+        raise ConfigError(
+            f"{experiment.name}: concurrency is of a closed loop, rates are of an open one: say one of them"
+        )
+    return {"batch_size": part.batch_sizes, **matrix, "rate": rates}
 
 
 def _case(
@@ -264,9 +289,10 @@ def _case(
     shape = {key: parts["experiment"][key] for key in SHAPE_KEYS} if data == PROMPTS else {}
     named = [f"{key}={'none' if value is None else value}" for key, value in combination.items() if key not in _PLAIN]
     variant = " ".join([model, engine, precision, settings["device"], *named])
-    batch_size, concurrency = combination["batch_size"], combination["concurrency"]
+    batch_size, concurrency = combination["batch_size"], combination.get("concurrency", 0)
+    rate = combination.get("rate", 0.0)
     return Case(
-        id=f"{variant} b{batch_size} c{concurrency}".replace(" ", "-"),
+        id=f"{variant} b{batch_size} {_pressure_id(concurrency, rate)}".replace(" ", "-"),
         variant=variant,
         model=model,
         engine=engine,
@@ -280,6 +306,7 @@ def _case(
         data=data,
         batch_size=batch_size,
         concurrency=concurrency,
+        rate=rate,
         **shape,
     )
 

@@ -16,13 +16,9 @@ from penstock.experiments.table import NOISE_RULE, cells, headers, measured, not
 CURVE = (50, 60, 70, 75, 80, 85, 90, 92.5, 95, 97, 98, 99, 99.5, 99.75, 99.9, 99.95, 99.99)
 TICKS = (50, 75, 90, 95, 99, 99.9, 99.99)
 TEXT_COLUMNS = ("variant", "steady", "accuracy", "loads", "why")
-TRADE_OFF = (
-    "Right and low is better. Each point is a number of callers; bars reach from the lowest to the highest repeat."
-)
+TRADE_OFF = "Right and low is better. Each point is a load; bars reach from the lowest to the highest repeat."
 PERCENTILES = "All repeats together, as far into the tail as the number of answers allows. Lower is better."
-TEXT_LEAD = (
-    "As the load generator saw them, of streamed answers. Right and low is better; each point is a number of callers."
-)
+TEXT_LEAD = "As the load generator saw them, of streamed answers. Right and low is better; each point is a load."
 RESOURCES = "Every repeat of a case, warm-up included, sampled four times a second. CPU is in percent of one core."
 
 
@@ -105,8 +101,11 @@ def _load_of(result: CaseResult) -> str:
 
 
 def _load(result: CaseResult) -> str:
-    callers = result.case.concurrency
-    return f"batch {result.case.batch_size}, {callers} caller{'s' if callers > 1 else ''}"
+    case = result.case
+    callers = (
+        f"{case.rate:g} requests/s" if case.rate else f"{case.concurrency} caller{'s' if case.concurrency > 1 else ''}"
+    )
+    return f"batch {case.batch_size}, {callers}"
 
 
 def _section(title: str, lead: str, *parts: str) -> str:
@@ -123,7 +122,7 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     charts = []
     for size in sorted({result.case.batch_size for result in found}):
         group = [result for result in found if result.case.batch_size == size]
-        by_callers = sorted(group, key=lambda result: result.case.concurrency)
+        by_callers = sorted(group, key=lambda result: result.case.pressure)
         series = [
             Curve(name, [_trade_off_point(each) for each in by_callers if each.case.variant == name], colour)
             for name, colour in colours.items()
@@ -146,7 +145,7 @@ def _trade_off_point(result: CaseResult) -> Point:
         f"{_load_of(result)}: {number(rate.mean)} {result.unit}/s {share(rate)}, "
         f"p50 {number(result.latency('p50').mean)} ms, p99 {number(p99.mean)} ms {share(p99)}"
     )
-    return Point(rate.mean, p99.mean, tip, str(result.case.concurrency), _range(rate), _range(p99))
+    return Point(rate.mean, p99.mean, tip, f"{result.case.pressure:g}", _range(rate), _range(p99))
 
 
 def _range(figure: Figure) -> tuple[float, float] | None:
@@ -182,9 +181,9 @@ def _text_chart(
     def point(result: CaseResult) -> Point:
         rate, time = result.items_per_s, of(result)
         tip = f"{_load_of(result)}: {number(rate.mean)} tokens/s, {label} {number(time.mean)} {share(time)}"
-        return Point(rate.mean, time.mean, tip, str(result.case.concurrency), _range(rate), _range(time))
+        return Point(rate.mean, time.mean, tip, f"{result.case.pressure:g}", _range(rate), _range(time))
 
-    by_callers = sorted(found, key=lambda result: result.case.concurrency)
+    by_callers = sorted(found, key=lambda result: result.case.pressure)
     series = [
         Curve(name, [point(each) for each in by_callers if each.case.variant == name], colour)
         for name, colour in colours.items()

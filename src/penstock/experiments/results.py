@@ -40,8 +40,8 @@ class TextRepeat(Kept):
     between_tokens_ms: dict[str, float] | None
     token_ms: dict[str, float] | None  # an answer's mean of the times between its tokens
     goodput_per_s: float | None  # answers within all bounds
-    first_token_histogram: str = ""
-    between_tokens_histogram: str = ""
+    first_token_histogram: str
+    between_tokens_histogram: str
 
 
 class Repeat(Kept):

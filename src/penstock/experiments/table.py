@@ -58,7 +58,7 @@ Column = tuple[str, Callable[[CaseResult], str]]
 COLUMNS: Sequence[Column] = (
     ("variant", lambda result: result.case.variant),
     ("batch", lambda result: str(result.case.batch_size)),
-    ("callers", lambda result: str(result.case.concurrency)),
+    ("callers", lambda result: f"{result.case.rate:g}/s" if result.case.rate else str(result.case.concurrency)),
     ("requests/s", lambda result: number(result.rps.mean)),
     ("{unit}/s", lambda result: number(result.items_per_s.mean)),
     ("±", lambda result: share(result.items_per_s)),
@@ -105,7 +105,7 @@ def not_run(results: Results) -> list[tuple[str, str, str]]:
     for result in results.cases:
         if result.not_run or not result.repeats:
             reason = result.not_run or "not measured yet"
-            load = f"b{result.case.batch_size} c{result.case.concurrency}"
+            load = result.case.load_id
             found.setdefault((result.case.variant, reason), []).append(load)
     return [(variant, ", ".join(loads), reason) for (variant, reason), loads in found.items()]
 

@@ -246,3 +246,14 @@ def test_cases_of_a_model_that_generates_text_say_how_long_its_texts_are(tmp_pat
 
 def test_what_others_do_not_say_of_texts_is_no_setting_of_theirs() -> None:
     assert not {"prompt_tokens", "output_tokens", "stream", "goodput"} & Experiment().settings()["experiment"].keys()
+
+
+def test_an_open_loop_has_rates_in_place_of_callers() -> None:
+    cases = make_cases(experiment={"request_rates": [0.5, 20]})
+    assert [(case.id[-7:], case.concurrency, case.rate) for case in cases] == [
+        ("b1-r0.5", 0, 0.5),
+        ("-b1-r20", 0, 20.0),
+    ]
+    assert [case.rate for case in make_cases(matrix={"rate": [3]})] == [3.0]
+    with pytest.raises(ConfigError, match="say one of them"):
+        make_cases(experiment={"request_rates": [1]}, matrix={"concurrency": [1]})

@@ -94,6 +94,8 @@ def summarize(found: TokenFigures, answered: int, seconds: float, has_bounds: bo
         "between_tokens_ms": found.between.summary_ms() if len(found.between) else None,
         "token_ms": per_token.summary_ms() if len(per_token) else None,
         "goodput_per_s": found.good / seconds if has_bounds and seconds else None,
+        "first_token_histogram": found.first.encode() if len(found.first) else "",
+        "between_tokens_histogram": found.between.encode() if len(found.between) else "",
     }
 
 
