@@ -93,6 +93,9 @@ class Generated:
     def finish_reason(self) -> str:
         return self.choices[0].finish_reason
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
@@ -104,6 +107,9 @@ class TextDelta:
     usage: TextUsage = TextUsage()  # so far, of the whole request
     token_ids: Sequence[int] = ()
     logprobs: Sequence[float] = ()
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ async def test_deltas_as_they_come(writer: Writer) -> None:
             return list(client.generate("m", "Once", stream=True))
 
     heard = await asyncio.to_thread(ask)
+    assert "".join(map(str, heard)) == "Once upon a time"
     assert [(each.text, each.finish_reason) for each in heard] == [("Once", ""), (" upon", ""), (" a time", "length")]
     assert [each.usage.completion_tokens for each in heard] == [1, 2, 3]
     async with AsyncClient(writer.address) as client:

@@ -87,7 +87,10 @@ def _shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
 
 
 def _text(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError as error:
+        raise InvalidRequest(f"an object cannot be passed on as JSON text: {error}") from error
 
 
 def _value(tensor: Tensor, max_values: int) -> Any:

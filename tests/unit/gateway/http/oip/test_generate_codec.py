@@ -28,6 +28,13 @@ WRITER = block(
 )
 
 
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def values(tensor: Tensor) -> Any:
     return to_array(tensor).tolist()
 
@@ -91,6 +98,7 @@ def test_elements_fill_shapes_as_triton_fills_them(shape: tuple[int, ...], value
         ({"messages": ["a", "b"]}, InvalidTensor, "do not fill [1]"),
         ({"input_ids": [1, [2]]}, InvalidTensor, "nested"),
         ({"id": 7}, InvalidRequest, "'id' must be a string"),
+        ({"messages": [{"a": nested(300)}]}, InvalidRequest, "cannot be passed on as JSON text"),
         ({f"p{number}": 1 for number in range(2000)}, RequestTooLarge, "limits.max_parameters"),
     ],
 )
