@@ -47,7 +47,7 @@ class CaseRun:
             window, enough = self._window(case)
             outcomes = generator.run_until(window, enough)
         is_counted = self.part.benchmark_requests is not None  # then all windows count, else the last three
-        found = Measured(outcomes, thirds_agree(outcomes)) if is_counted else measured(outcomes)
+        found = Measured.of(outcomes, thirds_agree(outcomes)) if is_counted else measured(outcomes)
         if not sum(outcome.answered for outcome in found.windows):
             raise NothingAnswered(found.rejected)
         first_s = HEAD_START_S + window.warm_up_s + (len(outcomes) - len(found.windows)) * window.seconds
@@ -110,5 +110,5 @@ def has_answers(outcomes: Sequence[WindowOutcome], wanted: int) -> bool:
 def thirds_agree(outcomes: Sequence[WindowOutcome]) -> bool:
     """A counted run is steady when its three thirds are as three windows must be."""
     size = len(outcomes) // AGREEING
-    thirds = [Measured(outcomes[start * size : (start + 1) * size], False) for start in range(AGREEING)]
-    return bool(size) and agree(thirds)
+    thirds = (outcomes[start * size : (start + 1) * size] for start in range(AGREEING))
+    return bool(size) and agree([Measured.of(third, False) for third in thirds])

@@ -107,6 +107,17 @@ class WindowOutcome:
         """The share of its core that a generator process used; near 1 the generator is what was measured."""
         return self.cpu_s / self.seconds / self.processes if self.seconds else 0.0
 
+    def add(self, other: "WindowOutcome") -> None:
+        """What another counted; the time is the caller's to say."""
+        self.answered += other.answered
+        self.sent += other.sent
+        self.cpu_s += other.cpu_s
+        self.latencies.add(other.latencies)
+        self.rejected = sum_refusals((self.rejected, other.rejected))
+        if other.tokens is not None:
+            self.tokens = self.tokens or TokenFigures()
+            self.tokens.add(other.tokens)
+
     def to_json(self) -> dict[str, Any]:
         tokens = self.tokens.to_json() if self.tokens is not None else None
         return {**{key: getattr(self, key) for key in _PLAIN}, "latencies": self.latencies.encode(), "tokens": tokens}
@@ -125,27 +136,12 @@ def merge_outcomes(parts: list[WindowOutcome]) -> WindowOutcome:
     """What several processes did in one window."""
     whole = WindowOutcome(seconds=parts[0].seconds, processes=sum(part.processes for part in parts))
     for part in parts:
-        whole.answered += part.answered
-        whole.sent += part.sent
-        whole.cpu_s += part.cpu_s
-        whole.latencies.add(part.latencies)
-    whole.tokens = merge_tokens(part.tokens for part in parts)
-    whole.rejected = sum_refusals(part.rejected for part in parts)
+        whole.add(part)
     return whole
 
 
 def sum_refusals(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(sum(map(Counter, parts), Counter[str]()))
-
-
-def merge_tokens(parts: Iterable[TokenFigures | None]) -> TokenFigures | None:
-    found = [part for part in parts if part is not None]
-    if not found:
-        return None
-    whole = TokenFigures()
-    for part in found:
-        whole.add(part)
-    return whole
 
 
 class ContinuousLoad:

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.experiments.load.latencies import Latencies, merge
-from penstock.experiments.load.process import WindowOutcome, merge_outcomes, merge_tokens, sum_refusals
-from penstock.experiments.load.tokens import TokenFigures
+from penstock.experiments.load.process import WindowOutcome
 
 AGREEING = 3
 WITHIN = 0.10
@@ -23,24 +21,20 @@ def count_refusals(rejected: Mapping[str, int]) -> str:
     return ", ".join(f"{count} × {code}" for code, count in sorted(rejected.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The windows that count, and whether they agreed."""
+@dataclass(slots=True)
+class Measured(WindowOutcome):
+    """The windows that count, taken together, and whether they agreed."""
 
-    windows: Sequence[WindowOutcome]
-    is_steady: bool
+    windows: Sequence[WindowOutcome] = ()
+    is_steady: bool = False
 
-    @property
-    def rps(self) -> float:
-        return sum(window.answered for window in self.windows) / self.seconds if self.seconds else 0.0
-
-    @property
-    def latencies(self) -> Latencies:
-        return merge(window.latencies for window in self.windows)
-
-    @property
-    def rejected(self) -> dict[str, int]:
-        return sum_refusals(window.rejected for window in self.windows)
+    @classmethod
+    def of(cls, windows: Sequence[WindowOutcome], is_steady: bool) -> "Measured":
+        seconds = sum(window.seconds for window in windows)
+        whole = cls(seconds, processes=windows[0].processes, windows=windows, is_steady=is_steady)
+        for window in windows:
+            whole.add(window)
+        return whole
 
     @property
     def cpu_share(self) -> float:
@@ -50,29 +44,13 @@ class Measured:
     def spread(self) -> float:
         return spread([window.pace for window in self.windows])
 
-    @property
-    def seconds(self) -> float:
-        return sum(window.seconds for window in self.windows)
-
-    @property
-    def tokens(self) -> TokenFigures | None:
-        return merge_tokens(window.tokens for window in self.windows)
-
-    @property
-    def pace(self) -> float:
-        return sum(window.pace for window in self.windows) / len(self.windows)
-
-    @property
-    def median_ms(self) -> float:
-        return merge_outcomes(list(self.windows)).median_ms
-
 
 def is_steady(outcomes: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
     last = outcomes[-AGREEING:]
     return len(last) == AGREEING and agree(last, within)
 
 
-def agree(parts: Sequence[WindowOutcome | Measured], within: float = WITHIN) -> bool:
+def agree(parts: Sequence[WindowOutcome], within: float = WITHIN) -> bool:
     """In requests a second and the median latency; of generated text in tokens a second and the time between them."""
     rates = [part.pace for part in parts]
     medians = [part.median_ms for part in parts]
@@ -95,4 +73,4 @@ def spread(values: Sequence[float]) -> float:
 
 
 def measured(outcomes: Sequence[WindowOutcome]) -> Measured:
-    return Measured(outcomes[-AGREEING:], is_steady(outcomes))
+    return Measured.of(outcomes[-AGREEING:], is_steady(outcomes))
