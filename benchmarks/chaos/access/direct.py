@@ -1,15 +1,13 @@
 """Workers killed, cut off and stopped under the load of clients that go to them directly: no caller sees it."""
 
 import asyncio
-import itertools
 import json
 import time
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
+from benchmarks.chaos.checked_load import Tally
 from benchmarks.chaos.cluster.workers import FAULTS
 from benchmarks.chaos.report import ChaosPlan, Result
 from benchmarks.chaos.repository import ECHO, ECHO_FLOATS, add_echo
@@ -31,31 +29,25 @@ BACK_S = 60.0
 class DirectLoad:
     target: str
     is_over: bool = False
-    answered: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    longest_s: float = 0.0
-    _numbers: Any = field(default_factory=lambda: itertools.count(1))
+    tally: Tally = field(default_factory=Tally)
 
     async def call(self) -> None:
         async with AsyncClient(self.target, timeout_s=DEADLINE_S, direct=True) as client:
             while not self.is_over:
-                number = next(self._numbers)
-                given = np.full((1, ECHO_FLOATS), number, np.float32)
+                self.tally.sent += 1
+                given = np.full((1, ECHO_FLOATS), self.tally.sent, np.float32)
                 began = time.monotonic()
                 try:
                     found = await client.infer(ECHO, {"x": given})
                 except PenstockError as error:
-                    self.failures[f"{error.code}: {error.message}"[:200]] += 1
+                    self.tally.failures[f"{error.code}: {error.message}"[:200]] += 1
                 else:
-                    self.answered += 1
-                    if not np.array_equal(found["y"], given):
-                        self.failures["another's answer"] += 1
-                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                    self.tally.answer(began, np.array_equal(found["y"], given))
                 await asyncio.sleep(PAUSE_S)
 
     async def more(self, count: int) -> None:
-        goal = self.answered + count
-        await until(lambda: self.answered >= goal, f"{count} more answers", BACK_S)
+        goal = self.tally.answered + count
+        await until(lambda: self.tally.answered >= goal, f"{count} more answers", BACK_S)
 
 
 async def run(plan: ChaosPlan) -> Result:
@@ -87,10 +79,9 @@ async def run(plan: ChaosPlan) -> Result:
         load.is_over = True
         await asyncio.gather(*tasks)
         routed = _routed(hosts)
-    details = {"answered": load.answered, "routed": routed, "failures": dict(load.failures)}
-    result = Result(details=details | {"longest_s": round(load.longest_s, 3)})
-    result.must("direct_failed", sum(load.failures.values()), high=0)
-    result.must("direct_answered", 1 - routed / load.answered, low=0.5)  # else it was not these that were harmed
+    result = Result(details=load.tally.details() | {"routed": routed})
+    result.must("direct_failed", load.tally.failed, high=0)
+    result.must("direct_answered", 1 - routed / load.tally.answered, low=0.5)  # else it was not these that were harmed
     return result
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import suppress
+from functools import partial
 
 from benchmarks.chaos.attack.strike import Attack, Scene
 
@@ -77,10 +78,6 @@ async def _endless_headers(scene: Scene) -> None:
     await _endless(scene, INFER, b"a: b\r\n" * 10_000)
 
 
-async def _long_url(scene: Scene) -> None:
-    await _endless(scene, b"GET /")
-
-
 async def _all_given_up(scene: Scene, connections: list[Connection], what: str) -> None:
     said = Counter(await asyncio.gather(*(connection.status(SLOW_S) for connection in connections)))
     for connection in connections:
@@ -134,7 +131,7 @@ async def _many_connections(scene: Scene) -> None:
 
 ATTACKS = (
     Attack("4 endless headers", _endless_headers),
-    Attack("4 long URL", _long_url),
+    Attack("4 long URL", partial(_endless, begin=b"GET /")),
     Attack("4 many connections", _many_connections),
     Attack("4 slow headers", _slow_headers, settings=QUICK),
     Attack("4 slow bodies", _slow_bodies, settings=QUICK),

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import BytesIO
 
 import grpc
@@ -23,38 +24,9 @@ SCANS = 1_200
 TEXT_BYTES = 57_000_000
 SENT_S = 8.0  # then the sender leaves
 REFUSALS = {"INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+# Long words, blanks and marks that BERT takes out.
+FEW_TOKENS = (b"b" * 99 + b" " * 301, b" " * 400, "\u0301".encode() * 200, "\U0001f600".encode() * 100)
 Make = Callable[[], pb.ModelInferRequest]
-
-
-async def _ten_million_elements(scene: Scene) -> None:
-    await _send(scene, [_elements] * 2)
-
-
-async def _elements_within_the_limit(scene: Scene) -> None:
-    """As many as are taken, from eight callers."""
-    await _send(scene, [lambda: _elements(1_000_000)] * 8)
-
-
-async def _progressive_jpegs(scene: Scene) -> None:
-    await _send(scene, [lambda: _picture(progressive_jpeg(SIDE, SCANS))] * 2)
-
-
-async def _unbroken_texts(scene: Scene) -> None:
-    await _send(scene, [lambda: text_request("minilm", b"a" * TEXT_BYTES)] * 4)
-
-
-async def _long_texts_of_few_tokens(scene: Scene) -> None:
-    """Long words, blanks and marks that BERT takes out; each fills its message."""
-    texts = (b"b" * 99 + b" " * 301, b" " * 400, "\u0301".encode() * 200, "\U0001f600".encode() * 100)
-    await _send(scene, [lambda text=text: text_request("minilm", text * (TEXT_BYTES // len(text))) for text in texts])  # type: ignore[misc]
-
-
-async def _many_texts_of_few_tokens(scene: Scene) -> None:
-    await _send(scene, [lambda: text_request("minilm", *[b"c" * 14_000] * 4_000)] * 2)
-
-
-async def _large_pictures(scene: Scene) -> None:
-    await _send(scene, [lambda: _picture(_png())] * 8)
 
 
 async def _pictures_that_nobody_waits_for(scene: Scene) -> None:
@@ -90,6 +62,10 @@ def _elements(count: int = ELEMENTS) -> pb.ModelInferRequest:
     return infer_request(LOOSE, ("n", "INT64", (1, 1), bytes(8)), texts)
 
 
+def _texts(piece: bytes, size: int, count: int = 1) -> pb.ModelInferRequest:
+    return text_request("minilm", *[piece * (size // len(piece))] * count)
+
+
 def _picture(file: bytes) -> pb.ModelInferRequest:
     return infer_request("srcnn", ("image", "BYTES", (1,), pack_bytes([file])))
 
@@ -110,12 +86,14 @@ def progressive_jpeg(side: int, scans: int) -> bytes:
 
 
 ATTACKS = (
-    Attack("2 ten million elements", _ten_million_elements),
-    Attack("2 elements within the limit", _elements_within_the_limit),
-    Attack("3 progressive JPEG", _progressive_jpegs),
-    Attack("3 unbroken texts", _unbroken_texts),
-    Attack("3 long texts of few tokens", _long_texts_of_few_tokens),
-    Attack("3 many texts of few tokens", _many_texts_of_few_tokens),
-    Attack("3 large pictures", _large_pictures),
+    Attack("2 ten million elements", partial(_send, makes=[_elements] * 2)),
+    Attack("2 elements within the limit", partial(_send, makes=[partial(_elements, 1_000_000)] * 8)),
+    Attack("3 progressive JPEG", partial(_send, makes=[lambda: _picture(progressive_jpeg(SIDE, SCANS))] * 2)),
+    Attack("3 unbroken texts", partial(_send, makes=[partial(_texts, b"a", TEXT_BYTES)] * 4)),
+    Attack(
+        "3 long texts of few tokens", partial(_send, makes=[partial(_texts, text, TEXT_BYTES) for text in FEW_TOKENS])
+    ),
+    Attack("3 many texts of few tokens", partial(_send, makes=[partial(_texts, b"c", 14_000, 4_000)] * 2)),
+    Attack("3 large pictures", partial(_send, makes=[lambda: _picture(_png())] * 8)),
     Attack("3 pictures that nobody waits for", _pictures_that_nobody_waits_for),
 )

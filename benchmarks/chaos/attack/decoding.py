@@ -22,7 +22,7 @@ from penstock.pb.inference import grpc_service_pb2 as pb
 SIZE = 50_000_000
 AT_ONCE = 3
 WAIT_S = 90.0
-JSON = {"content-type": "application/json"}
+FORM = "multipart/form-data; boundary=b"
 OIP = f"/v2/models/{LOOSE}/infer"
 Make = Callable[[], bytes]
 
@@ -173,16 +173,11 @@ FORM_SHAPES: Mapping[str, Make] = {
 }
 
 
-async def _made(make: Make) -> bytes:
+async def _made(name: str) -> bytes:
     """In a process of its own: making it must not hold this one up either, nor make it large."""
-    for shapes in (OIP_SHAPES, V1_SHAPES, GRPC_SHAPES, FORM_SHAPES):
-        for name, found in shapes.items():
-            if found is make or (isinstance(found, tuple) and found[1] is make):
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", __spec__.name, name, stdout=asyncio.subprocess.PIPE
-                )
-                return (await process.communicate())[0]
-    raise KeyError(make)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", __spec__.name, name, stdout=pipe)
+    return (await process.communicate())[0]
 
 
 async def _at_once(ask: Callable[[], Awaitable[str]]) -> Counter[str]:
@@ -194,11 +189,11 @@ def _judge(scene: Scene, what: str, answers: Counter[str], bad: Iterable[str]) -
     scene.must(not any(code in answers for code in bad), f"{what}: answered {dict(answers)}")
 
 
-async def _post_all(scene: Scene, path: str, bodies: Mapping[str, Make], headers: Mapping[str, str]) -> None:
+async def _post_all(scene: Scene, path: str, names: Iterable[str], content_type: str = "application/json") -> None:
     base = f"http://{scene.server.http}"
-    async with httpx.AsyncClient(base_url=base, timeout=WAIT_S, headers=headers) as client:
-        for name, make in bodies.items():
-            body = await _made(make)
+    async with httpx.AsyncClient(base_url=base, timeout=WAIT_S, headers={"content-type": content_type}) as client:
+        for name in names:
+            body = await _made(name)
 
             async def ask(body: bytes = body) -> str:
                 try:
@@ -209,29 +204,20 @@ async def _post_all(scene: Scene, path: str, bodies: Mapping[str, Make], headers
             _judge(scene, name, await _at_once(ask), ("500", "503", "504", "ReadTimeout"))
 
 
-async def _json(scene: Scene, names: tuple[str, ...]) -> None:
-    await _post_all(scene, OIP, {name: OIP_SHAPES[name] for name in names}, JSON)
-
-
 async def _v1(scene: Scene) -> None:
-    for name, (path, make) in V1_SHAPES.items():
-        await _post_all(scene, f"/v1/{path}", {name: make}, JSON)
-
-
-async def _forms(scene: Scene) -> None:
-    await _post_all(scene, "/v1/infer", FORM_SHAPES, {"content-type": "multipart/form-data; boundary=b"})
+    for name, (path, _) in V1_SHAPES.items():
+        await _post_all(scene, f"/v1/{path}", [name])
 
 
 async def _control(scene: Scene) -> None:
-    bodies = {name: OIP_SHAPES[name] for name in ("many parameters", "blanks")}
     for path in ("/v2/repository/index", f"/v2/repository/models/{LOOSE}/load", "/v1/models/loose/routing"):
-        await _post_all(scene, path, bodies, JSON)
+        await _post_all(scene, path, ("many parameters", "blanks"))
 
 
 async def _websocket(scene: Scene) -> None:
     url = f"ws://{scene.server.http}/v2/models/{LOOSE}/stream"
     for name in WS:
-        body = await _made(OIP_SHAPES[name])
+        body = await _made(name)
 
         async def ask(text: str = body.decode()) -> str:
             try:
@@ -248,8 +234,7 @@ async def _grpc(scene: Scene, names: tuple[str, ...]) -> None:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     async with grpc.aio.insecure_channel(scene.server.grpc, options=options) as channel:
         for name in names:
-            method, make = GRPC_SHAPES[name]
-            body, call = await _made(make), channel.unary_unary(f"/{SERVICE}/{method}")
+            body, call = await _made(name), channel.unary_unary(f"/{SERVICE}/{GRPC_SHAPES[name][0]}")
 
             async def ask(body: bytes = body, call: grpc.aio.UnaryUnaryMultiCallable = call) -> str:
                 return await code_of(call(body, timeout=WAIT_S))
@@ -259,8 +244,8 @@ async def _grpc(scene: Scene, names: tuple[str, ...]) -> None:
 
 async def _grpc_others(scene: Scene) -> None:
     """Streams, and services that are not ours."""
-    typed = await _made(GRPC_SHAPES["typed contents of texts"][1])
-    fields = await _made(GRPC_SHAPES["readiness with unknown fields"][1])
+    typed = await _made("typed contents of texts")
+    fields = await _made("readiness with unknown fields")
     options = [("grpc.max_send_message_length", -1)]
     async with grpc.aio.insecure_channel(scene.server.grpc, options=options) as channel:
         stream = channel.stream_stream(
@@ -302,12 +287,12 @@ ONE = ("one huge text", "one huge number", "one huge parameter", "escapes")
 PARAMETERS = tuple(name for name in GRPC_SHAPES if "typed" not in name)
 TYPED = tuple(name for name in GRPC_SHAPES if "typed" in name)
 ATTACKS = (
-    Attack("2 JSON of fifty megabytes: numbers", partial(_json, names=NUMBERS)),
-    Attack("2 JSON of fifty megabytes: lists", partial(_json, names=LISTS)),
-    Attack("2 JSON of fifty megabytes: many inputs and parameters", partial(_json, names=MANY)),
-    Attack("2 JSON of fifty megabytes: one of everything", partial(_json, names=ONE)),
+    Attack("2 JSON of fifty megabytes: numbers", partial(_post_all, path=OIP, names=NUMBERS)),
+    Attack("2 JSON of fifty megabytes: lists", partial(_post_all, path=OIP, names=LISTS)),
+    Attack("2 JSON of fifty megabytes: many inputs and parameters", partial(_post_all, path=OIP, names=MANY)),
+    Attack("2 JSON of fifty megabytes: one of everything", partial(_post_all, path=OIP, names=ONE)),
     Attack("2 JSON of fifty megabytes under /v1", _v1),
-    Attack("2 forms of fifty megabytes", _forms),
+    Attack("2 forms of fifty megabytes", partial(_post_all, path="/v1/infer", names=FORM_SHAPES, content_type=FORM)),
     Attack("2 control messages of fifty megabytes", _control),
     Attack("2 WebSocket messages of fifty megabytes", _websocket),
     Attack("2 four million parameters, a million empty inputs", partial(_grpc, names=PARAMETERS)),

@@ -5,6 +5,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import httpx
 
@@ -77,17 +78,9 @@ async def _flood(scene: Scene, begin: bytes, frames: bytes) -> None:
     scene.must(all(thrown_out), f"{thrown_out.count(False)} of {SOCKETS} may go on for ever")
 
 
-async def _fragments(scene: Scene) -> None:
-    crumb = _frame(FRAGMENT, b"a", is_final=False)
-    await _flood(scene, _frame(TEXT, b"a", is_final=False), crumb * 30_000)
-
-
-async def _pings(scene: Scene) -> None:
-    await _flood(scene, b"", _frame(PING, b"are you there?") * 15_000)
-
-
+CRUMB = _frame(FRAGMENT, b"a", is_final=False)
 ATTACKS = (
     Attack("4 gzip bombs", _gzip_bombs),
-    Attack("4 WebSocket fragments", _fragments),
-    Attack("4 WebSocket pings", _pings),
+    Attack("4 WebSocket fragments", partial(_flood, begin=_frame(TEXT, b"a", is_final=False), frames=CRUMB * 30_000)),
+    Attack("4 WebSocket pings", partial(_flood, begin=b"", frames=_frame(PING, b"are you there?") * 15_000)),
 )

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import psutil
@@ -17,14 +18,6 @@ HANG_S = 5.0  # as the server's default
 LOOP_HANG_S = 4.0
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 EVERY_CALLER = 4  # each may lose what the process had in hand
-
-
-async def _stopped_gateway(scene: Scene) -> None:
-    await _exchange(scene, "gateway", _stop)
-
-
-async def _stopped_worker(scene: Scene) -> None:
-    await _exchange(scene, "worker", _stop)
 
 
 async def _hung_loop(scene: Scene) -> None:
@@ -68,7 +61,7 @@ def _metric(scene: Scene, name: str) -> float:
 
 TWO_GATEWAYS: dict[str, Any] = {"flags": ("--gateways", "2"), "failures": EVERY_CALLER, "ends_processes": True}
 ATTACKS = (
-    Attack("7 stopped gateway", _stopped_gateway, hang_s=HANG_S, **TWO_GATEWAYS),
+    Attack("7 stopped gateway", partial(_exchange, role="gateway", hang=_stop), hang_s=HANG_S, **TWO_GATEWAYS),
     Attack(
         "7 hung loop of a gateway",
         _hung_loop,
@@ -76,5 +69,11 @@ ATTACKS = (
         hang_s=HANG_S,
         **TWO_GATEWAYS,
     ),
-    Attack("7 stopped worker", _stopped_worker, ("--workers", "2"), hang_s=HANG_S, ends_processes=True),
+    Attack(
+        "7 stopped worker",
+        partial(_exchange, role="worker", hang=_stop),
+        ("--workers", "2"),
+        hang_s=HANG_S,
+        ends_processes=True,
+    ),
 )
