@@ -226,7 +226,7 @@ class Calls:
                 self._budget.earn()
                 return
             except (grpc.RpcError, PenstockError) as error:
-                fault, cause = self._fault(error)
+                fault, cause = self._fault(error, "" if way is None else way.address)
             finally:
                 call.cancel()
             if way is not None and self._goes_routed(way, fault) and not has_begun:

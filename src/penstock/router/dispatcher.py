@@ -222,7 +222,7 @@ class Dispatcher:
         if job is None or answers is None:
             self._metrics.late_replies.inc()
             return
-        job.is_idempotent = False  # what the caller has heard cannot be taken back
+        job.has_answered = True
         if not answers.put(_of_request(response, job.request)):
             raise WireError(f"more than {ANSWERS_AHEAD} answers of one job are ahead of its caller")
 

@@ -310,11 +310,13 @@ class JobTable:
         if queue.recalls is not None:
             queue.recalls.gone(job)
         job.losses += 1
-        if job.is_idempotent and job.losses < self._max_attempts:
+        if job.is_idempotent and not job.has_answered and job.losses < self._max_attempts:
             job.queue_deadline = inf  # it had left its queue in time
             queue.move([job], is_first=True)
             return Retry(job, "worker_lost")
         del self._jobs[job.job_id]
+        if job.has_answered:
+            return FailJob(job, WorkerLost("the worker died in the midst of its answer, which no other goes on with"))
         if not job.is_idempotent:
             return FailJob(job, WorkerLost("the worker died, and this model must not run a request twice"))
         return FailJob(job, WorkerLost(f"{job.losses} workers died while they ran this request"))

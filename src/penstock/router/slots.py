@@ -27,6 +27,7 @@ class Job:
     priority: int = 1  # 1 is the highest
     queue_deadline: float = inf  # until when it may wait
     answers_ahead: int = 0  # of several, so many may be on their way to the caller; 0: it has one
+    has_answered: bool = False  # in part: what the caller has heard cannot be taken back, so it never runs again
     is_delayed: bool = False  # it waited too long, and goes behind all that did not
     attempt: int = 0  # how often it was sent: a reply must name the newest
     losses: int = 0  # how many workers died with it

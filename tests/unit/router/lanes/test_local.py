@@ -15,7 +15,7 @@ from penstock.core.errors import EngineFailed, ModelNotReady
 from penstock.core.requests import InferRequest, InferResponse, Timing
 from penstock.core.settings import BlockSettings
 from penstock.core.statistics import BlockStatistics
-from penstock.router.dispatcher import Dispatcher
+from penstock.router.dispatcher import ALLOWED_AT_ONCE, Dispatcher
 from penstock.router.lanes.local import LocalLane
 from penstock.telemetry.metrics import RouterMetrics
 
@@ -137,8 +137,11 @@ async def test_of_several_answers_more_are_let_through_as_they_are_taken(gate: G
     answers = gate.dispatcher.stream(BLOCK, InferRequest("m", []), time.monotonic() + 30)
     first = asyncio.ensure_future(anext(answers))
     await asyncio.sleep(0)
-    gate.worker.answer(0, is_final=False)
+    for _ in range(ALLOWED_AT_ONCE):
+        gate.worker.answer(0, is_final=False)
     await first
+    for _ in range(ALLOWED_AT_ONCE - 1):
+        await anext(answers)
     gate.worker.answer(0)
     assert (await anext(answers)).is_final
-    assert ("allow", 1) in gate.worker.said
+    assert ("allow", ALLOWED_AT_ONCE) in gate.worker.said
