@@ -1,9 +1,12 @@
 """A model's folder as transformers or sentence-transformers save it: what its JSON files say."""
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from penstock.core.errors import ConfigError
@@ -96,3 +99,17 @@ def read_json(path: Path) -> Any:
 
 def file_error(path: Path, message: str) -> ConfigError:
     return ConfigError(f"{path}: {message}", file=str(path))
+
+
+@contextmanager
+def making_version(target: Path) -> Iterator[Path]:
+    """A path to make a folder at, which is then the version's, as a whole or not at all."""
+    if target.exists():
+        raise ConfigError(f"{target}: is there already; remove it, or import under another name")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".partial-", dir=target.parent) as folder:
+        try:
+            yield Path(folder) / target.name
+        except shutil.Error as error:
+            raise ConfigError(f"{target}: cannot be written: {error}") from error
+        (Path(folder) / target.name).replace(target)

@@ -1,6 +1,5 @@
 """A checkpoint is found and becomes a model of the repository: as an ONNX file, or as it is."""
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -8,8 +7,9 @@ from pathlib import Path
 
 from penstock.core.errors import ConfigError
 from penstock.core.yaml_file import read_yaml
-from penstock.engines.checkpoint import MODULES, Checkpoint, file_error
-from penstock.engines.genai.files import find_smollm2, is_generator, place_generator
+from penstock.engines.checkpoint import MODULES, Checkpoint, file_error, making_version
+from penstock.engines.genai.files import is_generator, place_generator
+from penstock.models.default_models import WEIGHTED
 from penstock.models.folder import NAME, PACKAGED
 from penstock.models.settings import ModelSettings
 
@@ -52,11 +52,7 @@ def find_weights(name: str, source: Path | None, package: str | None) -> Path:
         )
     if package not in PACKAGED:
         raise ConfigError(f"--from {package}: the packages that bring weights are {', '.join(PACKAGED)}")
-    if package == "smollm2":
-        return find_smollm2()
-    from penstock.engines.onnx.bert_file import find_minilm_weights
-
-    return find_minilm_weights()
+    return WEIGHTED[package].find()
 
 
 def import_checkpoint(source: Path, model: Path, task: str | None = None, engine: str | None = None) -> str:
@@ -149,20 +145,11 @@ def _copy(checkpoint: Checkpoint, target: Path) -> str:
     if not any(checkpoint.folder.rglob("*.safetensors")):
         raise file_error(checkpoint.folder, "has no *.safetensors; save the model again with save_pretrained")
     checkpoint.find_tokenizer()
-    if target.exists():
-        raise ConfigError(f"{target}: is there already; remove it, or import under another name")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with making_version(target) as partial:
         shutil.copytree(checkpoint.folder, partial, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if checkpoint.is_classifier:
             lines = "".join(f"{label}\n" for label in checkpoint.labels())
             (partial / LABELS).write_text(lines, encoding="utf-8")
-        partial.replace(target)  # a version is there as a whole or not at all
-    except shutil.Error as error:
-        raise ConfigError(f"{target}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return file
 
 

@@ -1,10 +1,10 @@
 """The files of a model that generates: a GGUF alone, or a folder as OpenVINO's tools make it."""
 
-import os
 import shutil
 from pathlib import Path
 
 from penstock.core.errors import ConfigError
+from penstock.engines.checkpoint import making_version
 from penstock.engines.genai.facts import IR_FILE, TOKENIZER_FILES, read_facts
 from penstock.engines.packaged import find_packaged
 
@@ -31,18 +31,10 @@ def place_generator(source: Path, target: Path) -> str:
             f"{source}: has no {missing[0]}; OpenVINO's tokenizer is made by 'optimum-cli export openvino', or by "
             "'convert_tokenizer --with-detokenizer' of the package openvino-tokenizers"
         )
-    if target.exists():
-        raise ConfigError(f"{target}: is there already; remove it, or import under another name")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
+    with making_version(target) as partial:
         if source.is_dir():
             shutil.copytree(source, partial, ignore=shutil.ignore_patterns(".*"))
         else:
-            partial.mkdir(parents=True)
+            partial.mkdir()
             shutil.copyfile(source, partial / GGUF_FILE)
-        partial.replace(target)
-    except shutil.Error as error:
-        raise ConfigError(f"{target}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return GGUF_FILE if source.is_file() else IR_FILE
