@@ -21,7 +21,8 @@ from penstock.core.generation import (
 from penstock.engines.genai.configs import is_greedy, make_config
 from penstock.engines.genai.grammars import GrammarCheck
 from penstock.engines.genai.line import GenerationLine, LineLimits
-from penstock.engines.genai.pieces import ChoiceText, add_tokens
+from penstock.engines.genai.pieces import StopText, TokenText
+from penstock.engines.genai.prefixes import PrefixCache
 from penstock.engines.genai.prompts import PromptReader
 from penstock.engines.genai.runtime import BLOCK_TOKENS, GenaiRuntime, said
 
@@ -38,8 +39,9 @@ class RunningChoice:
 
     index: int
     handle: Any
-    text: ChoiceText
-    tokens: int = 0
+    pieces: TokenText
+    stops: StopText
+    ids: list[int] = field(default_factory=list)
     is_over: bool = False
     is_preempted: bool = False
 
@@ -80,7 +82,9 @@ class GenerationBatch:
         though nobody has sent anything."""
         self._runtime = runtime = GenaiRuntime(settings)
         self.context_tokens = _context_tokens(settings["max_context"], runtime.facts.context_tokens)
-        self.standing = GenerationStanding(cache_blocks=runtime.cache_blocks)
+        has_prefixes = settings["prefix_caching"]
+        self.standing = GenerationStanding(cache_blocks=runtime.cache_blocks, cached_tokens=0 if has_prefixes else -1)
+        self._prefixes = PrefixCache(runtime.cache_blocks, BLOCK_TOKENS) if has_prefixes else None
         self._prompts = PromptReader(runtime.tokenizer, self.context_tokens)
         self._grammars = GrammarCheck(runtime.tokenizer, max(self._prompts.vocabulary) + 1, wake)
         self._line = GenerationLine(
@@ -124,7 +128,7 @@ class GenerationBatch:
         self._progress.pop(number, None)
         running = self._asked.pop(number, None)
         if running is not None and self._line.remove(number):
-            _cancel(running)
+            self._cancel(running)
 
     def join(self) -> list[int]:
         """Hands those to the pipeline for which there is room now. Returns their numbers."""
@@ -134,8 +138,7 @@ class GenerationBatch:
         joined = [group.number for group in self._line.join()]
         for number in joined:
             running = self._asked[number]
-            self.standing.prompt_tokens += len(running.ids)
-            self._progress_of(number).prompt_tokens = len(running.ids)
+            self._tell_prompt(number, running.ids)
             self._start_choice(running)
         return joined
 
@@ -144,11 +147,8 @@ class GenerationBatch:
         self._runtime.step()
         self.standing.steps += 1
         news = [new for number in self.running for new in self._read(self._asked[number])]
-        texts = add_tokens([(new.choice.text, new.ids, bool(new.reason)) for new in news], self._prompts.decode)
-        for new, (text, is_stopped) in zip(news, texts, strict=True):
-            if is_stopped and not new.reason:
-                new.choice.handle.stop()  # the pipeline knows nothing of stop strings
-            self._tell(new, text, STOP if is_stopped else new.reason)
+        for new in news:
+            self._tell(new)
         for number in {new.running.number: None for new in news}:
             self._go_on(self._asked[number])
 
@@ -179,14 +179,19 @@ class GenerationBatch:
         """One that has begun gets a token in every step, unless the cache was full and it had to make room."""
         if choice.handle.get_status() == genai.GenerationStatus.IGNORED:
             self._end(running, EngineFailed("the cache is full, and nothing could make room (genai.cache_mb)"))
-        elif choice.tokens and not choice.is_preempted:
+        elif choice.ids and not choice.is_preempted:
             choice.is_preempted = True
             self.standing.preemptions += 1
 
-    def _tell(self, new: NewTokens, text: str, reason: str) -> None:
-        choice, running = new.choice, new.running
-        choice.tokens += len(new.ids)
+    def _tell(self, new: NewTokens) -> None:
+        choice, running, reason = new.choice, new.running, new.reason
+        text, is_stopped = choice.stops.add(choice.pieces.add(new.ids, bool(reason)), bool(reason))
+        if is_stopped and not reason:
+            choice.handle.stop()  # the pipeline knows nothing of stop strings
+        reason = STOP if is_stopped else reason
+        choice.ids += new.ids
         choice.is_over = bool(reason)
+        self._note_computed(running, choice)
         self.standing.generated_tokens += len(new.ids)
         has_logprobs = running.sampling.has_logprobs
         logprobs = new.logprobs if has_logprobs else ()
@@ -197,7 +202,7 @@ class GenerationBatch:
 
     def _go_on(self, running: RunningGeneration) -> None:
         """Its first sequence has computed the prompt: the others find it in the cache."""
-        self._line.advance(running.number, max(choice.tokens for choice in running.choices))
+        self._line.advance(running.number, max(len(choice.ids) for choice in running.choices))
         while len(running.choices) < len(running.configs) and running.number in self._asked:
             self._start_choice(running)
         if running.is_over:
@@ -211,15 +216,42 @@ class GenerationBatch:
             self._end(running, InvalidRequest(f"the engine does not take this request: {said(error)}"))
             return
         sampling = running.sampling
-        running.choices.append(RunningChoice(index, handle, ChoiceText(sampling.stop, sampling.has_stop_in_text)))
+        stops = StopText(sampling.stop, sampling.has_stop_in_text)
+        running.choices.append(RunningChoice(index, handle, self._prompts.new_text(), stops))
 
     def _end(self, running: RunningGeneration, failure: PenstockError | None = None) -> None:
         if failure is not None:
-            _cancel(running)
+            self._cancel(running)
         progress = self._progress_of(running.number)
         progress.failure, progress.is_over = failure, True
         self._line.remove(running.number)
         self._asked.pop(running.number, None)
+
+    def _cancel(self, running: RunningGeneration) -> None:
+        for choice in running.choices:
+            if not choice.is_over:
+                choice.is_over = True
+                choice.handle.cancel()
+                self._note_computed(running, choice)
+
+    # --- what is told of prompts
+
+    def _tell_prompt(self, number: int, ids: Sequence[int]) -> None:
+        progress = self._progress_of(number)
+        progress.prompt_tokens = len(ids)
+        self.standing.prompt_tokens += len(ids)
+        if self._prefixes is not None:
+            progress.cached_tokens = self._prefixes.find(ids)
+            self.standing.cached_tokens += progress.cached_tokens
+
+    def _note_computed(self, running: RunningGeneration, choice: RunningChoice) -> None:
+        """A prompt can be found by others from the first token on, and what came after it at the end."""
+        if self._prefixes is None or not choice.ids:
+            return
+        if choice.is_over:
+            self._prefixes.add([*running.ids, *choice.ids[:-1]], is_over=True)
+        elif len(choice.ids) == 1:
+            self._prefixes.add(running.ids)
 
     def _progress_of(self, number: int) -> Progress:
         progress = self._progress.get(number)
@@ -243,12 +275,6 @@ class GenerationBatch:
         configs = [make_config(sampling, most, choice) for choice in range(sequences)]
         self._line.append(number, generation.priority, len(ids), sequences)
         self._asked[number] = RunningGeneration(number, ids, sampling, configs)
-
-
-def _cancel(running: RunningGeneration) -> None:
-    for choice in running.choices:
-        if not choice.is_over:
-            choice.handle.cancel()
 
 
 def _context_tokens(asked: int, of_model: int) -> int:

@@ -1,12 +1,13 @@
 """What an engine and its process say to each other of generations, as JSON has it."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Any
 
 from penstock.core.errors import from_code
 from penstock.core.generation import Delta, Generation, GenerationStanding, GenerationStep, Progress, Prompt, Sampling
 
+_STANDING = tuple(field.name for field in fields(GenerationStanding))
 # Only what differs from these travels.
 _SAMPLING = {field.name: field.default for field in fields(Sampling)}
 
@@ -34,7 +35,10 @@ def unpack_generation(found: dict[str, Any]) -> Generation:
 
 
 def pack_step(progress: Sequence[Progress], standing: GenerationStanding) -> dict[str, Any]:
-    return {"progress": [_pack_progress(each) for each in progress], "standing": astuple(standing)}
+    return {
+        "progress": [_pack_progress(each) for each in progress],
+        "standing": [getattr(standing, name) for name in _STANDING],
+    }
 
 
 def unpack_step(found: dict[str, Any]) -> GenerationStep:

@@ -1,9 +1,9 @@
 """From a choice's tokens to the text that may go out: whole characters, and nothing that may begin a stop string."""
 
-from collections.abc import Callable, Sequence
+import codecs
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]  # of several sequences at once
+from typing import Protocol
 
 UNFINISHED = "\ufffd"  # what a decoder makes of a character whose last bytes are still to come
 MAX_BYTES_OF_A_CHARACTER = 4
@@ -11,33 +11,60 @@ WINDOW_TOKENS = 64  # decoded at a time: a token's text may depend on those befo
 KEPT_TOKENS = 8
 
 
+class TokenText(Protocol):
+    """The text of one sequence as its tokens come."""
+
+    def add(self, ids: Sequence[int], is_last: bool) -> str:
+        """What is new of it, in whole characters."""
+        ...
+
+
+class TableText:
+    """Where each token stands for the same bytes everywhere."""
+
+    def __init__(self, table: Mapping[int, bytes]) -> None:
+        self._table = table
+        # What never becomes a character is left out, as the runtime's tokenizer does.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def add(self, ids: Sequence[int], is_last: bool) -> str:
+        return self._decoder.decode(b"".join([self._table[number] for number in ids]), is_last)
+
+
 @dataclass(slots=True)
-class ChoiceText:
+class WindowText:
+    """Where a token's text depends on its neighbours: the last tokens are decoded together."""
+
+    decode: Callable[[Sequence[int]], str]
+    window: list[int] = field(default_factory=list)
+    seen: str = ""  # of the window's text
+
+    def add(self, ids: Sequence[int], is_last: bool) -> str:
+        self.window += ids
+        text = self.decode(self.window)
+        new = text[len(self.seen) :]
+        if not is_last and _is_unfinished(new):
+            return ""
+        self.seen = text
+        if len(self.window) > WINDOW_TOKENS:
+            self.window = self.window[-KEPT_TOKENS:]
+            self.seen = self.decode(self.window)
+        return new
+
+
+@dataclass(slots=True)
+class StopText:
+    """Ends a text where a stop string begins, and holds back what may be one."""
+
     stops: tuple[str, ...] = ()
     has_stop: bool = False  # the text ends with the stop string, not before it
-    window: list[int] = field(default_factory=list)  # the last tokens
-    seen: str = ""  # of the window's text
-    held: str = ""  # what has not gone out: it may begin a stop string
+    held: str = ""
 
-    is_whole: bool = True  # the window ends where a character does
-
-    def take(self, text: str, is_last: bool) -> tuple[str, bool]:
-        """`text` is the window's. Returns what goes out now, and whether a stop string was found."""
-        new = text[len(self.seen) :]
-        self.is_whole = is_last or not _is_unfinished(new)
-        if not self.is_whole:
-            return "", False
-        self.seen = text
+    def add(self, new: str, is_last: bool) -> tuple[str, bool]:
+        """What goes out now, and whether a stop string was found."""
+        if not self.stops:
+            return new, False
         self.held += new
-        return self._cut(is_last)
-
-    def shorten(self, decode: Decode) -> None:
-        """Keeps a long answer from being decoded as a whole with every token."""
-        if len(self.window) > WINDOW_TOKENS and self.is_whole:
-            self.window = self.window[-KEPT_TOKENS:]
-            self.seen = decode([self.window])[0]
-
-    def _cut(self, is_last: bool) -> tuple[str, bool]:
         found = [(at, stop) for stop in self.stops if (at := self.held.find(stop)) >= 0]
         if found:
             at, stop = min(found, key=lambda each: (each[0], -len(each[1])))
@@ -49,15 +76,18 @@ class ChoiceText:
         return text, False
 
 
-def add_tokens(choices: Sequence[tuple[ChoiceText, Sequence[int], bool]], decode: Decode) -> list[tuple[str, bool]]:
-    """Each with its new tokens, and whether they are its last. Decodes all at once."""
-    for choice, ids, _ in choices:
-        choice.window += ids
-    texts = decode([choice.window for choice, *_ in choices]) if choices else []
-    found = [choice.take(text, is_last) for (choice, _, is_last), text in zip(choices, texts, strict=True)]
-    for choice, *_ in choices:
-        choice.shorten(decode)
-    return found
+def make_table(
+    vocabulary: Mapping[int, bytes], decode: Callable[[Sequence[Sequence[int]]], list[str]]
+) -> dict[int, bytes] | None:
+    """The bytes of each token, none of those that are no text; None: there is no such table."""
+    numbers = sorted(vocabulary)
+    table: dict[int, bytes] = {}
+    for number, text in zip(numbers, decode([[number] for number in numbers]), strict=True):
+        is_text = vocabulary[number].decode("utf-8", "ignore") == text
+        if not is_text and text:
+            return None
+        table[number] = vocabulary[number] if is_text else b""
+    return table
 
 
 def _is_unfinished(text: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 from penstock.core.errors import InvalidRequest, RequestTooLarge
 from penstock.core.generation import CONTEXT_LENGTH, Prompt
+from penstock.engines.genai.pieces import TableText, TokenText, WindowText, make_table
 from penstock.engines.genai.runtime import said
 
 
@@ -15,6 +16,7 @@ class PromptReader:
         self._context_tokens = context_tokens
         self.vocabulary: dict[int, bytes] = {number: text for text, number in tokenizer.get_vocab().items()}
         self._longest_bytes = max(map(len, self.vocabulary.values()), default=1)
+        self._table = make_table(self.vocabulary, tokenizer.decode)
         template: str = tokenizer.chat_template
         self.has_chat_template = bool(template)
         self._has_tools = "tools" in template
@@ -44,9 +46,13 @@ class PromptReader:
             raise InvalidRequest("the prompt is empty: there is nothing to go on from")
         return ids
 
-    def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
-        texts: list[str] = self._tokenizer.decode(sequences)
-        return texts
+    def new_text(self) -> TokenText:
+        """For what a sequence will get."""
+        return WindowText(self._decode) if self._table is None else TableText(self._table)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(ids)
+        return text
 
     def _render(self, prompt: Prompt) -> str:
         if not self.has_chat_template:

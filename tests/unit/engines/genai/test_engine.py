@@ -34,6 +34,7 @@ class Answer:
     reasons: dict[int, str] = field(default_factory=dict)
     pieces: list[str] = field(default_factory=list)
     prompt_tokens: int = 0
+    cached_tokens: int = -1
     failure: PenstockError | None = None
 
 
@@ -65,6 +66,7 @@ class Asker:
         while True:
             progress = self.next_of(number)
             answer.prompt_tokens = answer.prompt_tokens or progress.prompt_tokens
+            answer.cached_tokens = max(answer.cached_tokens, progress.cached_tokens)
             for delta in progress.deltas:
                 answer.texts[delta.choice] = answer.texts.get(delta.choice, "") + delta.text
                 answer.ids.setdefault(delta.choice, []).extend(delta.token_ids)
@@ -137,6 +139,20 @@ def test_a_conversation_goes_through_the_models_template(asker: Asker) -> None:
     assert "hello" in answer.texts[0].lower()
     assert "<|" not in answer.texts[0]
     assert answer.prompt_tokens > 20, "the template brings a system message"
+
+
+def test_a_conversations_beginning_is_not_computed_again(asker: Asker) -> None:
+    """Each step takes 256 tokens of prompts at most: by their number it is seen what was computed."""
+    said = "Tell me about the rivers of the north. " * 80
+    steps = asker.standing.steps
+    first = asker.ask(said, Sampling(max_tokens=8, temperature=0.0))
+    assert first.cached_tokens == 0
+    assert asker.standing.steps - steps == -(-first.prompt_tokens // 256) + 7
+    before, steps = asker.standing.cached_tokens, asker.standing.steps
+    second = asker.ask(said + first.texts[0] + " And of the south?", Sampling(max_tokens=1, temperature=0.0))
+    assert second.cached_tokens >= first.prompt_tokens
+    assert asker.standing.cached_tokens - before == second.cached_tokens
+    assert asker.standing.steps - steps == 1, "all but the end was there"
 
 
 def test_a_seed_gives_the_same_alone_and_in_company(asker: Asker) -> None:
@@ -273,12 +289,13 @@ def test_a_process_that_hangs_is_ended(asker: Asker) -> None:
 
 
 def test_where_the_cache_is_full_answers_are_put_off_and_stay_the_same() -> None:
-    asker = Asker(cache_mb=16)  # room for 1,216 tokens
+    asker = Asker(cache_mb=16, max_batched_tokens=2048)  # room for 1,216 tokens
     try:
-        sampling = Sampling(max_tokens=400, temperature=0.0, ignore_eos=True)
-        numbers = [asker.add(f"{index}, {index + 1}, {index + 2},", sampling) for index in range(5)]
+        sampling = Sampling(max_tokens=90, temperature=0.0, ignore_eos=True)
+        prompts = [[1000 + index, *range(2000, 2189)] for index in range(5)]
+        numbers = [asker.add(prompt, sampling) for prompt in prompts]
         answers = [asker.wait(number) for number in numbers]
-        assert {len(answer.ids[0]) for answer in answers} == {400}
+        assert {len(answer.ids[0]) for answer in answers} == {90}
         assert asker.standing.preemptions > 0
     finally:
         asker.engine.close()

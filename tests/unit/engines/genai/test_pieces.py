@@ -1,71 +1,100 @@
 """What of a text may go out: whole characters, and nothing that may begin a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from penstock.engines.genai.pieces import KEPT_TOKENS, WINDOW_TOKENS, ChoiceText, add_tokens
+from penstock.engines.genai.pieces import (
+    KEPT_TOKENS,
+    WINDOW_TOKENS,
+    StopText,
+    TableText,
+    TokenText,
+    WindowText,
+    make_table,
+)
+
+TABLE = {number: bytes([number]) for number in range(256)}  # a token is a byte
 
 
-def decode(sequences: Sequence[Sequence[int]]) -> list[str]:
-    """A token is a byte."""
-    return [bytes(ids).decode("utf-8", "replace") for ids in sequences]
+def decode(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
 
 
-def stream(text: str | bytes, choice: ChoiceText, size: int = 1) -> tuple[list[str], bool]:
-    """What goes out with each `size` bytes, as far as the stop string, and whether there was one."""
+MAKERS: list[Callable[[], TokenText]] = [lambda: TableText(TABLE), lambda: WindowText(decode)]
+
+
+def stream(text: str | bytes, pieces: TokenText, size: int = 1) -> list[str]:
+    """What goes out with each `size` bytes."""
     data = text.encode() if isinstance(text, str) else text
+    return [pieces.add(list(data[at : at + size]), at + size >= len(data)) for at in range(0, len(data), size)]
+
+
+def stop(text: str, stops: StopText, size: int = 1) -> tuple[list[str], bool]:
     out = []
-    for at in range(0, len(data), size):
-        ((piece, is_stopped),) = add_tokens([(choice, list(data[at : at + size]), at + size >= len(data))], decode)
+    for at in range(0, len(text), size):
+        piece, is_stopped = stops.add(text[at : at + size], at + size >= len(text))
         out.append(piece)
         if is_stopped:
             return out, True
     return out, False
 
 
+@pytest.mark.parametrize("make", MAKERS)
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_a_character_is_never_cut(size: int) -> None:
+def test_a_character_is_never_cut(make: Callable[[], TokenText], size: int) -> None:
     text = "naïve – 日本語 🤖👩‍🚀 end"
-    out, _ = stream(text, ChoiceText(), size)
+    out = stream(text, make(), size)
     assert "".join(out) == text
     assert not any("\ufffd" in piece for piece in out)
 
 
-def test_what_never_becomes_a_character_goes_out_as_such() -> None:
-    out, _ = stream(b"a\xf0\x9f", ChoiceText())
-    assert "".join(out) == "a\ufffd"
-    out, _ = stream(b"\x80" * 20 + b"b", ChoiceText())
-    assert "".join(out) == "\ufffd" * 20 + "b"
+def test_what_never_becomes_a_character_holds_nothing_up() -> None:
+    assert "".join(stream(b"a\xf0\x9f", TableText(TABLE))) == "a"
+    assert "".join(stream(b"\x80" * 20 + b"b", TableText(TABLE))) == "b"
+    assert "".join(stream(b"a\xf0\x9f", WindowText(decode))) == "a\ufffd"
+    assert "".join(stream(b"\x80" * 20 + b"b", WindowText(decode))) == "\ufffd" * 20 + "b"
+
+
+def test_a_long_text_is_decoded_in_parts() -> None:
+    pieces = WindowText(decode)
+    text = "ünïcode " * 50
+    assert "".join(stream(text, pieces)) == text
+    assert KEPT_TOKENS <= len(pieces.window) <= WINDOW_TOKENS
+
+
+def test_there_is_a_table_where_each_token_has_its_own_text() -> None:
+    vocabulary = {0: b"<end>", 1: b"a", 2: b" \xe2\x80", 3: b"\x94b"}
+    texts = {0: "", 1: "a", 2: " ", 3: "b"}  # of what is no text, or no character, nothing is told
+    table = make_table(vocabulary, lambda sequences: ["".join(texts[number] for number in ids) for ids in sequences])
+    assert table == {0: b"", 1: b"a", 2: b" \xe2\x80", 3: b"\x94b"}
+    assert TableText(table).add([1, 2, 3, 0], True) == "a —b"
+
+
+def test_there_is_none_where_it_depends_on_its_neighbours() -> None:
+    assert make_table({1: "▁a".encode()}, lambda sequences: ["a" for _ in sequences]) is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_a_stop_string_ends_the_text_before_it(size: int) -> None:
-    out, is_stopped = stream("one. ENough, END here", ChoiceText(("END", "never")), size)
+    out, is_stopped = stop("one. ENough, END here", StopText(("END", "never")), size)
     assert ("".join(out), is_stopped) == ("one. ENough, ", True)
 
 
 def test_no_part_of_a_stop_string_goes_out_before_it_is_known_to_be_none() -> None:
-    out, _ = stream("aE b EN EX", ChoiceText(("END",)))
+    out, _ = stop("aE b EN EX", StopText(("END",)))
     assert out == ["a", "", "E ", "b", " ", "", "", "EN ", "", "EX"]
 
 
 def test_what_was_held_goes_out_at_the_end() -> None:
-    assert "".join(stream("the EN", ChoiceText(("END",)))[0]) == "the EN"
+    assert "".join(stop("the EN", StopText(("END",)))[0]) == "the EN"
 
 
 def test_the_stop_string_may_be_kept() -> None:
-    out, is_stopped = stream("one END two", ChoiceText(("END",), has_stop=True))
+    out, is_stopped = stop("one END two", StopText(("END",), has_stop=True))
     assert ("".join(out), is_stopped) == ("one END", True)
 
 
 def test_the_earliest_of_several_stop_strings_counts() -> None:
-    out, _ = stream("ab\n\ncd", ChoiceText(("cd", "\n\n", "\n")), 6)
+    out, _ = stop("ab\n\ncd", StopText(("cd", "\n\n", "\n")), 6)
     assert "".join(out) == "ab"
-
-
-def test_a_long_text_is_decoded_in_parts() -> None:
-    choice = ChoiceText()
-    text = "ünïcode " * 50
-    assert "".join(stream(text, choice)[0]) == text
-    assert KEPT_TOKENS <= len(choice.window) <= WINDOW_TOKENS + 4
