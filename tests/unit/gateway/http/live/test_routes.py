@@ -112,6 +112,9 @@ def catalogue(served) -> Catalogue:
         def queue_lengths(self) -> dict[str, tuple[int, int]]:
             return {}
 
+        async def statistics(self) -> list[Any]:
+            return []
+
     return Catalogue(served.admission, served.resolver, cast(Any, Dispatcher()), served.control)
 
 
