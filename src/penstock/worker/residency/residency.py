@@ -131,12 +131,12 @@ class Residency:
         elif held.is_resident:
             self._line[block.block_id] = _Want(Why.RELOAD, may_evict=False)
         elif block.block_id not in self._line and not self._is_loading(block.block_id):
-            if outlook.is_lazy and not block.is_new:
+            if outlook.residence.load == "lazy" and not block.is_new:
                 actions.append(self._rest(held))
             else:
                 # At the start the blocks are loaded while they fit. One that somebody loads anew may have its room.
                 is_asked_for = not is_first or block.is_new
-                until = now + outlook.max_waiting_s if is_asked_for else inf
+                until = now + outlook.residence.max_waiting_s if is_asked_for else inf
                 self._line[block.block_id] = _Want(Why.START, is_asked_for, until)
         return actions + self._advance(now)
 
@@ -145,7 +145,7 @@ class Residency:
         held = self.held.get(block_id)
         if held is None or held.outlook is None or held.is_resident or held.state is BlockState.FAILED:
             return []
-        until = now + held.outlook.max_waiting_s
+        until = now + held.outlook.residence.max_waiting_s
         want = self._line.get(block_id)
         if want is None and self._loading is not None and self._is_loading(block_id):
             want = self._loading.want
@@ -195,7 +195,7 @@ class Residency:
         leaving = [held for held in self.held.values() if self._may_leave(held, now)]
         actions: list[Action] = [self._let_go(held) for held in leaving]
         for held in self.held.values():
-            idle_s = held.outlook.idle_unload_s if held.outlook is not None else 0.0
+            idle_s = held.outlook.residence.idle_unload_s if held.outlook is not None else 0.0
             if idle_s and now - held.last_used >= idle_s and self._may_go(held, now):
                 actions += self._send_to_rest(held, "idle")
         for block_id in [waiting for waiting, want in self._line.items() if want.until <= now]:

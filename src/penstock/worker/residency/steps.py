@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from penstock.core.settings import Residence
+
 
 class Why(StrEnum):
     """Why a block is loaded."""
@@ -27,9 +29,7 @@ class Assigned:
 class Outlook:
     """What a model's folder tells before it is loaded."""
 
-    is_lazy: bool = False
-    idle_unload_s: float = 0.0  # 0: stays
-    max_waiting_s: float = 60.0
+    residence: Residence
     keep_s: float = 0.0  # after its last use nobody may evict it: sessions have their state in it
     files_bytes: int = 0
 

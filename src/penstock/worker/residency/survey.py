@@ -22,14 +22,8 @@ def survey(block: Assigned, folder: Path) -> Surveyed:
 
 
 def outlook_of(settings: ModelSettings, files_bytes: int) -> Outlook:
-    residence, sessions = settings.residence, settings.sessions
-    return Outlook(
-        is_lazy=residence.load == "lazy",
-        idle_unload_s=residence.idle_unload_s,
-        max_waiting_s=residence.max_waiting_s,
-        keep_s=sessions.idle_s if sessions.is_stateful else 0.0,
-        files_bytes=files_bytes,
-    )
+    sessions = settings.sessions
+    return Outlook(settings.residence, sessions.idle_s if sessions.is_stateful else 0.0, files_bytes)
 
 
 def undescribed(block: Assigned, settings: ModelSettings) -> BlockDescription:

@@ -2,17 +2,33 @@
 
 from collections import Counter
 from random import Random
+from typing import Literal
 
 import pytest
 
 from penstock.core.blocks import BlockState
+from penstock.core.settings import Residence
 from penstock.worker.residency import steps
 from penstock.worker.residency.residency import Residency
 from penstock.worker.residency.steps import Action, Assigned, Outlook, Why
 
 START, RELOAD, DEMAND = Why.START, Why.RELOAD, Why.DEMAND
-EAGER = Outlook(files_bytes=10)
-LAZY = Outlook(is_lazy=True, files_bytes=10)
+
+
+def outlook_of(
+    files_bytes: int = 0,
+    is_lazy: bool = False,
+    idle_unload_s: float = 0.0,
+    max_waiting_s: float = 60.0,
+    keep_s: float = 0.0,
+) -> Outlook:
+    load: Literal["lazy", "eager"] = "lazy" if is_lazy else "eager"
+    residence = Residence(load=load, idle_unload_s=idle_unload_s, max_waiting_s=max_waiting_s)
+    return Outlook(residence, keep_s, files_bytes)
+
+
+EAGER = outlook_of(files_bytes=10)
+LAZY = outlook_of(is_lazy=True, files_bytes=10)
 
 
 def block(name: str = "a", revision: int = 1, *replaces: str) -> Assigned:
@@ -128,7 +144,7 @@ def test_what_replaces_another_and_finds_no_room_fails() -> None:
     newer = block("b", 2, "a")
     residency.assign([block("a"), block("c"), newer], 5.0)
     residency.look(["blk-a", "blk-c"], [], 5.0)
-    assert residency.surveyed(newer, Outlook(files_bytes=15, max_waiting_s=3.0), 5.0) == []
+    assert residency.surveyed(newer, outlook_of(files_bytes=15, max_waiting_s=3.0), 5.0) == []
     residency.look(["blk-a", "blk-c"], [], 8.0)
     (failed,) = residency.tick(8.0)
     assert isinstance(failed, steps.FailBlock)
@@ -141,7 +157,7 @@ def test_what_replaces_another_may_have_the_room_of_a_third() -> None:
     newer = block("b", 2, "a")
     residency.assign([block("a"), block("c"), newer], 5.0)
     residency.look([], [], 5.0)
-    assert residency.surveyed(newer, Outlook(files_bytes=15), 5.0) == [
+    assert residency.surveyed(newer, outlook_of(files_bytes=15), 5.0) == [
         steps.UnloadBlock("blk-c", "evicted"),
         steps.RestBlock("blk-c"),
     ]
@@ -188,13 +204,13 @@ def test_a_higher_revision_loads_beside_the_old_one_and_then_replaces_it() -> No
 
 
 def test_a_failed_reload_keeps_the_old_one_serving_and_in_memory() -> None:
-    restless = Outlook(files_bytes=10, idle_unload_s=1.0)
+    restless = outlook_of(files_bytes=10, idle_unload_s=1.0)
     residency = in_memory(20, "a", outlook=restless)
     reload(residency, restless, "a", 2)
     assert residency.failed(block(revision=2), "bad file", 5.0) == [steps.FailBlock(block(revision=2), "bad file")]
     assert (state(residency), residency.held["blk-a"].reason) == (BlockState.FAILED, "bad file")
     assert residency.tick(100.0) == [], "out of memory it could not come back"
-    deploy(residency, Outlook(is_lazy=True, files_bytes=20), "b", now=100.0)
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=20), "b", now=100.0)
     assert residency.demand("blk-b", 100.0) == []
     assert residency.assign([], 101.0) == [steps.ForgetBlock("blk-b")]
     assert residency.tick(102.0) == [steps.UnloadBlock("blk-a", "unloaded")]
@@ -240,7 +256,7 @@ def test_what_was_withdrawn_while_it_was_reloaded_and_wanted_again_is_loaded_as_
 def test_a_newer_revision_that_cannot_be_loaded_ends_the_matter() -> None:
     residency = Residency(15)
     deploy(residency, EAGER, "a")
-    (failed,) = reload(residency, Outlook(files_bytes=20), "a", 2)
+    (failed,) = reload(residency, outlook_of(files_bytes=20), "a", 2)
     assert isinstance(failed, steps.FailBlock)
     assert residency.loaded(block(), 10, 1.0) == (False, [])
     assert residency.tick(100.0) == []
@@ -284,7 +300,7 @@ def test_a_newer_revision_of_a_dormant_lazy_block_rests_too() -> None:
 
 
 def test_a_block_that_ran_nothing_for_long_is_unloaded_and_comes_back() -> None:
-    residency = in_memory(0, "a", outlook=Outlook(idle_unload_s=10.0))
+    residency = in_memory(0, "a", outlook=outlook_of(idle_unload_s=10.0))
     assert residency.tick(9.9) == []
     residency.look(["blk-a"], [], 9.9)
     assert residency.tick(30.0) == [], "it has jobs"
@@ -332,14 +348,14 @@ def test_what_has_jobs_is_not_evicted_and_the_load_waits_for_it() -> None:
 
 def test_nothing_is_evicted_where_that_would_not_make_room() -> None:
     residency = in_memory(20, "a", "b")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=20), "large")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=20), "large")
     residency.look(["blk-b"], [], 5.0)
     assert residency.demand("blk-large", 5.0) == []
 
 
 def test_a_load_that_gets_no_room_is_given_up_after_its_time() -> None:
     residency = in_memory(10, "a")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=10, max_waiting_s=3.0), "b")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0), "b")
     residency.look(["blk-a"], [], 5.0)
     residency.demand("blk-b", 5.0)
     residency.demand("blk-b", 6.0)
@@ -352,7 +368,7 @@ def test_a_load_that_gets_no_room_is_given_up_after_its_time() -> None:
 
 def test_a_newer_revision_is_looked_at_before_its_load_is_given_up() -> None:
     residency = in_memory(10, "a")
-    patient = Outlook(is_lazy=True, files_bytes=10, max_waiting_s=3.0)
+    patient = outlook_of(is_lazy=True, files_bytes=10, max_waiting_s=3.0)
     deploy(residency, patient, "b")
     residency.look(["blk-a"], [], 5.0)
     residency.demand("blk-b", 5.0)
@@ -365,8 +381,8 @@ def test_a_newer_revision_is_looked_at_before_its_load_is_given_up() -> None:
 
 def test_a_smaller_load_passes_one_that_must_wait() -> None:
     residency = in_memory(25, "a", "b")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=12), "large")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=5), "small")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=12), "large")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=5), "small")
     residency.look(["blk-a", "blk-b"], [], 5.0)
     assert residency.demand("blk-large", 5.0) == []
     assert residency.demand("blk-small", 5.1) == [steps.LoadBlock(block("small"), DEMAND)]
@@ -374,8 +390,8 @@ def test_a_smaller_load_passes_one_that_must_wait() -> None:
 
 def test_nobody_takes_the_room_that_is_made_for_another() -> None:
     residency = in_memory(25, "a", "b")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=12), "large")
-    deploy(residency, Outlook(is_lazy=True, files_bytes=5), "small")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=12), "large")
+    deploy(residency, outlook_of(is_lazy=True, files_bytes=5), "small")
     assert residency.demand("blk-large", 5.0) == [steps.UnloadBlock("blk-a", "evicted"), steps.RestBlock("blk-a")]
     assert residency.demand("blk-small", 5.1) == []
     assert residency.released(10, 6.0) == [steps.LoadBlock(block("large"), DEMAND)]
@@ -430,12 +446,12 @@ def test_the_size_that_was_measured_is_remembered_until_the_files_change() -> No
     assert residency.demand("blk-a", 5.0) == [steps.UnloadBlock("blk-b", "evicted"), steps.RestBlock("blk-b")], (
         "30 are needed, not 10"
     )
-    reload(residency, Outlook(is_lazy=True, files_bytes=11), "a", 2, now=6.0)
+    reload(residency, outlook_of(is_lazy=True, files_bytes=11), "a", 2, now=6.0)
     assert residency.held["blk-a"].size_bytes == 11
 
 
 def test_what_keeps_sessions_is_not_evicted_while_they_may_live() -> None:
-    residency = in_memory(10, "a", outlook=Outlook(files_bytes=10, keep_s=60.0))
+    residency = in_memory(10, "a", outlook=outlook_of(files_bytes=10, keep_s=60.0))
     deploy(residency, LAZY, "b")
     residency.look([], [], 30.0)
     assert residency.demand("blk-b", 30.0) == []
@@ -518,7 +534,7 @@ class World:
             others = [other for other in self.wanted if other != name]
             replaced = [self.random.choice(others)] if others and self.random.random() < 0.3 else []
             self.wanted[name] = assigned = block(name, self.revisions[name], *replaced)
-            self.outlooks[assigned] = Outlook(
+            self.outlooks[assigned] = outlook_of(
                 is_lazy=self.random.random() < 0.5,
                 idle_unload_s=self.random.choice([0.0, 2.0]),
                 max_waiting_s=5.0,

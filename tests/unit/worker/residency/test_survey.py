@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.core.settings import Instances, Sessions
+from penstock.core.settings import Instances, Residence, Sessions
 from penstock.models.settings import ModelSettings
 from penstock.worker.residency.steps import Assigned
 from penstock.worker.residency.survey import outlook_of, survey, undescribed
@@ -24,7 +24,8 @@ def assigned(folder: Path, version: str = "1") -> Assigned:
 def test_settings_and_size_are_told(model: Path) -> None:
     outlook = survey(assigned(model), model).outlook
     assert outlook.files_bytes == 105 + (model / "model.yaml").stat().st_size
-    assert (outlook.is_lazy, outlook.idle_unload_s, outlook.max_waiting_s, outlook.keep_s) == (True, 7.0, 8.0, 0.0)
+    assert outlook.residence == Residence(load="lazy", idle_unload_s=7.0, max_waiting_s=8.0)
+    assert outlook.keep_s == 0.0
 
 
 def test_what_is_wrong_is_told(model: Path) -> None:
