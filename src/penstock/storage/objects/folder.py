@@ -4,6 +4,7 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncIterator, Iterator
+from math import inf
 from pathlib import Path
 from typing import BinaryIO
 
@@ -81,14 +82,9 @@ async def _pieces(path: Path, start: int = 0, end: int | None = None) -> AsyncIt
     opened = await asyncio.to_thread(path.open, "rb")
     with opened:
         opened.seek(start)
-        left = end - start if end is not None else None
-        while left is None or left > 0:
-            most = READ_BYTES if left is None else min(READ_BYTES, left)
-            piece = await asyncio.to_thread(opened.read, most)
-            if not piece:
-                return
-            if left is not None:
-                left -= len(piece)
+        left = inf if end is None else end - start
+        while left > 0 and (piece := await asyncio.to_thread(opened.read, int(min(READ_BYTES, left)))):
+            left -= len(piece)
             yield piece
 
 
