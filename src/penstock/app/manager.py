@@ -104,7 +104,7 @@ async def open_manager(
     from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
     from penstock.app.certificates import make_guard
-    from penstock.app.registry import open_registry, registry_service
+    from penstock.app.registry import open_registry
     from penstock.manager.access.audit import Audit, AuditedStore
     from penstock.manager.access.keys import Keys
     from penstock.manager.access.service import AccessService
@@ -114,6 +114,7 @@ async def open_manager(
     from penstock.manager.leading.election import SOLE_LEASE_S
     from penstock.manager.lives import LifeRules
     from penstock.manager.manager import Manager
+    from penstock.manager.models.service import ModelRegistryService
     from penstock.manager.overview import Overview
     from penstock.manager.rollouts.runs import Rollouts
     from penstock.manager.rollouts.service import RolloutService
@@ -121,6 +122,7 @@ async def open_manager(
     from penstock.manager.triggers import Triggers
     from penstock.pb.v1.access_pb2_grpc import add_AccessServicer_to_server, add_DirectServicer_to_server
     from penstock.pb.v1.cluster_pb2_grpc import add_RolloutsServicer_to_server
+    from penstock.pb.v1.registry_pb2_grpc import add_ModelRegistryServicer_to_server
     from penstock.storage.metadata.base import MetadataStore
     from penstock.storage.metadata.opening import DEFAULT_URL, open_metadata
 
@@ -161,7 +163,8 @@ async def open_manager(
     add_rollouts = partial(add_RolloutsServicer_to_server, rolling)
     discovery = Discovery(manager, keys, signing, bool(config.tls.cert))
     add_direct = partial(add_DirectServicer_to_server, DirectService(discovery))
-    services = (add_rollouts, registry_service(registry), add_access, add_direct, add_health)
+    add_registry = partial(add_ModelRegistryServicer_to_server, ModelRegistryService(registry))
+    services = (add_rollouts, add_registry, add_access, add_direct, add_health)
     server = await serve_manager(manager, *addresses, further=services, guard=guard, certificates=certificates)
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(manager.election.close)  # first: another may lead at once

@@ -8,7 +8,6 @@ from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 
-import grpc
 import structlog
 
 from penstock.access.guard import Guard
@@ -18,8 +17,6 @@ from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
 from penstock.core.principals import Principal
 from penstock.manager.models.registry import ModelRegistry
-from penstock.manager.models.service import ModelRegistryService
-from penstock.pb.v1 import registry_pb2_grpc
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.objects.base import open_objects
 from penstock.wire.channels import Channels
@@ -49,13 +46,6 @@ def open_registry(
     collecting = asyncio.create_task(registry.collect_forever(), name="collect-models")
     stack.callback(collecting.cancel)
     return registry
-
-
-def registry_service(registry: ModelRegistry) -> Callable[[grpc.aio.Server], None]:
-    def add(server: grpc.aio.Server) -> None:
-        registry_pb2_grpc.add_ModelRegistryServicer_to_server(ModelRegistryService(registry), server)
-
-    return add
 
 
 class BehindDoor(NamedTuple):

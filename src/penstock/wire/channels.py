@@ -1,6 +1,7 @@
 """gRPC channels between the roles of a cluster: how either end notices that the other is gone, and what calls show."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -33,6 +34,7 @@ MANAGER_SERVER = (
 Options = Sequence[tuple[str, Any]]
 Metadata = tuple[tuple[str, str], ...]
 UNIX = "unix:"
+KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")  # of calls
 
 
 def bearer(key: str) -> Metadata:
@@ -99,7 +101,8 @@ class KeyedChannel:
         self._shown = shown
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._channel, name)
+        found = getattr(self._channel, name)
+        return partial(self._keyed, found) if name in KINDS else found
 
     async def __aenter__(self) -> "KeyedChannel":
         await self._channel.__aenter__()
@@ -108,17 +111,8 @@ class KeyedChannel:
     async def __aexit__(self, *error: object) -> None:
         await self._channel.__aexit__(*error)
 
-    def unary_unary(self, *method: Any, **forms: Any) -> "KeyedCall":
-        return KeyedCall(self._channel.unary_unary(*method, **forms), self._shown)
-
-    def unary_stream(self, *method: Any, **forms: Any) -> "KeyedCall":
-        return KeyedCall(self._channel.unary_stream(*method, **forms), self._shown)
-
-    def stream_unary(self, *method: Any, **forms: Any) -> "KeyedCall":
-        return KeyedCall(self._channel.stream_unary(*method, **forms), self._shown)
-
-    def stream_stream(self, *method: Any, **forms: Any) -> "KeyedCall":
-        return KeyedCall(self._channel.stream_stream(*method, **forms), self._shown)
+    def _keyed(self, make: Callable[..., Any], *method: Any, **forms: Any) -> "KeyedCall":
+        return KeyedCall(make(*method, **forms), self._shown)
 
 
 class KeyedCall:

@@ -45,7 +45,6 @@ class Route:
     needs: Needs  # of whoever calls it: any of these scopes
     body: type[BaseModel] | None = None
     binary_body: Mapping[str, Any] = field(default_factory=dict)  # further media types
-    is_body_required: bool = True
     answer: type[BaseModel] | None = None
     binary_answer: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)  # name to description
@@ -174,7 +173,8 @@ def _documentation(path: str, route: Route) -> dict[str, Any]:
     if route.needs:
         found["security"] = [{name: sorted(route.needs)} for name in SECURITY]
     if body := _content(route.body, route.binary_body):
-        found["requestBody"] = {"content": body, "required": route.is_body_required}
+        is_required = route.body is None or any(each.is_required() for each in route.body.model_fields.values())
+        found["requestBody"] = {"content": body, "required": is_required}
     return found
 
 

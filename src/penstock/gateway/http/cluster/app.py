@@ -19,18 +19,17 @@ from penstock.gateway.http import schemas as gateway_schemas
 from penstock.gateway.http.cluster import schemas
 from penstock.gateway.http.cluster.answers import schemas_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
-from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ClusterRest
+from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ModelsRest
 from penstock.gateway.http.cluster.resources import CALLS, call_routes
 from penstock.gateway.http.cluster.watch import WatchEdge
 from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of
 from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, refuse_call, routed_app
-from penstock.pb.v1 import access_pb2, cluster_pb2, registry_pb2
+from penstock.pb.v1 import registry_pb2
 
 log = structlog.get_logger()
 ERRORS: tuple[type[BaseModel], ...] = (gateway_schemas.OpenAiError, gateway_schemas.Error)
-TOLD = (cluster_pb2.ClusterEvent, access_pb2.AuditEntry, registry_pb2.ModelVersion)  # beside what resources tell
 
 
 def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry: object = None) -> FastAPI:
@@ -47,7 +46,7 @@ def build_cluster_app(calls: ClusterCalls, version: str, admit: Admit, registry:
 
 
 def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) -> list[APIRouter]:
-    routers = [routes_of(ClusterRest(calls), "Cluster", admit), *call_routes(calls, admit)]
+    routers = [routes_of(ModelsRest(calls), "Cluster", admit), *call_routes(calls, admit)]
     if registry is not None:
         routers.append(routes_of(registry, "Model registry", admit))
     return [*routers, WatchEdge(calls, admit).router()]
@@ -56,7 +55,7 @@ def cluster_routers(calls: ClusterCalls, admit: Admit, registry: object = None) 
 async def cluster_document(app: FastAPI) -> dict[str, Any]:
     models = [*models_of(schemas), *ERRORS]
     resources = [call.told for table in CALLS.values() for call in table if call.status != 204]
-    told = schemas_of(*resources, *(message.DESCRIPTOR for message in TOLD))
+    told = schemas_of(*resources, registry_pb2.ModelVersion.DESCRIPTOR)
     return await asyncio.to_thread(document_of, app, models, {**told, "Model": MODEL_SCHEMA})
 
 

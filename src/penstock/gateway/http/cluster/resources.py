@@ -7,7 +7,7 @@ body is its `changes`, its `plan` or further fields, and what is told documents 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial, reduce
-from operator import getitem
+from operator import getitem, itemgetter
 from typing import Any
 
 import orjson
@@ -18,9 +18,21 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.principals import CHANGING, MEASURING, Needs
 from penstock.gateway.http.cluster import schemas
-from penstock.gateway.http.cluster.answers import PAGING, documented, expected, page, resource, told
+from penstock.gateway.http.cluster.answers import (
+    PAGING,
+    cursor_of,
+    documented,
+    expected,
+    limit_of,
+    page,
+    page_of,
+    resource,
+    resource_of,
+    told,
+)
 from penstock.gateway.http.cluster.bodies import body_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
 from penstock.gateway.http.openapi import Admit, Route, add_route
@@ -33,6 +45,7 @@ WORKERS, WORKER = ROOT + "/workers", ROOT + "/workers/{worker_id}"
 KEYS, KEY = ROOT + "/keys", ROOT + "/keys/{key}"
 ROLLOUTS, ROLLOUT = ROOT + "/rollouts", ROOT + "/rollouts/{name}"
 VERSION, ALIAS = ROOT + "/models/{model}/versions/{version}", ROOT + "/models/{model}/aliases/{alias}"
+EVENTS, AUDIT = ROOT + "/events", ROOT + "/audit"
 CHANGE_S = 60.0  # what a change may take, beside what is asked for
 TEXT = {"type": "string", "description": "The key itself, told this once"}
 DOCUMENTS = ("changes", "plan")  # fields of messages that are a body's JSON
@@ -53,6 +66,7 @@ class CallRoute:
     query: Mapping[str, str] = field(default_factory=dict)  # fields of the message, or of the items that are told
     order: str = ""  # the field of the items by which a list goes, or a path to it
     named: Callable[[Any], str] | None = None  # what was made: the last part of its path
+    is_past: bool = False  # what is told is numbered, and the newest comes first
 
     @property
     def status(self) -> int:
@@ -77,7 +91,6 @@ class CallRoute:
             self.summary,
             needs=self.needs,
             body=self.body,
-            is_body_required=self.body is not None and _has_required(self.body),
             binary_answer={} if self.status == 204 else documented(self.told.name, is_list=bool(self.order), **text),
             query={**self.query, **PAGING} if self.order else self.query,
             status=self.status,
@@ -89,6 +102,8 @@ class CallRoute:
             return self.asked(body)
         known = self.rpc.input_type.fields_by_name
         given: dict[str, Any] = {**request.path_params, **self.sets}
+        if self.is_past:
+            given = _window(request)
         given |= {name: request.query_params.get(name, "") for name in self.query if name in known}
         if body is not None:
             document = {name: body.model_dump_json(exclude_unset=True) for name in DOCUMENTS if name in known}
@@ -102,6 +117,8 @@ class CallRoute:
         if self.status == 204:
             return Response(status_code=204)
         found = getattr(made, self.tells) if self.tells else made
+        if self.is_past:
+            return _past(found, request)
         if self.order:
             wanted = [(name, asked) for name in self.query if (asked := request.query_params.get(name))]
             items = [item for item in map(told, found) if all(item.get(name, asked) == asked for name, asked in wanted)]
@@ -116,8 +133,30 @@ class CallRoute:
         return answer
 
 
-def _has_required(body: type[BaseModel]) -> bool:
-    return any(each.is_required() for each in body.model_fields.values())
+def _window(request: Request) -> dict[str, Any]:
+    """Of what is numbered: the one that the path names, or those before the page that was told."""
+    if "number" in request.path_params:
+        return {"limit": 1, "before": _number(request) + 1}
+    before = cursor_of(request) or 0
+    if not isinstance(before, int):
+        raise InvalidRequest("cursor is of another list: begin anew without it")
+    return {"limit": limit_of(request), "before": before}
+
+
+def _past(found: Any, request: Request) -> Response:
+    if "number" not in request.path_params:
+        items = [told(each) for each in reversed(found)]
+        return page_of(items, itemgetter("number") if len(items) == limit_of(request) else None)
+    if not found or found[0].number != _number(request):
+        raise NotFound(f"there is no number {_number(request)}, or it is too long ago")
+    return resource_of(told(found[0]), request)
+
+
+def _number(request: Request) -> int:
+    given = request.path_params["number"]
+    if not given.isdecimal() or len(given) > 18:
+        raise NotFound(f"there is no number '{given[:40]}'")
+    return int(given)
 
 
 def _deployment(body: schemas.DeployBody) -> Message:
@@ -148,6 +187,29 @@ CALLS: Mapping[str, tuple[CallRoute, ...]] = {
         _lists(
             ROOT + "/sessions", "How many sessions each gateway has", "Cluster.ListSessions", "gateways", "gateway_id"
         ),
+        CallRoute(
+            "GET",
+            EVENTS,
+            "What happened, the newest first",
+            "Cluster.Events",
+            "events",
+            needs=MEASURING,
+            query={"kind": "of this kind", "subject": "about this worker, block, model, key or manager"},
+            order="number",
+            is_past=True,
+        ),
+        CallRoute("GET", EVENTS + "/{number}", "One event", "Cluster.Events", "events", needs=MEASURING, is_past=True),
+        CallRoute(
+            "GET",
+            AUDIT,
+            "What was changed, by whom, and what it was before; the newest first",
+            "Access.ListAudit",
+            "entries",
+            query={"who": "by this one: a key's name, or `operator`"},
+            order="number",
+            is_past=True,
+        ),
+        CallRoute("GET", AUDIT + "/{number}", "One change", "Access.ListAudit", "entries", is_past=True),
         CallRoute("DELETE", VERSION, "Delete a version from the registry", "ModelRegistry.Delete"),
         CallRoute(
             "PUT",

@@ -87,7 +87,6 @@ class OipRest:
         "The repository's models and their states",
         needs=SEEING,
         body=schemas.IndexBody,
-        is_body_required=False,
         answer=schemas.Index,
     )
     async def repository_index(self, request: Request) -> Response:
@@ -103,7 +102,6 @@ class OipRest:
         "Load a model, or load it anew",
         needs=CHANGING,
         body=schemas.LoadBody,
-        is_body_required=False,
         answer=schemas.Empty,
     )
     async def load(self, request: Request) -> Response:
@@ -119,7 +117,6 @@ class OipRest:
         "Unload a model",
         needs=CHANGING,
         body=schemas.LoadBody,
-        is_body_required=False,
         answer=schemas.Empty,
     )
     async def unload(self, request: Request) -> Response:
