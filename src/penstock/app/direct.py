@@ -14,7 +14,7 @@ from penstock.core.blocks import BlockState, BlockView, ClusterPicture
 from penstock.core.cluster.access_view import NO_KEYS, AccessView
 from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
-from penstock.core.errors import ConfigError, InvalidRequest
+from penstock.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.app.gateway import Gateway
@@ -64,7 +64,7 @@ class DirectDoor:
         first = self._config.worker.direct_port
         assert first is not None
         ports = range(first, min(first + MAX_PORTS, 65_536)) if first else (0,)
-        doors = await gateway.begin(NoControl(), self._certificates)
+        doors = await gateway.begin(None, self._certificates)
         for port in ports:
             try:
                 return await doors.open_grpc(port)
@@ -81,23 +81,6 @@ class DirectDoor:
     def _show(self) -> None:
         if self._gateway is not None:
             self._gateway.cluster_changed(ClusterPicture(list(self._blocks.values()), access=self._access))
-
-
-class NoControl:
-    """What is changed is asked of a gateway or a manager."""
-
-    async def load(self, model: str, asked_by: str) -> None:
-        raise _not_here()
-
-    async def unload(self, model: str, asked_by: str) -> None:
-        raise _not_here()
-
-    async def set_routing(self, model: str, routing_json: str, asked_by: str) -> None:
-        raise _not_here()
-
-
-def _not_here() -> InvalidRequest:
-    return InvalidRequest("this is a worker's own door, for inference: ask a gateway")
 
 
 def _view(offer: LocalOffer) -> BlockView:

@@ -188,8 +188,8 @@ class Gateway:
         while not self._resolver.has_caught_up() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def begin(self, control: Control, certificates: Certificates) -> ClientDoors:
-        """Returns the clients' doors, which are to be opened."""
+    async def begin(self, control: Control | None, certificates: Certificates) -> ClientDoors:
+        """Returns the clients' doors, which are to be opened; `control`: who changes what is asked to be changed."""
         await self._cache.start()
         await self._meter.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)

@@ -33,9 +33,11 @@ LOOK_S = 0.02
 
 
 class Catalogue:
-    def __init__(self, admission: Admission, resolver: Resolver, dispatcher: Dispatcher, control: Control) -> None:
+    def __init__(
+        self, admission: Admission, resolver: Resolver, dispatcher: Dispatcher, control: Control | None
+    ) -> None:
         self.resolver = resolver
-        self.control = control
+        self._control = control
         self._admission = admission
         self._dispatcher = dispatcher
         self._readiness = Readiness()
@@ -116,11 +118,16 @@ class Catalogue:
 
     async def load(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self.control.load(model, principal.name)
+        await self._changes().load(model, principal.name)
 
     async def unload(self, model: str, principal: Principal) -> None:
         self._check_change(model, principal)
-        await self.control.unload(model, principal.name)
+        await self._changes().unload(model, principal.name)
+
+    def _changes(self) -> Control:
+        if self._control is None:
+            raise InvalidRequest("this is a worker's own door, for inference: ask a gateway")
+        return self._control
 
     def _check_change(self, model: str, principal: Principal) -> None:
         """What it may not ask is to it as if it were not there."""
@@ -164,7 +171,7 @@ class Catalogue:
         if not is_known or not self.resolver.may_change(principal, model):
             raise UnknownModel(f"unknown model '{model}'")
         given = "" if routing is None else routing.model_dump_json()
-        await self.control.set_routing(model, given, principal.name)
+        await self._changes().set_routing(model, given, principal.name)
 
     def standing(self) -> Standing:
         """What runs, and where."""

@@ -27,11 +27,11 @@ from penstock.gateway.http.live.streams import LiveStreams
 from penstock.gateway.http.message import Receive, Scope, Send
 from penstock.gateway.http.oip.generate import GenerateRest
 from penstock.gateway.http.oip.infer import InferEndpoint
-from penstock.gateway.http.oip.routes import OipRest
+from penstock.gateway.http.oip.routes import TOLD, OipRest
 from penstock.gateway.http.oip.shared_memory import SharedMemoryRest
 from penstock.gateway.http.openai import schemas as openai_schemas
 from penstock.gateway.http.openai.routes import GenerationRest
-from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of, schemas_of
 from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import refuse_call, routed_app
 from penstock.gateway.http.v1 import schemas as v1_schemas
@@ -71,7 +71,8 @@ def build_http_app(
     administration = LazyApp(partial(cluster, admit)) if cluster is not None else None
 
     async def document() -> dict[str, Any]:
-        found = await asyncio.to_thread(document_of, routed, models_of(schemas, v1_schemas, openai_schemas))
+        models, messages = models_of(schemas, v1_schemas, openai_schemas), [each.DESCRIPTOR for each in TOLD]
+        found = await asyncio.to_thread(document_of, routed, models, schemas_of(*messages))
         if administration is not None:
             from penstock.gateway.http.cluster.app import cluster_document
 

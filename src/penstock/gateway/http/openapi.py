@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import orjson
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.requests import HTTPConnection
@@ -31,6 +33,15 @@ SECURITY: Mapping[str, Any] = {
     "basic": {"type": "http", "scheme": "basic", "description": "The key is the password"},
 }
 REF = "#/components/schemas/{model}"
+AS_JSON = ("metadata", "plan", "facts")  # fields of messages that are JSON themselves
+TYPES = {
+    FieldDescriptor.TYPE_INT64: "integer",
+    FieldDescriptor.TYPE_UINT64: "integer",
+    FieldDescriptor.TYPE_UINT32: "integer",
+    FieldDescriptor.TYPE_INT32: "integer",
+    FieldDescriptor.TYPE_DOUBLE: "number",
+    FieldDescriptor.TYPE_BOOL: "boolean",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,7 @@ class Route:
     needs: Needs  # of whoever calls it: any of these scopes
     body: type[BaseModel] | None = None
     binary_body: Mapping[str, Any] = field(default_factory=dict)  # further media types
-    answer: type[BaseModel] | None = None
+    answer: type[BaseModel | Message] | None = None
     binary_answer: Mapping[str, Any] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)  # name to description
     status: int = 200  # where it is done
@@ -150,6 +161,39 @@ def document_of(
     return document
 
 
+def schemas_of(*descriptors: Any) -> dict[str, Any]:
+    """How messages of these, and those that they are made of, are told."""
+    found: dict[str, Any] = {}
+    for descriptor in descriptors:
+        _add_schema(descriptor, found)
+    return found
+
+
+def _add_schema(descriptor: Any, found: dict[str, Any]) -> None:
+    if descriptor.name in found:
+        return
+    fields = found[descriptor.name] = {"type": "object", "properties": {}}
+    for each in descriptor.fields:
+        if each.name != "failure":
+            fields["properties"][each.name] = _schema(each, found)
+
+
+def _schema(each: Any, found: dict[str, Any]) -> dict[str, Any]:
+    message = each.message_type
+    if message is not None and message.GetOptions().map_entry:
+        return {"type": "object", "additionalProperties": _schema(message.fields_by_name["value"], found)}
+    if message is not None:
+        _add_schema(message, found)
+        schema: dict[str, Any] = {"$ref": REF.format(model=message.name)}
+    elif each.name in AS_JSON:
+        schema = {"type": "object"}
+    else:
+        schema = {"type": TYPES.get(each.type, "string")}
+    if each.is_repeated:
+        return {"type": "array", "items": schema}
+    return {"anyOf": [schema, {"type": "null"}]} if each.has_presence else schema
+
+
 def _documentation(path: str, route: Route) -> dict[str, Any]:
     names = re.findall(r"{(\w+)(?::\w+)?}", path)
     error = schemas.OpenAiError if path.startswith(OPENAI) else schemas.Error
@@ -178,7 +222,7 @@ def _documentation(path: str, route: Route) -> dict[str, Any]:
     return found
 
 
-def _content(model: type[BaseModel] | None, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _content(model: type[BaseModel | Message] | None, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
     found = dict(further or {})
     if model is not None:
         found["application/json"] = {"schema": {"$ref": REF.format(model=model.__name__)}}

@@ -49,12 +49,6 @@ class Empty(BaseModel):
     pass
 
 
-class ServerMetadata(BaseModel):
-    name: str
-    version: str
-    extensions: list[str]
-
-
 class Live(BaseModel):
     live: bool
 
@@ -66,37 +60,6 @@ class Ready(BaseModel):
 class ModelReady(BaseModel):
     name: str
     ready: bool
-
-
-class TensorMetadata(BaseModel):
-    name: str
-    datatype: Datatype
-    shape: list[int]
-
-
-class ModelMetadata(BaseModel):
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
-
-
-class ModelConfig(BaseModel):
-    """Triton's ModelConfig message; more fields than these."""
-
-    name: str
-    platform: str
-    backend: str
-    max_batch_size: int
-    input: list[dict[str, Any]]
-    output: list[dict[str, Any]]
-
-
-class Statistics(BaseModel):
-    """Triton's ModelStatistics messages."""
-
-    model_stats: list[dict[str, Any]]
 
 
 class InferInput(BaseModel):

@@ -11,27 +11,17 @@ from hashlib import blake2b
 from typing import Any
 
 import orjson
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.core.errors import InvalidRequest
-from penstock.gateway.http.openapi import REF, json_answer
+from penstock.gateway.http.openapi import AS_JSON, REF, json_answer
 from penstock.wire.values import as_values
 
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 DIGEST_BYTES = 6
-AS_JSON = ("metadata", "plan", "facts")  # fields of messages that are JSON themselves
-TYPES = {
-    FieldDescriptor.TYPE_INT64: "integer",
-    FieldDescriptor.TYPE_UINT64: "integer",
-    FieldDescriptor.TYPE_UINT32: "integer",
-    FieldDescriptor.TYPE_INT32: "integer",
-    FieldDescriptor.TYPE_DOUBLE: "number",
-    FieldDescriptor.TYPE_BOOL: "boolean",
-}
 PAGING = {
     "limit": f"Most items in the answer: 1 to {MAX_LIMIT}, or else {DEFAULT_LIMIT}",
     "cursor": "`next_cursor` of the page before",
@@ -115,39 +105,6 @@ def documented(name: str, *, is_list: bool = False, **further: Any) -> Mapping[s
     elif further:
         schema = {"allOf": [schema, {"type": "object", "properties": further}]}
     return {"application/json": {"schema": schema}}
-
-
-def schemas_of(*descriptors: Any) -> dict[str, Any]:
-    """How messages of these, and those that they are made of, are told."""
-    found: dict[str, Any] = {}
-    for descriptor in descriptors:
-        _add_schema(descriptor, found)
-    return found
-
-
-def _add_schema(descriptor: Any, found: dict[str, Any]) -> None:
-    if descriptor.name in found:
-        return
-    fields = found[descriptor.name] = {"type": "object", "properties": {}}
-    for field in descriptor.fields:
-        if field.name != "failure":
-            fields["properties"][field.name] = _schema(field, found)
-
-
-def _schema(field: Any, found: dict[str, Any]) -> dict[str, Any]:
-    message = field.message_type
-    if message is not None and message.GetOptions().map_entry:
-        return {"type": "object", "additionalProperties": _schema(message.fields_by_name["value"], found)}
-    if message is not None:
-        _add_schema(message, found)
-        schema: dict[str, Any] = {"$ref": REF.format(model=message.name)}
-    elif field.name in AS_JSON:
-        schema = {"type": "object"}
-    else:
-        schema = {"type": TYPES.get(field.type, "string")}
-    if field.is_repeated:
-        return {"type": "array", "items": schema}
-    return {"anyOf": [schema, {"type": "null"}]} if field.has_presence else schema
 
 
 def _told(value: Any) -> Any:

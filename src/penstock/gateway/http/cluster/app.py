@@ -17,13 +17,12 @@ from penstock.core.principals import Needs, Principal
 from penstock.gateway.catalogue import SERVER_NAME
 from penstock.gateway.http import schemas as gateway_schemas
 from penstock.gateway.http.cluster import schemas
-from penstock.gateway.http.cluster.answers import schemas_of
 from penstock.gateway.http.cluster.calls import ClusterCalls
 from penstock.gateway.http.cluster.overview import MODEL_SCHEMA, ModelsRest
 from penstock.gateway.http.cluster.resources import CALLS, call_routes
 from penstock.gateway.http.cluster.watch import WatchEdge
 from penstock.gateway.http.doorman import Doorman
-from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of
+from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of, schemas_of
 from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, refuse_call, routed_app
 from penstock.pb.v1 import registry_pb2

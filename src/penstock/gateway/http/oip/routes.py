@@ -11,7 +11,10 @@ from penstock.gateway.http import schemas
 from penstock.gateway.http.calls import RestCalls
 from penstock.gateway.http.oip.codec import decode_parameters
 from penstock.gateway.http.openapi import Route, json_answer, path_names, principal_of
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference import model_config_pb2 as config_pb
 
+TOLD = (pb.ServerMetadataResponse, pb.ModelStatisticsResponse, pb.ModelMetadataResponse, config_pb.ModelConfig)
 LOAD = "/v2/repository/models/{model}"
 BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -25,7 +28,7 @@ class OipRest:
         self._catalogue = catalogue
         self._calls = calls
 
-    @Route("GET", "/v2", "Server metadata", needs=ANY_SCOPE, answer=schemas.ServerMetadata)
+    @Route("GET", "/v2", "Server metadata", needs=ANY_SCOPE, answer=pb.ServerMetadataResponse)
     async def server_metadata(self, request: Request) -> Response:
         version = self._catalogue.server_version
         return json_answer({"name": SERVER_NAME, "version": version, "extensions": EXTENSIONS})
@@ -41,8 +44,8 @@ class OipRest:
             return json_answer({"ready": False, "error": f"the server is not ready{reason}"}, 503)
         return json_answer({"ready": True})
 
-    @Route("GET", "/v2/models/stats", "Statistics of all", needs=SEEING, answer=schemas.Statistics)
-    @Route("GET", _of_model("/stats"), "Model statistics", needs=SEEING, answer=schemas.Statistics)
+    @Route("GET", "/v2/models/stats", "Statistics of all", needs=SEEING, answer=pb.ModelStatisticsResponse)
+    @Route("GET", _of_model("/stats"), "Model statistics", needs=SEEING, answer=pb.ModelStatisticsResponse)
     async def statistics(self, request: Request) -> Response:
         found = await self._catalogue.statistics(*path_names(request), principal_of(request))
         return json_answer({"model_stats": [model_config.as_json(model_config.statistics(block)) for block in found]})
@@ -54,7 +57,7 @@ class OipRest:
             return json_answer({"name": model, "ready": True})
         return json_answer({"name": model, "ready": False, "error": f"model '{model}' is not ready"}, 503)
 
-    @Route("GET", _of_model(), "Model metadata", needs=SEEING, answer=schemas.ModelMetadata)
+    @Route("GET", _of_model(), "Model metadata", needs=SEEING, answer=pb.ModelMetadataResponse)
     async def model_metadata(self, request: Request) -> Response:
         model, version = path_names(request)
         principal = principal_of(request)
@@ -62,7 +65,7 @@ class OipRest:
         versions = self._catalogue.resolver.versions(model, principal)
         return json_answer(model_config.as_json(model_config.metadata(block, versions)))
 
-    @Route("GET", _of_model("/config"), "Model configuration", needs=SEEING, answer=schemas.ModelConfig)
+    @Route("GET", _of_model("/config"), "Model configuration", needs=SEEING, answer=config_pb.ModelConfig)
     async def model_config(self, request: Request) -> Response:
         block = await self._catalogue.block(*path_names(request), principal_of(request))
         return json_answer(model_config.as_json(model_config.model_config(block)))
