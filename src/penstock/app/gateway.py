@@ -24,7 +24,6 @@ from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
 from penstock.core.blocks import ClusterPicture, Control, GatewayMember
 from penstock.core.cluster.access_view import AccessView
 from penstock.core.cluster.addresses import Address
-from penstock.core.cluster.answer_counts import AnswerCounts
 from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
 from penstock.core.errors import PenstockError
@@ -117,7 +116,7 @@ class Gateway:
         # One that is started again is another: what its predecessor held is nobody's.
         limit_store = open_limit_store(access.limits_url, access.limits_timeout_s, f"{gateway_id}.{uuid4().hex[:8]}")
         self._meter = Meter(limit_store, access, LimitMetrics(registry))
-        self._serving = Serving(
+        self.serving = Serving(
             self._admission,
             self._resolver,
             self._cache,
@@ -127,7 +126,7 @@ class Gateway:
             traces,
             self._meter,
         )
-        self._forwarded = ForwardedRequests(self._serving)
+        self._forwarded = ForwardedRequests(self.serving)
         self._doors: ClientDoors | None = None
         self._watching: asyncio.Task[None] | None = None
         self._process = psutil.Process()
@@ -173,14 +172,10 @@ class Gateway:
         self._dispatcher.set_routings(
             {view.block_id: Routing.model_validate_json(view.routing) for view in views if view.routing}
         )
-        self._serving.plans.routing_changed()
+        self.serving.plans.routing_changed()
         self._resolver.routes_changed(picture.routes)
-        self._serving.plans.watch(picture.routes)
+        self.serving.plans.watch(picture.routes)
         self._retire(self._resolver.cluster_changed(views))
-
-    def counted(self) -> Sequence[AnswerCounts]:
-        """Of the blocks that routes name, since it was last asked."""
-        return self._serving.plans.watches.take()
 
     async def catch_up(self) -> None:
         """Waits until it knows what the cluster serves: one that comes later shares its ports with others who do."""
@@ -193,13 +188,10 @@ class Gateway:
         await self._cache.start()
         await self._meter.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
-        self._doors = ClientDoors(self._config, self._serving, catalogue, self.guard, certificates)
+        self._doors = ClientDoors(self._config, self.serving, catalogue, self.guard, certificates)
         self._watching = asyncio.create_task(self._watch(catalogue, self._doors), name="gateway-watch")
         self._forwarded.is_open = True
         return self._doors
-
-    def session_counts(self) -> dict[str, int]:
-        return self._ordered.statistics()
 
     async def drain(self) -> None:
         """Admits no more and lets what is inside end."""
@@ -219,7 +211,7 @@ class Gateway:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        await self._serving.shadows.close()
+        await self.serving.shadows.close()
         await self._sessions.close()
         self._peers.close()
         if self._stored is not None:
@@ -251,7 +243,7 @@ class Gateway:
 
     def publish(self) -> None:
         """Brings this gateway's part of the shared metrics up to date."""
-        self._serving.plans.tallies.flush()
+        self.serving.plans.tallies.flush()
         self._cache.publish()
         self._serving_metrics.inflight_requests.set(self._admission.inflight_requests)
         self._serving_metrics.inflight_bytes.set(self._admission.inflight_bytes)
@@ -290,7 +282,8 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         leader = open_leader(config, places, stack)
         answered = gateway.answers.read if is_clustered(config) else lambda is_all: ()
         me = GatewayMember(run.name, endpoint, clients_address(config, grpc_port))
-        control = RemoteControl(leader, me, gateway.cluster_changed, gateway.counted, answered, gateway.session_counts)
+        counted, sessions = gateway.serving.plans.watches.take, gateway.serving.sessions.statistics
+        control = RemoteControl(leader, me, gateway.cluster_changed, counted, answered, sessions)
         stack.push_async_callback(control.close)
         await gateway.catch_up()
         if control.refusal is not None:

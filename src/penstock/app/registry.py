@@ -15,7 +15,6 @@ from penstock.app.places import http_scheme
 from penstock.app.ports import open_own_socket, open_usual
 from penstock.core.cluster.addresses import Address
 from penstock.core.config import Config
-from penstock.core.principals import Principal
 from penstock.manager.models.registry import ModelRegistry
 from penstock.storage.metadata.base import MetadataStore
 from penstock.storage.objects.base import open_objects
@@ -92,13 +91,9 @@ def _build(doorman: "Doorman", behind: BehindDoor) -> "ManagerApp":
     from penstock.gateway.http.cluster.app import ManagerApp, build_cluster_app
     from penstock.gateway.http.cluster.calls import ClusterCalls
     from penstock.gateway.http.cluster.registry import RegistryRest
-    from penstock.manager.access.door import Acting, acting
 
     def build(admit: "Admit") -> "FastAPI":
         calls = ClusterCalls(behind.leader)
         return build_cluster_app(calls, version("penstock-serve"), admit, RegistryRest(behind.registry))
 
-    def act(principal: Principal, method: str) -> None:
-        acting.set(Acting(principal, method))
-
-    return ManagerApp(doorman, build, act)
+    return ManagerApp(doorman, build)

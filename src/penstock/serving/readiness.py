@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from penstock.core.blocks import BlockState, BlockView
 from penstock.router.slots import BlockActivity
+from penstock.serving.resolve import SERVABLE
 
-SERVABLE = (BlockState.READY, BlockState.DORMANT)
 PATIENCE = 2.0  # a block is not stuck before so many times what its slowest answer took
 PROBE_S = 2.0  # what workers get to say that a block works which seems stuck; they are asked each second
 FORGET_S = 30.0  # without a request, a block that was stuck is given another chance

@@ -88,9 +88,6 @@ class Resolver:
     def split(self, name: str) -> Split | None:
         return self._splits.get(name)
 
-    def routes(self) -> list[NameRoute]:
-        return list(self._routes.values())
-
     def block(self, block_id: str) -> BlockDescription | None:
         """One that may be called."""
         return self._table.get((block_id, ""))

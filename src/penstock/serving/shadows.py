@@ -96,7 +96,8 @@ class Shadows:
         try:
             response = await self._dispatcher.run(block, copy, begun + plan.read(copy))
         except asyncio.CancelledError:
-            self._left(plan, copy)
+            if plan.watch is not None:
+                plan.watch.left(copy)
             raise
         except PenstockError as error:
             self._failed(plan, copy, error)
@@ -117,10 +118,6 @@ class Shadows:
         if plan.watch is not None:
             plan.watch.failed(copy, error)
         self._count(plan.block, "failed")
-
-    def _left(self, plan: Plan, copy: InferRequest) -> None:
-        if plan.watch is not None:
-            plan.watch.left(copy)
 
     def _count(self, block: BlockDescription, outcome: str) -> None:
         self._metrics.shadow_requests.labels(block.model, block.version, outcome).inc()

@@ -1,5 +1,6 @@
 """The whole cluster as Prometheus metrics: rate, errors and duration of blocks; what workers use."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -97,15 +98,9 @@ class ClusterCollector(Collector):
         seconds = HistogramMetricFamily("penstock_cluster_request_seconds", "From arrival to answer", labels=BLOCK)
         for block in self._figures.blocks:
             labels = (block.block_id, block.model, block.version)
-            missing = max(0, block.wanted - block.placed)
-            kinds = (
-                ("wanted", block.wanted),
-                ("placed", block.placed),
-                ("serving", block.serving),
-                ("missing", missing),
-            )
-            for kind, count in kinds:
-                replicas.add_metric((*labels, kind), count)
+            replicas.add_metric((*labels, "missing"), max(0, block.wanted - block.placed))
+            for kind in ("wanted", "placed", "serving"):
+                replicas.add_metric((*labels, kind), getattr(block, kind))
             if block.answers is not None:
                 for code, count in sorted(block.answers.codes.items()):
                     requests.add_metric((*labels, code), count)
@@ -178,10 +173,7 @@ class ClusterCollector(Collector):
 
 def _counted(name: str, what: str, states: Iterable[str]) -> Metric:
     family = GaugeMetricFamily(name, f"{what}, by state", labels=("state",))
-    counts: dict[str, int] = {}
-    for state in states:
-        counts[state] = counts.get(state, 0) + 1
-    for state, count in sorted(counts.items()):
+    for state, count in sorted(Counter(states).items()):
         family.add_metric((state,), count)
     return family
 

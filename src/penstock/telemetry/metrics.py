@@ -202,25 +202,6 @@ class RolloutMetrics(_Metrics):
         self._weight.labels(name).set(0)
 
 
-class WorkerMetrics(_Metrics):
-    queue_seconds = _histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
-    batch_seconds = _histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
-    compute_seconds = _histogram("compute_seconds", "The engine on a batch", *MODEL)
-    batch_rows = _histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
-    batches = _counter("batches", "Batches, by why they closed", *MODEL, "closed")
-    tokens = _counter("tokens", "Tokens computed", *MODEL, "kind")
-    failures = _counter("failures", "Jobs that failed on the worker", *MODEL, "code")
-    cancelled = _counter("cancelled", "Jobs cancelled on the worker", *MODEL)
-    loads = _counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
-    instances = _gauge("instances", "Instances", *MODEL, "state")
-    waiting = _gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
-    memory_bytes = _gauge("worker_memory_bytes", "Resident memory", "worker")
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__(registry)
-        self.generation = GenerationMetrics(registry)
-
-
 class GenerationMetrics(_Metrics):
     """What engines that generate text do on a worker, whether their answers are streamed or not."""
 
@@ -248,3 +229,19 @@ class GenerationMetrics(_Metrics):
     steps = _counter("generation_steps", "Steps of the engine", *MODEL)
     generations = _gauge("generations", "Sequences that run, requests that wait", *MODEL, "state")
     cache_blocks = _gauge("kv_cache_blocks", "Blocks of the KV cache", *MODEL, "kind")
+
+
+class WorkerMetrics(_Metrics):
+    queue_seconds = _histogram("queue_seconds", "Waiting on the worker for a batch", *MODEL)
+    batch_seconds = _histogram("batch_seconds", "Forming a batch: pad and stack", *MODEL)
+    compute_seconds = _histogram("compute_seconds", "The engine on a batch", *MODEL)
+    batch_rows = _histogram("batch_rows", "Rows in a batch", *MODEL, buckets=ROWS)
+    batches = _counter("batches", "Batches, by why they closed", *MODEL, "closed")
+    tokens = _counter("tokens", "Tokens computed", *MODEL, "kind")
+    failures = _counter("failures", "Jobs that failed on the worker", *MODEL, "code")
+    cancelled = _counter("cancelled", "Jobs cancelled on the worker", *MODEL)
+    loads = _counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
+    instances = _gauge("instances", "Instances", *MODEL, "state")
+    waiting = _gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
+    memory_bytes = _gauge("worker_memory_bytes", "Resident memory", "worker")
+    generation = cast(GenerationMetrics, partial(GenerationMetrics))

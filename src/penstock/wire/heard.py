@@ -44,26 +44,18 @@ class Newest:
         return not history or not self.history or history == self.history
 
 
-class Heard:
+class Heard(Newest):
     def __init__(self) -> None:
-        self._newest = Newest()
+        super().__init__()
         self.revision = 0  # of that epoch; 0: everything is wanted
 
-    @property
-    def history(self) -> str:
-        return self._newest.history
-
-    @property
-    def epoch(self) -> int:
-        return self._newest.epoch
-
     def hear(self, told: ManagerMessage) -> Verdict:
-        if self._newest.outlives(told.history, told.epoch):
+        if self.outlives(told.history, told.epoch):
             return Verdict.DEPOSED
         is_same = told.epoch == self.epoch and told.history == self.history
         if not told.is_snapshot and not (is_same and told.since == self.revision):
             self.revision = 0
             return Verdict.MISSED
-        self._newest.becomes(told.history, told.epoch)
+        self.becomes(told.history, told.epoch)
         self.revision = told.revision
         return Verdict.TAKEN

@@ -89,7 +89,7 @@ class PeerDoor:
                     for _ in range(min(frame.more.credits, self._max_jobs)):
                         answers.release()
             case "session_fetch":
-                self._on_fetch(identity, peer, frame.session_fetch)
+                self._begin(peer, frame.session_fetch.query_id, self._give_up(identity, frame.session_fetch))
             case "session_given":
                 self._on_given(identity, frame.session_given)
             case "beat":
@@ -145,9 +145,6 @@ class PeerDoor:
         else:
             run = partial(self._answer, identity, job_id, request, forward.membership)
         self._begin(peer, job_id, self._guard(identity, job_id, run))
-
-    def _on_fetch(self, identity: bytes, peer: _Peer, fetch: pb.SessionFetch) -> None:
-        self._begin(peer, fetch.query_id, self._give_up(identity, fetch))
 
     def _on_given(self, identity: bytes, given: pb.SessionGiven) -> None:
         fetched = pb.SessionFetched(query_id=given.query_id)

@@ -100,9 +100,7 @@ class OrderedSessions:
                     return await self._run_here(block, request, deadline, run)
                 return await self._link(owner).ask(request, self._where(deadline))
             except (SessionMoved, Draining, GatewayLost) as error:
-                if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
-                    raise faults.draining() from None
-                await self._be_patient(request, error, change, deadline)
+                await self._be_patient(owner, request, error, change, deadline)
 
     async def stream(
         self, block: BlockDescription, request: InferRequest, deadline: float, stream: Stream
@@ -128,9 +126,7 @@ class OrderedSessions:
             except (SessionMoved, Draining, GatewayLost) as error:
                 if has_begun:
                     raise
-                if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
-                    raise faults.draining() from None
-                await self._be_patient(request, error, change, deadline)
+                await self._be_patient(owner, request, error, change, deadline)
 
     # --- what other gateways ask of it
 
@@ -238,9 +234,11 @@ class OrderedSessions:
             raise DeadlineExceeded("the deadline passed while the session's gateway changed") from error
 
     async def _be_patient(
-        self, request: InferRequest, error: PenstockError, change: asyncio.Event, deadline: float
+        self, owner: str, request: InferRequest, error: PenstockError, change: asyncio.Event, deadline: float
     ) -> None:
         """Returns when the request may be sent anew; raises the error where that would not be the same request."""
+        if owner == self._gateway_id and (isinstance(error, Draining) or self._is_leaving):
+            raise faults.draining() from None
         step = request.controls.session
         if isinstance(error, GatewayLost) and step is not None and step.seq_no is None:
             raise error  # nobody could tell the second from the first

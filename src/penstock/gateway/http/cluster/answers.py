@@ -31,8 +31,8 @@ Order = Callable[[dict[str, Any]], Any]
 
 def told(message: Message) -> dict[str, Any]:
     """A resource as it is answered and pushed."""
-    found: dict[str, Any] = as_values(message)
-    return {name: _told(value) for name, value in found.items()} | _opened(found)
+    found: dict[str, Any] = _told(as_values(message))
+    return found
 
 
 def resource(message: Message, request: Request, status: int = 200, **further: object) -> Response:

@@ -25,6 +25,7 @@ from penstock.gateway.http.doorman import Doorman
 from penstock.gateway.http.openapi import Admit, document_of, documentation_of, models_of, routes_of, schemas_of
 from penstock.gateway.http.origins import shared_with
 from penstock.gateway.http.refusals import PATH_CHARS, refuse_call, routed_app
+from penstock.manager.access.door import Acting, acting
 from penstock.pb.v1 import registry_pb2
 
 log = structlog.get_logger()
@@ -61,18 +62,14 @@ async def cluster_document(app: FastAPI) -> dict[str, Any]:
 class ManagerApp:
     """Whoever the doorman lets in."""
 
-    def __init__(
-        self, doorman: Doorman, build: Callable[[Admit], FastAPI], acts: Callable[[Principal, str], None]
-    ) -> None:
-        """`acts` is told who was admitted, and to what."""
+    def __init__(self, doorman: Doorman, build: Callable[[Admit], FastAPI]) -> None:
         self._doorman = doorman
-        self._acts = acts
         self._app = shared_with(doorman.origins, build(self.admit))
 
     def admit(self, connection: HTTPConnection, needs: Needs) -> Principal:
         scope = connection.scope
         principal = self._doorman.admit_scope(scope, needs)
-        self._acts(principal, f"{scope.get('method', 'GET')} {scope['path'][:PATH_CHARS]}")
+        acting.set(Acting(principal, f"{scope.get('method', 'GET')} {scope['path'][:PATH_CHARS]}"))
         return principal
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
