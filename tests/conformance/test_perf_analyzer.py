@@ -111,3 +111,13 @@ def test_images(analyzer, tmp_path):
     encoded = base64.b64encode(pack_bytes([image.getvalue()])).decode()
     file.write_text(json.dumps({"data": [{"image": {"b64": encoded}}]}))
     analyzer.run("grpc", "-m", "srcnn", "--input-data", str(file), "--concurrency-range", "2", *REQUESTS)
+
+
+def test_generated_text_streamed(analyzer, smollm2, tmp_path):
+    sampling = json.dumps({"max_tokens": "4", "temperature": "0"})
+    given = {"text_input": ["Water boils at"], "stream": [True], "sampling_parameters": [sampling]}
+    file = tmp_path / "prompts.json"
+    file.write_text(json.dumps({"data": [given]}))
+    flags = ("--async", "--streaming", "--input-data", str(file), "--shape", "text_input:1", "--request-count", "4")
+    (row,) = analyzer.run("grpc", "-m", smollm2, *flags)
+    assert row["Response Throughput"] > 2 * row["Inferences/Second"]  # several answers to each
