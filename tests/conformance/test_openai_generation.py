@@ -87,6 +87,9 @@ def test_completions_of_texts_and_tokens(client, smollm2):
     one = client.completions.create(model=smollm2, prompt=[28, 29], **GREEDY)
     both = client.completions.create(model=smollm2, prompt=[[28, 29], [30]], **GREEDY)
     assert (both.choices[0].text, len(both.choices)) == (one.choices[0].text, 2)
+    echoed = client.completions.create(model=smollm2, prompt=[[28, 29]], echo=True, **GREEDY)
+    assert echoed.choices[0].text.endswith(one.choices[0].text)
+    assert len(echoed.choices[0].text) > len(one.choices[0].text)
     assert len(client.completions.create(model=smollm2, prompt="Water", temperature=0).choices[0].text) > 16
 
 

@@ -41,6 +41,7 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] = ()  # put into the model's own chat template
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    is_echoed: bool = False  # the text of its ids comes before what is generated
 
 
 @dataclass(frozen=True, slots=True)

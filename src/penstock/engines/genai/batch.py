@@ -54,6 +54,7 @@ class RunningGeneration:
     ids: list[int]
     sampling: Sampling
     configs: list[Any]  # of each sequence
+    echo: str = ""  # what each choice begins with
     choices: list[RunningChoice] = field(default_factory=list)  # those that the pipeline has
 
     @property
@@ -138,7 +139,7 @@ class GenerationBatch:
         joined = [group.number for group in self._line.join()]
         for number in joined:
             running = self._asked[number]
-            self._tell_prompt(number, running.ids)
+            self._tell_prompt(running)
             self._start_choice(running)
         return joined
 
@@ -236,8 +237,10 @@ class GenerationBatch:
 
     # --- what is told of prompts
 
-    def _tell_prompt(self, number: int, ids: Sequence[int]) -> None:
-        progress = self._progress_of(number)
+    def _tell_prompt(self, running: RunningGeneration) -> None:
+        ids, progress = running.ids, self._progress_of(running.number)
+        if running.echo:
+            progress.deltas += [Delta(index, running.echo) for index in range(running.sampling.n)]
         progress.prompt_tokens = len(ids)
         self.standing.prompt_tokens += len(ids)
         if self._prefixes is not None:
@@ -274,7 +277,8 @@ class GenerationBatch:
         most = self._line.most_tokens(len(ids), asked, sequences)
         configs = [make_config(sampling, most, choice) for choice in range(sequences)]
         self._line.append(number, generation.priority, len(ids), sequences)
-        self._asked[number] = RunningGeneration(number, ids, sampling, configs)
+        echo = self._prompts.text_of(ids) if generation.prompt.is_echoed else ""
+        self._asked[number] = RunningGeneration(number, ids, sampling, configs, echo)
 
 
 def _context_tokens(asked: int, of_model: int) -> int:

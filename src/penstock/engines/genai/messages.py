@@ -23,12 +23,14 @@ def pack_generation(number: int, generation: Generation) -> dict[str, Any]:
         "messages": list(prompt.messages),
         "tools": list(prompt.tools),
         "template_arguments": dict(prompt.template_arguments),
+        "is_echoed": prompt.is_echoed,
         "sampling": {name: value for name, value in asked.items() if value != _SAMPLING[name]},
     }
 
 
 def unpack_generation(found: dict[str, Any]) -> Generation:
-    prompt = Prompt(found["text"], found["ids"], found["messages"], found["tools"], found["template_arguments"])
+    names = ("text", "ids", "messages", "tools", "template_arguments", "is_echoed")
+    prompt = Prompt(*[found[name] for name in names])
     sampling = found["sampling"]
     sampling["stop"] = tuple(sampling.get("stop", ()))
     return Generation(prompt, Sampling(**sampling), found["priority"])

@@ -46,6 +46,9 @@ class PromptReader:
             raise InvalidRequest("the prompt is empty: there is nothing to go on from")
         return ids
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        return self.new_text().add(ids, is_last=True)
+
     def new_text(self) -> TokenText:
         """For what a sequence will get."""
         return WindowText(self._decode) if self._table is None else TableText(self._table)

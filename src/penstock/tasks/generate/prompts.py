@@ -17,8 +17,10 @@ MAX_MESSAGES_BYTES = 16 * 1024 * 1024
 CHOICES = ("none", "auto", "required")
 
 
-def prompts_of(tensor: Tensor, parameters: Mapping[str, object], lengths: Tensor | None = None) -> list[Prompt]:
-    """`lengths`: how many tokens of `input_ids` belong to each of several prompts."""
+def prompts_of(
+    tensor: Tensor, parameters: Mapping[str, object], lengths: Tensor | None = None, has_echo: bool = False
+) -> list[Prompt]:
+    """`lengths`: how many tokens of `input_ids` belong to each of several prompts; only an engine knows their text."""
     if lengths is not None and tensor.name != INPUT_IDS:
         raise InvalidTensor(f"'{INPUT_LENGTHS}' is for '{INPUT_IDS}': leave it out")
     match tensor.name:
@@ -26,7 +28,9 @@ def prompts_of(tensor: Tensor, parameters: Mapping[str, object], lengths: Tensor
             return [_chat(tensor, parameters)]
         case "input_ids":
             ids = _ids(tensor)
-            return [Prompt(ids=part) for part in ([ids] if lengths is None else _parts(ids, lengths))]
+            return [
+                Prompt(ids=part, is_echoed=has_echo) for part in ([ids] if lengths is None else _parts(ids, lengths))
+            ]
     check_column(tensor, f"'{TEXT_INPUT}' is BYTES [n] or [n, 1]", "text")
     return [Prompt(text=_text(TEXT_INPUT, raw)) for raw in unpack_bytes(tensor)]
 

@@ -75,7 +75,8 @@ class GenerateTask:
             raise InvalidTensor(
                 f"send one of {', '.join(map(repr, self._prompts))}; got {' and '.join(map(repr, given)) or 'none'}"
             )
-        prompts = prompts_of(inputs[given[0]], parameters, inputs.get(INPUT_LENGTHS))
+        has_echo = self._has_echo(inputs, parameters, given[0])
+        prompts = prompts_of(inputs[given[0]], parameters, inputs.get(INPUT_LENGTHS), has_echo)
         sampling = read_sampling(parameters, self._defaults, self._most_tokens)
         if len(prompts) * sampling.n > MAX_CHOICES:
             raise RequestTooLarge(
@@ -84,7 +85,7 @@ class GenerateTask:
             )
         if not sampling.has_logprobs and not {LOGPROBS, TOKEN_BYTES}.isdisjoint(request.outputs):
             sampling = read_sampling({**parameters, "logprobs": True}, self._defaults, self._most_tokens)
-        echoes = [prompt.text for prompt in prompts] if self._has_echo(inputs, parameters, given[0]) else []
+        echoes = [prompt.text for prompt in prompts] if has_echo and prompts[0].text else []
         outputs = request.outputs or (*PLAIN, *(OF_TOKENS if sampling.has_logprobs else ()))
         is_streamed = _flag(inputs, parameters, STREAM, True)
         answer = GenerationAnswer([Generation(prompt, sampling) for prompt in prompts], outputs, is_streamed, echoes)
@@ -142,8 +143,8 @@ class GenerateTask:
         is_wanted = _flag(inputs, parameters, "echo", False)
         if EXCLUDE in inputs:
             is_wanted = not _flag(inputs, {}, EXCLUDE, True)
-        if is_wanted and prompt != TEXT_INPUT:
-            raise InvalidRequest(f"the prompt is given again only where it is sent as '{TEXT_INPUT}': leave out 'echo'")
+        if is_wanted and prompt == MESSAGES:
+            raise InvalidRequest(f"'{MESSAGES}' are not given again: leave out 'echo'", parameter="echo")
         return is_wanted
 
 

@@ -3,8 +3,14 @@
 import orjson
 
 from penstock.core.errors import RequestTooLarge
-from penstock.core.generation import CONTEXT_LENGTH, Delta, GenerationStanding, Progress
-from penstock.engines.genai.messages import pack_step, unpack_step
+from penstock.core.generation import CONTEXT_LENGTH, Delta, Generation, GenerationStanding, Progress, Prompt, Sampling
+from penstock.engines.genai.messages import pack_generation, pack_step, unpack_generation, unpack_step
+
+
+def test_a_generation_arrives_as_it_was() -> None:
+    prompt = Prompt("a", [5, 6], [{"role": "user"}], [{"type": "function"}], {"b": 1}, is_echoed=True)
+    asked = Generation(prompt, Sampling(max_tokens=3, stop=("a", "b")), priority=2)
+    assert unpack_generation(orjson.loads(orjson.dumps(pack_generation(7, asked)))) == asked
 
 
 def test_a_step_arrives_as_it_was() -> None:

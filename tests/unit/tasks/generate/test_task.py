@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import InvalidRequest, PenstockError, RequestTooLarge
-from penstock.core.generation import Generation, Sampling
+from penstock.core.generation import Generation, Prompt, Sampling
 from penstock.core.tensors import Tensor, from_array
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.generate.answer import GenerationAnswer
@@ -103,7 +103,9 @@ def test_each_text_is_a_generation_and_too_many_choices_are_refused() -> None:
 
 def test_token_ids_are_taken_as_they_are() -> None:
     ids = from_array("input_ids", np.array([[5, 6]], np.int32))
-    assert only(TaskRequest([ids], [])).prompt.ids == [5, 6]
+    assert only(TaskRequest([ids], [])).prompt == Prompt(ids=[5, 6])
+    echoed = answer_of(TaskRequest([ids], [], {"echo": True}))
+    assert (echoed.generations[0].prompt.is_echoed, echoed.has_news) == (True, False)  # the engine tells their text
     for wrong in (np.array([], np.int64), np.array([-1], np.int64), np.zeros((2, 2), np.int64), np.zeros(2)):
         with pytest.raises(InvalidRequest, match="input_ids"):
             TASK.prepare(TaskRequest([from_array("input_ids", wrong)], []))
