@@ -1,5 +1,6 @@
 """`penstock chat`: a conversation with a model, in a terminal or from a pipe."""
 
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -42,6 +43,8 @@ def chat(
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands."""
     from penstock.client import Client
 
+    # All goes to one worker, which has computed what was said before.
+    sampling["session_id"] = f"chat-{secrets.token_hex(8)}"
     with Client(grpc, timeout, **access.options) as client:
         talk = _Talk(client, Conversation(model, system), sampling, is_watched=text is None and sys.stdin.isatty())
         if text is not None:

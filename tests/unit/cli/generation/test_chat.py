@@ -111,6 +111,7 @@ async def test_a_conversation_from_a_pipe_and_single_answers(writer: Writer) -> 
     chats = [each for each in writer.requests if each.inputs[0].name == "messages"]
     assert [len(json.loads(each.raw_input_contents[0][4:])) for each in chats] == [1, 4]
     assert chats[0].parameters["temperature"].double_param == 0.0
+    assert len({each.parameters["session_id"].string_param for each in chats}) == 1  # they go to one worker
     found = json.loads(whole[1])
     assert (found["text"], found["usage"]["completion_tokens"], len(found["choices"])) == (STORY, 6, 2)
     assert streamed == (0, STORY + "\n", "")
