@@ -122,30 +122,31 @@ def _trade_off(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     charts = []
     for size in sorted({result.case.batch_size for result in found}):
         group = [result for result in found if result.case.batch_size == size]
-        by_callers = sorted(group, key=lambda result: result.case.pressure)
-        series = [
-            Curve(name, [_trade_off_point(each) for each in by_callers if each.case.variant == name], colour)
-            for name, colour in colours.items()
-        ]
         unit = "/".join(dict.fromkeys(result.unit for result in group))
-        charts.append(
-            Chart(
-                "One prompt in a request" if unit == "tokens" else f"Batch size {size} ({unit} in a request)",
-                Axis(f"{unit} a second"),
-                Axis("p99 latency, ms", is_log=True),
-                [each for each in series if each.points],
-            ).draw()
-        )
+        title = "One prompt in a request" if unit == "tokens" else f"Batch size {size} ({unit} in a request)"
+        charts.append(_against_rate(title, group, colours, "p99 latency, ms", lambda result: result.latency("p99")))
     return f'<div class="grid2">{"".join(charts)}</div>'
 
 
-def _trade_off_point(result: CaseResult) -> Point:
-    rate, p99 = result.items_per_s, result.latency("p99")
-    tip = (
-        f"{_load_of(result)}: {number(rate.mean)} {result.unit}/s {share(rate)}, "
-        f"p50 {number(result.latency('p50').mean)} ms, p99 {number(p99.mean)} ms {share(p99)}"
-    )
-    return Point(rate.mean, p99.mean, tip, f"{result.case.pressure:g}", _range(rate), _range(p99))
+def _against_rate(
+    title: str, found: Sequence[CaseResult], colours: dict[str, int], label: str, of: Callable[[CaseResult], Figure]
+) -> str:
+    def point(result: CaseResult) -> Point:
+        rate, time = result.items_per_s, of(result)
+        tip = (
+            f"{_load_of(result)}: {number(rate.mean)} {result.unit}/s {share(rate)}, "
+            f"p50 latency {number(result.latency('p50').mean)} ms, {label} {number(time.mean)} {share(time)}"
+        )
+        return Point(rate.mean, time.mean, tip, f"{result.case.pressure:g}", _range(rate), _range(time))
+
+    by_callers = sorted(found, key=lambda result: result.case.pressure)
+    series = [
+        Curve(name, [point(each) for each in by_callers if each.case.variant == name], colour)
+        for name, colour in colours.items()
+    ]
+    unit = "/".join(dict.fromkeys(result.unit for result in found))
+    drawn = [each for each in series if each.points]
+    return Chart(title, Axis(f"{unit} a second"), Axis(label, is_log=True), drawn).draw()
 
 
 def _range(figure: Figure) -> tuple[float, float] | None:
@@ -158,7 +159,7 @@ def _text(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
     if not streamed:
         return ""
     charts = "".join(
-        _text_chart(streamed, colours, label, of)
+        _against_rate(f"Tokens a second and {label}", streamed, colours, label, of)
         for label, of in (
             ("first token, p99 ms", lambda result: result.first_token("p99")),
             ("between tokens, p99 ms", lambda result: result.between_tokens("p99")),
@@ -173,23 +174,6 @@ def _text(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
         curves[load] = "".join(_curves(f"{name}, {load}", group, colours, of) for name, of in times)
     shown = f'<div class="grid2">{charts}</div>' + _chooser("tokens", curves, shown=1)
     return _section("First token and time between tokens", TEXT_LEAD, _legend(colours), shown)
-
-
-def _text_chart(
-    found: Sequence[CaseResult], colours: dict[str, int], label: str, of: Callable[[CaseResult], Figure]
-) -> str:
-    def point(result: CaseResult) -> Point:
-        rate, time = result.items_per_s, of(result)
-        tip = f"{_load_of(result)}: {number(rate.mean)} tokens/s, {label} {number(time.mean)} {share(time)}"
-        return Point(rate.mean, time.mean, tip, f"{result.case.pressure:g}", _range(rate), _range(time))
-
-    by_callers = sorted(found, key=lambda result: result.case.pressure)
-    series = [
-        Curve(name, [point(each) for each in by_callers if each.case.variant == name], colour)
-        for name, colour in colours.items()
-    ]
-    drawn = [each for each in series if each.points]
-    return Chart(f"Tokens a second and {label}", Axis("tokens a second"), Axis(label, is_log=True), drawn).draw()
 
 
 def _percentiles(found: Sequence[CaseResult], colours: dict[str, int]) -> str:
