@@ -50,8 +50,8 @@ def share(figure: Figure) -> str:
     return "–" if figure.spread is None else f"±{figure.spread:.0%}"
 
 
-def _percentile(name: str) -> Callable[[CaseResult], str]:
-    return lambda result: number(result.latency(name).mean)
+def _mean(of: Callable[[CaseResult, str], Figure], name: str) -> Callable[[CaseResult], str]:
+    return lambda result: number(of(result, name).mean)
 
 
 Column = tuple[str, Callable[[CaseResult], str]]
@@ -62,7 +62,7 @@ COLUMNS: Sequence[Column] = (
     ("requests/s", lambda result: number(result.rps.mean)),
     ("{unit}/s", lambda result: number(result.items_per_s.mean)),
     ("±", lambda result: share(result.items_per_s)),
-    *((f"{name} ms", _percentile(name)) for name in PERCENTILES),
+    *((f"{name} ms", _mean(CaseResult.latency, name)) for name in PERCENTILES),
     ("p99 ±", lambda result: share(result.latency("p99"))),
     ("steady", lambda result: "yes" if result.is_steady else "no"),
     ("accuracy", accuracy),
@@ -73,21 +73,13 @@ COLUMNS: Sequence[Column] = (
 )
 
 
-def _first(name: str) -> Callable[[CaseResult], str]:
-    return lambda result: number(result.first_token(name).mean)
-
-
-def _between(name: str) -> Callable[[CaseResult], str]:
-    return lambda result: number(result.between_tokens(name).mean)
-
-
 def _each(repeat: TextRepeat) -> float | None:
     return (repeat.request_tokens_per_s or {}).get("p50")
 
 
 TEXT_COLUMNS: Sequence[Column] = (
-    *((f"first token {name} ms", _first(name)) for name in TEXT_PERCENTILES),
-    *((f"between tokens {name} ms", _between(name)) for name in TEXT_PERCENTILES),
+    *((f"first token {name} ms", _mean(CaseResult.first_token, name)) for name in TEXT_PERCENTILES),
+    *((f"between tokens {name} ms", _mean(CaseResult.between_tokens, name)) for name in TEXT_PERCENTILES),
     ("tokens/s each", lambda result: number(result.text(_each).mean)),
     ("prompt tokens", lambda result: number(result.text(lambda repeat: repeat.prompt_tokens_mean).mean)),
     ("answer tokens", lambda result: number(result.text(lambda repeat: repeat.output_tokens_mean).mean)),
