@@ -23,10 +23,8 @@ class Machine:
         """`curve_key`: the public one, by which gateways know the worker's process."""
         self._curve_key = curve_key
         self._node = node
-        self._zone = settings.zone_of(worker_id)
-        self._labels = dict(settings.labels)
-        self._weight = settings.weight_of(worker_id)
-        self._budget_bytes = settings.memory_budget_bytes
+        self._worker_id = worker_id
+        self._settings = settings
         self._process = psutil.Process()
         self._looked = (time.monotonic(), self._cpu_s())
         self._gpus = _Gpus()
@@ -37,20 +35,20 @@ class Machine:
         self.door, self._is_door_tls = address, is_tls
 
     def facts(self) -> pb.WorkerFacts:
-        shared = self._shared()
+        settings, shared = self._settings, self._shared()
         cpus = [each.cpus for each in shared if each.cpus]
         memory = [each.memory_bytes for each in shared if each.memory_bytes]
         return pb.WorkerFacts(
             node=self._node,
             host=host_identity(),
-            zone=self._zone,
-            labels=self._labels,
+            zone=settings.zone_of(self._worker_id),
+            labels=settings.labels,
             cpus=min(len(os.sched_getaffinity(0)), *cpus),
-            memory_bytes=min([self._budget_bytes or memory[0], *memory]),
+            memory_bytes=min([settings.memory_budget_bytes or memory[0], *memory]),
             gpu_memory_bytes=self._gpus.total_bytes(),
             version=installed_version("penstock-serve"),
             shared=shared,
-            weight=self._weight,
+            weight=settings.weight_of(self._worker_id),
             curve_key=self._curve_key,
             door=self.door,
             is_door_tls=self._is_door_tls,

@@ -9,6 +9,9 @@ from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.tally import CounterTally
 from penstock.worker.running.counts import BlockCounts
 
+# Of a standing, by the names of their metrics.
+GROWING = ("steps", "prompt_tokens", "cached_tokens", "generated_tokens", "preemptions")
+
 
 @dataclass(slots=True)
 class ChoicePace:
@@ -39,13 +42,7 @@ class GenerationCounts(BlockCounts):
         self._prompt = tallies.histogram(of.request_prompt_tokens.labels(*labels))
         self._generated = tallies.histogram(of.request_generated_tokens.labels(*labels))
         self._tokens_per_s = tallies.histogram(of.request_tokens_per_s.labels(*labels))
-        self._growing = {
-            "steps": tallies.counter(of.steps.labels(*labels)),
-            "prompt_tokens": tallies.counter(of.prompt_tokens.labels(*labels)),
-            "cached_tokens": tallies.counter(of.cached_tokens.labels(*labels)),
-            "generated_tokens": tallies.counter(of.generated_tokens.labels(*labels)),
-            "preemptions": tallies.counter(of.preemptions.labels(*labels)),
-        }
+        self._growing = {name: tallies.counter(getattr(of, name).labels(*labels)) for name in GROWING}
         self._finished: dict[str, CounterTally] = {}
         self._standing = GenerationStanding()  # as the engine told it last
         self._stepped_at = 0.0  # when that was
