@@ -99,7 +99,7 @@ def test_given_prompts_and_their_table(server: ServerProcess, tmp_path: Path) ->
     prompts.write_text('{"prompt": "one two three", "max_tokens": 2}\n')
     done = bench(server, "text", "--prompt-tokens", str(prompts), "--concurrency", "1", "--windows", "3")
     assert done.returncode == 0, done.stderr
-    for expected in ("tokens/s", "first", "between", "3.0", "2.0"):
+    for expected in ("tokens", "first token ms", "between ms", "3.0", "2.0"):
         assert expected in done.stdout
 
 

@@ -14,6 +14,7 @@ from penstock.cli.terminal.load import (
     LoadProtocol,
     MsMarco,
     OutputTokens,
+    PrefixTokens,
     PromptTokens,
     Shapes,
     Streams,
@@ -61,6 +62,7 @@ def bench(
     shape: Shapes = None,
     prompt_tokens: PromptTokens = "128",
     output_tokens: OutputTokens = "",
+    prefix_tokens: PrefixTokens = 0,
     streams: Streams = True,
     goodput: Goodput = "",
     window: Annotated[
@@ -89,7 +91,7 @@ def bench(
     rates = parse_steps(rate, "rate") if rate else []
     callers = parse_counts(concurrency, "concurrency") if concurrency else []
     files = (access.cert, access.cert_key, access.ca)
-    generation = GenerationShape(prompt_tokens, output_tokens)
+    generation = GenerationShape(prompt_tokens, output_tokens, prefix_tokens)
     asked = AskedLoad(data, batch_size, msmarco, read_shapes(shape), generation, streams, goodput)
     described = partial(describe, access.url(http), model, access.key, TlsFiles(*files))
     load = choose_load(model, asked, protocol, access.key, described)
@@ -123,7 +125,7 @@ def _print(test: "LoadTest", steps: "Iterable[LoadStep]") -> None:
 
     load = "rate" if test.rates else "callers"
     heads = ["requests/s", "items/s", "±", *(f"{name} ms" for name in PERCENTILES)] if test.text is None else TEXT_HEADS
-    table = Table(load, *heads, "generator CPU")
+    table = Table(load, *heads, "generator\nCPU")
     console = make_console()
     notes: list[str] = []
     with Live(table, console=console, auto_refresh=False) as live:
@@ -146,9 +148,9 @@ def _cells(step: dict[str, Any]) -> list[str]:
 
 
 TEXT_HEADS = (
-    *("requests/s", "tokens/s", "±", "each\ntokens/s", "prompt\ntokens", "answer\ntokens"),
-    *(f"{name}\nms p50/90/99" for name in ("first token", "between", "whole")),
-    "goodput/s",
+    *("requests\n/s", "tokens\n/s", "±", "each\n/s", "prompt\ntokens", "answer\ntokens"),
+    *(f"{name} ms\np50/90/99" for name in ("first token", "between", "whole")),
+    "good\n/s",
 )
 
 

@@ -80,7 +80,7 @@ def _print_generation(console: "Console", models: dict[str, str], generation: di
     from rich.table import Table
 
     tokens = ("prompt\ntokens", "prefix\nhits", "answer\ntokens")
-    table = Table("text", "running", "waiting", "cache blocks", *tokens, "preempted")
+    table = Table("text", "running", "waiting", "cache\nblocks", *tokens, "put\nback")
     for block_id, told in generation.items():
         cache = f"{told['cache_blocks_used']} of {told['cache_blocks']}"
         hits = "-" if told["cached_tokens"] < 0 else str(told["cached_tokens"])

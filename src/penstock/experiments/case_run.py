@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.experiments.experiment import Case, ExperimentPart, digest
+from penstock.experiments.experiment import SHAPE_KEYS, Case, ExperimentPart, digest
 from penstock.experiments.load.generator import HEAD_START_S, Generator
 from penstock.experiments.load.loadtest import OPEN_CONNECTIONS
 from penstock.experiments.load.payloads import build, encode
@@ -83,12 +83,13 @@ class CaseRun:
         return window, lambda outcomes: has_answers(outcomes, wanted)
 
     def _messages(self, case: Case) -> Path:
-        keys = {"model", "protocol", "data", "batch_size", "prompt_tokens", "output_tokens", "stream"}
+        keys = {"model", "protocol", "data", "batch_size", *SHAPE_KEYS}
         file = self.folder / f"{case.model}-{digest(case.model_dump(include=keys))}.requests"
         if file.exists():
             return file
         if case.is_text:
-            prompts = build_prompts(case.model, GenerationShape(case.prompt_tokens, case.output_tokens))
+            shape = GenerationShape(case.prompt_tokens, case.output_tokens, case.prefix_tokens)
+            prompts = build_prompts(case.model, shape)
             return write_messages(file, encode_prompts(prompts, case.protocol, case.stream))
         payloads = build(case.data, case.model, case.batch_size, self.msmarco)
         return write_messages(file, encode(payloads, case.protocol))

@@ -20,6 +20,7 @@ Device = Literal["cpu", "cuda", "mps"]
 Protocol = Literal["grpc", "stream", "rest"]
 Data = Literal["auto", "mixed", "queries", "passages", "pairs", "photos", "noop", "prompts"]
 TokenCounts = Annotated[str, BeforeValidator(lambda given: str(given) if isinstance(given, int) else given)]
+PrefixTokens = Annotated[int, Field(ge=0, le=100_000)]
 Bound = Annotated[float, Field(gt=0)]  # milliseconds
 Count = Annotated[int, Field(ge=1, le=4096)]
 Instances = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
@@ -82,6 +83,7 @@ class ExperimentPart(Section):
     # Of models that generate text:
     prompt_tokens: TokenCounts = "128"  # as `penstock bench` has them
     output_tokens: TokenCounts = ""
+    prefix_tokens: PrefixTokens = 0
     stream: bool = True  # else answers come whole
     goodput: dict[Literal["ttft", "tpot", "e2el"], Bound] = Field(default_factory=dict)
     repeats: Annotated[int, Field(ge=1, le=100)] = 3
@@ -115,6 +117,7 @@ class MatrixPart(Section):
     data: Axis[Data] | None = None
     prompt_tokens: Axis[TokenCounts] | None = None
     output_tokens: Axis[TokenCounts] | None = None
+    prefix_tokens: Axis[PrefixTokens] | None = None
     stream: Axis[bool] | None = None
     batch_size: Axis[Count] | None = None
     concurrency: Axis[Count] | None = None
@@ -184,6 +187,7 @@ class Case(Section):
     rate: float = 0.0  # requests a second of an open loop
     prompt_tokens: str = ""  # of a model that generates text
     output_tokens: str = ""
+    prefix_tokens: int = 0
     stream: bool = True
 
     @property
@@ -219,7 +223,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-SHAPE_KEYS = ("prompt_tokens", "output_tokens", "stream")
+SHAPE_KEYS = ("prompt_tokens", "output_tokens", "prefix_tokens", "stream")
 LATER_KEYS = (*SHAPE_KEYS, "goodput", "request_rates")
 
 # Where a matrix's value goes; the load's are the case's own.

@@ -26,6 +26,9 @@ OutputTokens = Annotated[
         metavar="LENGTHS", help="The same of its answers; 64, or, where prompts are a file's, as long as they turn out."
     ),
 ]
+PrefixTokens = Annotated[
+    int, typer.Option(min=0, max=100_000, help="Tokens that all prompts begin with, beside their own.")
+]
 Streams = Annotated[
     bool, typer.Option("--stream/--whole", help="How its answers come; over rest, as OpenAI's completions.")
 ]

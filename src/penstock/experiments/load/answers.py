@@ -185,8 +185,13 @@ class CompletionEvents:
             self.failure = str(error.get("code") or error.get("type")) if isinstance(error, dict) else str(error)
         if usage := found.get("usage"):
             self.usage = usage["prompt_tokens"], usage["completion_tokens"]
-        if self._heard is not None and any(choice.get("text") for choice in found.get("choices", ())):
+        if self._heard is not None and any(map(_has_text, found.get("choices", ()))):
             self._heard(1)
+
+
+def _has_text(choice: dict[str, Any]) -> bool:
+    """Of a completion, or of a chat's."""
+    return bool(choice.get("text") or choice.get("delta", {}).get("content"))
 
 
 def _usage_of(message: pb.ModelInferResponse) -> Usage | None:

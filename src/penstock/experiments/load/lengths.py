@@ -13,6 +13,7 @@ MOST_TOKENS = 1_000_000
 CHARACTERS = 4  # of a token, about: where a text's length is asked for and nobody here has its model's tokenizer
 FORMS = "128, a range as 64-256, normal:MEAN,DEVIATION, or a file"
 PROMPTS = ("prompt", "text", "text_input", "question", "input")  # a prompt's keys in JSONL, as datasets have them
+CHAT = "messages"  # or a chat, as OpenAI has it
 ANSWERS = ("output_tokens", "max_tokens", "completion_tokens", "output_len")
 
 
@@ -23,6 +24,7 @@ TokenLengths = Callable[[random.Random], int]  # draws one
 class GivenPrompt:
     text: str
     output_tokens: int | None = None  # None: its line does not say
+    is_chat: bool = False  # then the text is a JSON list of messages
 
 
 def parse_lengths(given: str, name: str) -> TokenLengths:
@@ -59,7 +61,7 @@ def read_prompts(file: Path) -> list[GivenPrompt]:
     """One a line: a text, or JSON that is one or has one, and perhaps how long its answer is."""
     found = [_prompt_of(each) for each in _lines(file)]
     if any(not prompt.text for prompt in found):
-        raise InvalidRequest(f"{file}: a line has no prompt; in JSON it is under {', '.join(PROMPTS)}")
+        raise InvalidRequest(f"{file}: a line has no prompt; in JSON it is under {', '.join(PROMPTS)} or {CHAT}")
     return found
 
 
@@ -79,8 +81,11 @@ def _lines(file: Path) -> list[Any]:
 def _prompt_of(line: Any) -> GivenPrompt:
     if not isinstance(line, dict):
         return GivenPrompt(str(line))
+    output_tokens = next((line[key] for key in ANSWERS if isinstance(line.get(key), int)), None)
+    if isinstance(messages := line.get(CHAT), list):
+        return GivenPrompt(json.dumps(messages), output_tokens, is_chat=True)
     text = next((line[key] for key in PROMPTS if isinstance(line.get(key), str)), "")
-    return GivenPrompt(text, next((line[key] for key in ANSWERS if isinstance(line.get(key), int)), None))
+    return GivenPrompt(text, output_tokens)
 
 
 def _length_of(line: Any) -> int:

@@ -31,6 +31,7 @@ class GenerationShape:
 
     prompt_tokens: str = "128"
     output_tokens: str = ""  # empty: 64, or, where prompts are given, as long as they turn out
+    prefix_tokens: int = 0  # before those of each prompt that is made, the same in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,10 @@ class PromptPayload:
     text: str
     max_tokens: int
     is_exact: bool  # the answer has so many tokens, whatever the model would say
+    is_chat: bool = False  # the text is a JSON list of messages
 
     def grpc(self, is_streamed: bool) -> bytes:
-        text = Tensor("text_input", "BYTES", (1,), pack_bytes([self.text]))
+        text = Tensor("messages" if self.is_chat else "text_input", "BYTES", (1,), pack_bytes([self.text]))
         whole = () if is_streamed else (Tensor("stream", "BOOL", (1,), b"\0"),)
         message = Payload(self.model, (text, *whole)).message()
         message.parameters["max_tokens"].int64_param = self.max_tokens
@@ -51,12 +53,14 @@ class PromptPayload:
 
     def completions(self, is_streamed: bool, key: str = "") -> bytes:
         """A whole HTTP/1.1 request, as OpenAI has it."""
-        asked = {"model": self.model, "prompt": self.text, "max_tokens": self.max_tokens, "stream": is_streamed}
+        asked = {"model": self.model, "max_tokens": self.max_tokens, "stream": is_streamed}
+        asked |= {"messages": json.loads(self.text)} if self.is_chat else {"prompt": self.text}
         if self.is_exact:
             asked["ignore_eos"] = True
         if is_streamed:
             asked["stream_options"] = {"include_usage": True}
-        return http_post("/v1/completions", json.dumps(asked).encode(), "application/json", key)
+        path = "/v1/chat/completions" if self.is_chat else "/v1/completions"
+        return http_post(path, json.dumps(asked).encode(), "application/json", key)
 
 
 def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
@@ -68,18 +72,19 @@ def build_prompts(model: str, shape: GenerationShape) -> list[PromptPayload]:
     lengths = parse_lengths(shape.prompt_tokens, "--prompt-tokens")
     answers = parse_lengths(shape.output_tokens or DEFAULT_TOKENS, "--output-tokens")
     words, drawn = WORDS.split(), 0
+    prefix = rng.choices(words, k=shape.prefix_tokens)
     made: list[PromptPayload] = []
     while len(made) < MOST and drawn < MOST_WORDS:
         length = lengths(rng)
-        drawn += length
-        text = " ".join(rng.choices(words, k=length))
+        drawn += length + shape.prefix_tokens
+        text = " ".join([*prefix, *rng.choices(words, k=length)])
         made.append(PromptPayload(model, text, answers(rng), is_exact=True))
     return made
 
 
 def _of_given(model: str, given: GivenPrompt, answers: TokenLengths | None, rng: random.Random) -> PromptPayload:
     output = given.output_tokens or (answers(rng) if answers is not None else None)
-    return PromptPayload(model, given.text, output or ANSWER_TOKENS, output is not None)
+    return PromptPayload(model, given.text, output or ANSWER_TOKENS, output is not None, given.is_chat)
 
 
 def encode_prompts(payloads: Iterable[PromptPayload], protocol: str, is_streamed: bool, key: str = "") -> list[bytes]:

@@ -88,3 +88,21 @@ def test_requests_say_how_long_answers_are_and_whether_they_are_streamed() -> No
     assert asked.startswith(b"POST /v1/completions HTTP/1.1\r\n")
     assert b"Bearer psk_x" in asked
     assert b'"stream": true' in asked
+
+
+def test_chats_are_asked_as_chats(tmp_path: Path) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text('{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 7}\n')
+    prompts = build_prompts("m", GenerationShape(str(file)))
+    message = pb.ModelInferRequest.FromString(encode_prompts(prompts, "stream", is_streamed=True)[0])
+    assert [each.name for each in message.inputs] == ["messages"]
+    asked = encode_prompts(prompts, "rest", is_streamed=False)[0]
+    assert asked.startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert asked.endswith(b'"messages": [{"role": "user", "content": "hi"}], "ignore_eos": true}')
+
+
+def test_a_prefix_is_in_all_prompts_beside_their_own() -> None:
+    found = build_prompts("m", GenerationShape("5", prefix_tokens=20))
+    assert {len(each.text.split()) for each in found} == {25}
+    assert len({tuple(each.text.split()[:20]) for each in found}) == 1
+    assert len({each.text for each in found}) == len(found)

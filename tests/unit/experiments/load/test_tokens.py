@@ -126,7 +126,7 @@ async def test_parts_of_a_stream_are_counted_by_what_they_say_so_far() -> None:
 
 def test_events_are_read_however_they_are_cut() -> None:
     body = (
-        b'data: {"choices": [{"text": "a"}]}\n\n: still there\n\ndata: {"choices": [{"text": ""}]}\n\n'
+        b'data: {"choices": [{"delta": {"content": "a"}}]}\n\n: still there\n\ndata: {"choices": [{"text": ""}]}\n\n'
         b'data: {"choices": [{"text": "b", "finish_reason": "stop"}]}\n\n'
         b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
     )
