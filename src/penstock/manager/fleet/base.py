@@ -1,8 +1,11 @@
-"""A fleet: starts, stops and watches roles with the resources that they need, somewhere."""
+"""What fleets start, stop and watch: roles, with the resources that they need, and how these stand.
 
-from collections.abc import Collection, Mapping
+What ends or hangs is started again, where it was or on another machine, until it is stopped.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 State = Literal["waiting", "starting", "running"]
 
@@ -35,17 +38,3 @@ class RoleStanding:
     pid: int = 0
     starts: int = 0  # of its process, where it is now
     places: Mapping[str, str] = field(default_factory=dict)  # its node, and the ports that were free there
-
-
-class Fleet(Protocol):
-    """What ends or hangs is started again, where it was or on another machine, until it is stopped."""
-
-    async def start(self, role: FleetRole) -> None:
-        """Returns once that is decided: the role may still be on its way. One that is there by that name stays."""
-
-    async def stop(self, names: Collection[str], timeout_s: float) -> None:
-        """Asks these to leave, and ends those that do not."""
-
-    async def watch(self) -> list[RoleStanding]: ...
-
-    async def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """What workers and gateways are told: a ledger for each worker, and one for the gateways. Decides; never acts."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ class Boards:
         self.view.put(WORKERS_KEYS, WorkersKeys(tuple(sorted(key for key in keys if key))))
 
     def routes_changed(self, routes: Iterable[NameRoute]) -> None:
-        self._replace(ROUTE, {ROUTE + route.name: route for route in routes})
+        self.view.replace({ROUTE + route.name: route for route in routes}, ROUTE)
 
     def access_changed(self, access: AccessView) -> None:
         signers = tuple(sorted(access.signers.items()))
@@ -128,19 +128,13 @@ class Boards:
         self._tokens = ToldTokens(access.is_asking, signers, tuple(sorted(access.revoked)))
         for ledger in self._assignments.values():
             ledger.put(ACCESS, self._tokens)
-        self._replace(KEY, {KEY + key_id: ToldKey(key_id, record) for key_id, record in access.keys.items()})
+        keys = {KEY + key_id: ToldKey(key_id, record) for key_id, record in access.keys.items()}
+        self.view.replace(keys, KEY)
 
     def open_door(self, worker: str) -> None:
         """For as long as it is there."""
         if (ledger := self._assignments.get(worker)) is not None:
             ledger.put(DOOR, OpenDoor())
-
-    def _replace(self, prefix: str, shown: Mapping[str, Shown]) -> None:
-        """Of these keys there are no others."""
-        for key in [key for key in self.view.items() if key.startswith(prefix) and key not in shown]:
-            self.view.remove(key)
-        for key, each in shown.items():
-            self.view.put(key, each)
 
     def forget(self, worker: str) -> None:
         forgotten = self._assignments.pop(worker, None)

@@ -20,9 +20,6 @@ class LedgerDelta(Generic[T]):
     changed: Mapping[str, T]
     removed: tuple[str, ...] = ()
 
-    def __bool__(self) -> bool:
-        return self.is_snapshot or self.revision != self.since
-
 
 class Ledger(Generic[T]):
     def __init__(self, max_gone: int = MAX_GONE, after: int = 0) -> None:
@@ -33,12 +30,6 @@ class Ledger(Generic[T]):
         self._changes: dict[str, int] = {}  # key to the revision of its last change, oldest first; also what is gone
         self._gone = 0
         self._floor = self.revision  # who has seen less cannot be told what went
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._items
-
-    def __len__(self) -> int:
-        return len(self._items)
 
     def get(self, key: str) -> T | None:
         return self._items.get(key)
@@ -66,9 +57,10 @@ class Ledger(Generic[T]):
             self._forget()
         return True
 
-    def replace(self, items: Mapping[str, T]) -> bool:
-        """These are there, and no others."""
-        gone = [self.remove(key) for key in [known for known in self._items if known not in items]]
+    def replace(self, items: Mapping[str, T], prefix: str = "") -> bool:
+        """These are there, and no others of keys that begin so."""
+        others = [key for key in self._items if key.startswith(prefix) and key not in items]
+        gone = [self.remove(key) for key in others]
         return any([*gone, *[self.put(key, value) for key, value in items.items()]])
 
     def since(self, seen: int) -> LedgerDelta[T]:

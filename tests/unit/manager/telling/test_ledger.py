@@ -32,7 +32,7 @@ def test_everything_first_and_then_what_changed() -> None:
     ledger.remove("b")
     then = ledger.since(first.revision)
     assert (then.is_snapshot, then.since, then.changed, then.removed) == (False, first.revision, {"a": 3}, ("b",))
-    assert not ledger.since(then.revision)
+    assert ledger.since(then.revision) == LedgerDelta(then.revision, then.revision, False, {})
 
 
 def test_what_is_as_it_was_is_no_change() -> None:
@@ -94,7 +94,7 @@ def test_one_change_among_a_thousand_blocks_and_a_hundred_workers_is_one_change(
     assignments[7].put("blk-7", 2)
     gateway.hear(view.since(gateway.revision))
     told = [ledger.since(worker.revision) for worker, ledger in zip(workers, assignments, strict=True)]
-    assert [index for index, delta in enumerate(told) if delta] == [7]
+    assert [index for index, delta in enumerate(told) if delta.revision != delta.since] == [7]
     workers[7].hear(told[7])
     assert gateway.heard + sum(worker.heard for worker in workers) == heard + 2
     assert gateway.items["blk-7"] == workers[7].items["blk-7"] == 2
