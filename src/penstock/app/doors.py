@@ -1,6 +1,5 @@
 """Opens a role's health door where the configuration says, or at the role's usual ports."""
 
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -62,14 +61,12 @@ async def open_health_door(
     wanted, limits = config.health, config.limits.model_copy(update=LIMITS)
     config.check_reach(wanted.host)
 
-    async def listen(port: int) -> socket.socket:
-        return open_own_socket(wanted.host, port, "health.http_port")
-
     # Whoever asks for health need not show who they are.
     door = HealthDoor(problem, partial(certificates.add_port, client_auth="none"), health)
     stack.push_async_callback(door.close)
     doorman = Doorman(config.model_copy(update={"host": wanted.host}), guard or _own_guard(config), machine_names())
     app = HealthApp(doorman, door.problem, registry)
+    listen = partial(open_own_socket, wanted.host, "health.http_port")
     opened = await open_usual(listen, wanted.http_port, usual.http)
     client_auth: ClientAuth = "optional" if certificates.is_asking else "none"
     close = serve_door(app, opened, limits, MAX_CONNECTIONS, certificates, client_auth=client_auth)

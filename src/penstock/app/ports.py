@@ -34,8 +34,8 @@ def open_http_socket(host: str, port: int) -> socket.socket:
     return opened
 
 
-def open_own_socket(host: str, port: int, flag: str) -> socket.socket:
-    """One that nobody shares."""
+async def open_own_socket(host: str, flag: str, port: int) -> socket.socket:
+    """One that nobody shares; as `open_usual` asks for it."""
     opened = _bind(host, port, flag, socket.SO_REUSEADDR)
     opened.listen(BACKLOG)
     return opened

@@ -1,7 +1,6 @@
 """A manager's model registry: where its files are, its services, what collects what nobody names; its HTTP door."""
 
 import asyncio
-import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -73,9 +72,7 @@ async def open_http_door(
     from penstock.gateway.http.lazy import LazyApp
     from penstock.gateway.http.server import serve_door
 
-    async def listen(port: int) -> socket.socket:
-        return open_own_socket(host, port, "registry.http_port")
-
+    listen = partial(open_own_socket, host, "registry.http_port")
     opened = await open_usual(listen, config.registry.http_port, USUAL_PORT)
     doorman = Doorman(config.model_copy(update={"host": host}), behind.guard, machine_names())
     app = LazyApp(partial(_build, doorman, behind))

@@ -1,6 +1,7 @@
 """A health door over HTTP: what it says, and what it takes of nobody."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,16 +24,19 @@ MOST = 4  # connections
 class Door:
     """One that is open, and what it finds wrong."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, opened: socket.socket) -> None:
         self.found = ""
         self.registry = CollectorRegistry()
         Counter("things", "Some", registry=self.registry)
         self.guard = Guard()
         self.guard.keys_changed(KeyTable(b"", is_asking=False))
         self.app = HealthApp(Doorman(Config(), self.guard), self._problem, lambda: self.registry)
-        opened = open_own_socket("127.0.0.1", 0, "health.http_port")
         self.port = opened.getsockname()[1]
         self.close = serve_door(self.app, opened, limits, MOST, Certificates())
+
+    @classmethod
+    async def open(cls, limits: Limits) -> "Door":
+        return cls(limits, await open_own_socket("127.0.0.1", "health.http_port", 0))
 
     async def _problem(self) -> str:
         return self.found
@@ -60,7 +64,7 @@ def limits() -> Limits:
 
 @pytest.fixture
 async def door(limits: Limits) -> AsyncIterator[Door]:
-    made = Door(limits)
+    made = await Door.open(limits)
     yield made
     await made.close()
 
@@ -113,7 +117,7 @@ async def test_what_is_sent_to_it(door: Door, request_bytes: bytes, status: byte
 
 
 async def test_who_is_slow_is_let_go(limits: Limits) -> None:
-    door = Door(limits.model_copy(update={"header_timeout_s": 0.05}))
+    door = await Door.open(limits.model_copy(update={"header_timeout_s": 0.05}))
     assert (await door.ask(b"GET /healthz HT")).startswith(b"HTTP/1.1 408")
     await door.close()
 
