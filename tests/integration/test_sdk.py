@@ -174,6 +174,7 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
         ("rerank", "animals", "a cat", "a stone", *grpc),
         ("infer", "factor", "--input", "x=[[1, 2]]", *grpc),
         ("generate", "Water boils at", "--max-tokens", "2", *grpc),
+        ("chat", "Name a river.", "--max-tokens", "2", *grpc),
         ("status", *http),
         ("top", "--once", "--json", *http),
         (*bench, "--protocol", "grpc"),

@@ -33,10 +33,12 @@ def test_commands() -> None:
 
 def test_saving() -> None:
     talk = Conversation("m", "Be brief")
-    talk.heard("wie hoch ist der Pegel?")
-    talk.answered("vier Meter")
+    talk.heard("how high is the Aare in Zürich?")
+    talk.answered("four metres")
     as_text = talk.heard("/save talk.txt")
-    assert as_text == Save("talk.txt", "system: Be brief\n\nuser: wie hoch ist der Pegel?\n\nassistant: vier Meter\n")
+    assert as_text == Save(
+        "talk.txt", "system: Be brief\n\nuser: how high is the Aare in Zürich?\n\nassistant: four metres\n"
+    )
     as_json = talk.heard("/save talk.json")
     assert isinstance(as_json, Save)
     assert json.loads(as_json.contents) == {"model": "m", "messages": talk.messages}
