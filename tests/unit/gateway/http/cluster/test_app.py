@@ -5,6 +5,7 @@ import hashlib
 import json
 from typing import Any
 
+import grpc
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -13,6 +14,9 @@ from benchmarks.waiting import until
 from penstock.access.keys import KeyRecord
 from penstock.core.principals import Scope
 from penstock.manager.reign import Load
+from penstock.pb.v1 import cluster_pb2 as pb
+from penstock.pb.v1.cluster_pb2_grpc import ClusterStub
+from penstock.wire.control import CALLERS_KEY
 from tests.unit.gateway.http.cluster.conftest import Place
 
 
@@ -213,6 +217,13 @@ async def test_a_key_of_some_models_sees_no_others(place: Place) -> None:
     ):
         refused = await place.call(method, path, body, bound)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_model"), (method, path)
+    assert place.manager.election.leader is not None
+    shown = ((CALLERS_KEY, bound.encode()),)
+    async with grpc.aio.insecure_channel(place.manager.election.leader.address) as channel:
+        stub: Any = ClusterStub(channel)
+        listed = await stub.ListBlocks(pb.ListBlocksRequest(), metadata=shown, timeout=10)
+        removed = await stub.RemoveBlock(pb.RemoveBlockRequest(block_id=other), metadata=shown, timeout=10)
+    assert ({block.spec.model for block in listed.blocks}, removed.failure.code) == ({"m"}, "unknown_model")
     plan = {"name": "m", "new": other, "steps": [100], "hold_s": 0, "min_answers": 0}
     assert (await place.call("POST", "/rollouts", plan, bound)).status_code == 404
     plan = {"name": "n", "new": "1", "steps": [50, 100], "hold_s": 600, "min_answers": 0}
