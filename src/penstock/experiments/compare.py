@@ -11,23 +11,21 @@ from penstock.experiments.table import markdown_table
 from penstock.models.settings_file import dotted
 
 Verdict = Literal["better", "worse", "no difference", "unknown"]
-FLOORS = {
-    "throughput": 0.05,
-    "p99": 0.10,
-    "first token": 0.10,
-    "between tokens": 0.10,
-}  # a few repeats may agree by chance, and a tail is a few requests
+THROUGHPUT_FLOOR, TAIL_FLOOR = 0.05, 0.10  # a few repeats may agree by chance, and a tail is a few requests
 ERRORS = 3.0  # standard errors
 RULE = (
     f"A difference counts where the ratio is further from 1 than the noise: {ERRORS:g} standard errors of the ratio, "
     "from the spread between repeats of this case or of all cases together, whichever is larger, and at least "
-    f"{FLOORS['throughput']:.0%} for throughput and {FLOORS['p99']:.0%} for a p99. All else is no difference."
+    f"{THROUGHPUT_FLOOR:.0%} for throughput and {TAIL_FLOOR:.0%} for a p99. All else is no difference."
 )
 MOST_SAID = 12
-TEXT_FIGURES: Mapping[str, Callable[[CaseResult], Figure]] = {
+FIGURES: Mapping[str, Callable[[CaseResult], Figure]] = {
+    "throughput": lambda result: result.items_per_s,
+    "p99": lambda result: result.latency("p99"),
     "first token": lambda result: result.first_token("p99"),
     "between tokens": lambda result: result.between_tokens("p99"),
 }
+TEXT_FIGURES = ("first token", "between tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +82,7 @@ def compare(a: Results, b: Results) -> Comparison:
     by_load = _pair_by_load(left_a, left_b)
     paired = {id(result) for pair in by_load for result in pair}
     every = [*ours.values(), *theirs.values()]
-    pooled = {
-        "throughput": pooled_variance([result.items_per_s.values for result in every]),
-        "p99": pooled_variance([result.latency("p99").values for result in every]),
-        **{kind: pooled_variance([of(result).values for result in every]) for kind, of in TEXT_FIGURES.items()},
-    }
+    pooled = {kind: pooled_variance([of(result).values for result in every]) for kind, of in FIGURES.items()}
     return Comparison(
         (a.experiment, b.experiment),
         (*_changed("machine", a.machine, b.machine), *_changed("settings", dotted(a.settings), dotted(b.settings))),
@@ -105,7 +99,7 @@ def change(before: Figure, after: Figure, kind: str, pooled: float | None) -> Fi
     if pooled is None or not 0 < ratio < float("inf"):
         return FigureChange(before.mean, after.mean, ratio, None, "unknown")
     error = sqrt(max(pooled, own or 0.0) * (1 / len(before.values) + 1 / len(after.values)))
-    noise = max(FLOORS[kind], exp(ERRORS * error) - 1)
+    noise = max(THROUGHPUT_FLOOR if kind == "throughput" else TAIL_FLOOR, exp(ERRORS * error) - 1)
     if abs(log(ratio)) <= log(1 + noise):
         verdict: Verdict = "no difference"
     else:
@@ -125,20 +119,17 @@ def pooled_variance(groups: Sequence[Sequence[float]]) -> float | None:
 
 
 def _compare_case(a: CaseResult, b: CaseResult, pooled: Mapping[str, float | None]) -> CaseChange:
-    text = {
-        kind: change(of(a), of(b), kind, pooled[kind]) if of(a).values and of(b).values else None
-        for kind, of in TEXT_FIGURES.items()
-    }
+    found = {kind: change(of(a), of(b), kind, pooled[kind]) for kind, of in FIGURES.items()}
+    text = (found[kind] if FIGURES[kind](a).values and FIGURES[kind](b).values else None for kind in TEXT_FIGURES)
     unsteady = " and ".join(name for name, result in (("A", a), ("B", b)) if not result.is_steady)
     return CaseChange(
         a.case.id if a.case.id == b.case.id else f"{a.case.id} → {b.case.id}",
         (a.case.variant, b.case.variant),
         b.unit,
-        change(a.items_per_s, b.items_per_s, "throughput", pooled["throughput"]),
-        change(a.latency("p99"), b.latency("p99"), "p99", pooled["p99"]),
+        found["throughput"],
+        found["p99"],
         f"{unsteady} not steady" if unsteady else "",
-        text["first token"],
-        text["between tokens"],
+        *text,
     )
 
 
