@@ -52,9 +52,7 @@ class Limits(Section):
     max_decoding_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # of large requests, in one gateway
     max_inflight_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024  # in one gateway
     max_inflight_requests: Annotated[int, Field(ge=1)] = 10_000  # in one gateway
-    max_header_bytes: Annotated[int, Field(ge=1024)] = (
-        64 * 1024
-    )  # of one HTTP request with its first line, or gRPC call
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024  # of one HTTP request's head, or of a gRPC call
     max_headers: Annotated[int, Field(ge=16)] = 256  # of one HTTP request
     header_timeout_s: Annotated[float, Field(gt=0)] = 20.0  # from a request's first byte to the end of its headers
     body_timeout_s: Annotated[float, Field(gt=0)] = 30.0  # without a byte of a body that is not whole

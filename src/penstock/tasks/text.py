@@ -31,12 +31,6 @@ VALIDATED_BYTES = 256 * 1024  # at a time, so that others have the interpreter i
 BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
 
 
-def read_texts(tensor: Tensor, expected: str, most_chars: int) -> list[str]:
-    """At most so many characters of each; the rest is looked through, but not kept."""
-    check_column(tensor, expected, "text")
-    return [_decode(tensor.name, index, raw, most_chars) for index, raw in enumerate(view_bytes(tensor))]
-
-
 def _decode(name: str, index: int, raw: memoryview, most_chars: int) -> str:
     try:
         return str(raw, "utf-8") if len(raw) <= most_chars else _decode_head(raw, most_chars)
@@ -139,7 +133,9 @@ class TextNetwork:
         self._most_chars = self.max_length * MOST_CHARS_PER_TOKEN
 
     def read(self, tensor: Tensor, expected: str) -> list[str]:
-        return read_texts(tensor, expected, self._most_chars)
+        """Of a long text what lies beyond all that could be read is looked through, but not kept."""
+        check_column(tensor, expected, "text")
+        return [_decode(tensor.name, index, raw, self._most_chars) for index, raw in enumerate(view_bytes(tensor))]
 
     def encode(self, texts: Sequence[str], with_special: bool = True) -> Iterator[list[int]]:
         """Raises RequestTooLarge soon after the texts pass a limit."""

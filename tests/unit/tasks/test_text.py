@@ -18,7 +18,7 @@ from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.models.samples.texts import passages, queries
 from penstock.tasks.options import ScoreOptions
 from penstock.tasks.pairs import PairTokens
-from penstock.tasks.text import MOST_CHARS_PER_TOKEN, TextNetwork, TextTokenizer, read_texts
+from penstock.tasks.text import MOST_CHARS_PER_TOKEN, TextNetwork, TextTokenizer
 
 TOKENS: Any = Signature(
     tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask")), (), "onnx", "fp32"
@@ -121,11 +121,12 @@ def test_texts_that_have_few_tokens_for_their_length_are_refused_before_they_are
 
 
 @pytest.mark.parametrize("damaged_at", [0, 100, 300_000, 999_999])
-def test_what_is_no_utf8_is_found_where_it_is(damaged_at: int) -> None:
+def test_what_is_no_utf8_is_found_where_it_is(folder: Path, damaged_at: int) -> None:
+    network = TextNetwork("embed", folder, ScoreOptions(max_length=4), TOKENS, 1000)
     raw = bytearray("ä".encode() * 500_000)
     raw[damaged_at] = 0xFF
     with pytest.raises(InvalidTensor, match=rf"element 0 is not valid UTF-8: .* at byte {damaged_at // 2 * 2}"):
-        read_texts(Tensor("text", "BYTES", (1,), pack_bytes([bytes(raw)])), "", 1000)
+        network.read(Tensor("text", "BYTES", (1,), pack_bytes([bytes(raw)])), "")
 
 
 @pytest.mark.parametrize("processor", PROCESSORS)

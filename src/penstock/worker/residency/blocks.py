@@ -76,9 +76,7 @@ class Blocks:
         self._ending: list[Resident] = []  # let go of, but still running
         self._dormant: dict[str, Dormant] = {}
         self._holders: dict[str, Holder] = {}  # of both: where a block's jobs go
-        self._described: dict[
-            str, BlockDescription
-        ] = {}  # blocks out of memory: as they were in it, or as their folders say
+        self._described: dict[str, BlockDescription] = {}  # out of memory: as it was in it, or as its folder says
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
         self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
