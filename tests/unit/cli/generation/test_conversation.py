@@ -33,11 +33,11 @@ def test_commands() -> None:
 
 def test_saving() -> None:
     talk = Conversation("m", "Be brief")
-    talk.heard("how high is the Aare in Zürich?")
+    talk.heard("how high is the river in Zürich?")
     talk.answered("four metres")
     as_text = talk.heard("/save talk.txt")
     assert as_text == Save(
-        "talk.txt", "system: Be brief\n\nuser: how high is the Aare in Zürich?\n\nassistant: four metres\n"
+        "talk.txt", "system: Be brief\n\nuser: how high is the river in Zürich?\n\nassistant: four metres\n"
     )
     as_json = talk.heard("/save talk.json")
     assert isinstance(as_json, Save)

@@ -29,4 +29,5 @@ def test_what_is_said_is_kept_however_it_ends() -> None:
     out, parts = io.StringIO(), list[str]()
     last = speak(deltas(), Voice(out), parts)
     assert (last and last.finish_reason, parts, out.getvalue()) == ("length", ["one", " two"], "one two\n")
-    assert speak((each for each in ()), Voice(out)) is None
+    nothing: Generator[TextDelta, None, None] = (TextDelta(each) for each in "")
+    assert speak(nothing, Voice(out)) is None
