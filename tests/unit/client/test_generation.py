@@ -138,8 +138,8 @@ def test_options() -> None:
     assert (asked.version, asked.controls["priority"]) == ("2", 3)
     assert "token_ids" in asked.outputs
     assert not ask_chat("m", "hi", {"logprobs": False}).outputs
-    unknown: Any = {"temprature": 1}
-    with pytest.raises(TypeError, match="temprature"):
+    unknown: Any = {"temperatures": 1}
+    with pytest.raises(TypeError, match="temperatures"):
         ask_chat("m", "hi", unknown)
     with pytest.raises(InvalidRequest, match="no messages"):
         ask_chat("m", [], {})

@@ -242,8 +242,8 @@ def test_parameters_may_be_inputs() -> None:
         (with_inputs(sampling_parameters=np.array(["{"], object)), "is not JSON"),
         (with_inputs(sampling_parameters=np.array(["[]"], object)), "must be a JSON object"),
         (
-            with_inputs(sampling_parameters=np.array(['{"temprature": 1}'], object)),
-            "unknown parameter 'temprature'; did you mean 'temperature'?",
+            with_inputs(sampling_parameters=np.array(['{"temperatures": 1}'], object)),
+            "unknown parameter 'temperatures'; did you mean 'temperature'?",
         ),
         (request_of(""), "empty text"),
         (request_of([]), "no rows"),
