@@ -77,10 +77,9 @@ def test_an_open_loop_is_sent_at_its_rate(server: ServerProcess, protocol: str) 
     assert len(step["windows_per_s"]) == 3
 
 
-@pytest.mark.parametrize("load", [("--concurrency", "1,3"), ("--rate", "20")])
-def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerProcess, load: tuple[str, str]) -> None:
+def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerProcess) -> None:
     lengths = ("--prompt-tokens", "5-9", "--output-tokens", "4", "--goodput", "ttft:60000,e2el:0.001")
-    done = bench(server, "text", *load, *lengths, "--windows", "4", "--json")
+    done = bench(server, "text", "--concurrency", "1,3", *lengths, "--windows", "4", "--json")
     assert done.returncode == 0, done.stderr
     for step in json.loads(done.stdout)["steps"]:
         found = step["generation"]
@@ -97,7 +96,7 @@ def test_a_model_that_generates_text_has_figures_of_its_tokens(server: ServerPro
 def test_given_prompts_and_their_table(server: ServerProcess, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "one two three", "max_tokens": 2}\n')
-    done = bench(server, "text", "--prompt-tokens", str(prompts), "--concurrency", "1", "--windows", "3")
+    done = bench(server, "text", "--prompt-tokens", str(prompts), "--rate", "20", "--windows", "3")
     assert done.returncode == 0, done.stderr
     for expected in ("tokens", "first token ms", "between ms", "3.0", "2.0"):
         assert expected in done.stdout

@@ -171,7 +171,7 @@ def _text_cells(step: dict[str, Any], found: dict[str, Any]) -> list[str]:
         number(found["output_tokens_mean"]),
         times(found["first_token_ms"]),
         times(found["between_tokens_ms"]),
-        times(step["latency_ms"]),
+        times(step["latency_ms"] if found["output_tokens_mean"] is not None else None),
         "-" if found["goodput_per_s"] is None else f"{found['goodput_per_s']:.2f}",
     ]
 
@@ -183,6 +183,8 @@ def _notes(step: "LoadStep") -> list[str]:
     found = []
     if not step.measured.is_steady:
         found.append(f"{where}: no three windows in a row agreed within 10%; the last three are shown")
+    if step.measured.pace and not step.measured.rps:
+        found.append(f"{where}: no answer ended within the windows that are shown: try a longer --window")
     if step.measured.rejected:
         found.append(f"{where}: not served: {count_refusals(step.measured.rejected)}")
     if step.is_generator_busy:
