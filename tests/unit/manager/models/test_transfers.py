@@ -82,7 +82,6 @@ async def test_who_takes_nothing_of_a_download_is_left(tmp_path: Path) -> None:
         async with grpc.aio.insecure_channel(bed.address) as channel:
             call = registry_pb2_grpc.ModelRegistryStub(channel).Download(pb.DownloadRequest(sha256=sha256))
             assert len((await call.read()).data)
-            await until(lambda: any(file.path.startswith(held) for file in psutil.Process().open_files()))
             await until(lambda: not any(file.path.startswith(held) for file in psutil.Process().open_files()))
             with suppress(grpc.aio.AioRpcError):
                 while await call.read() is not grpc.aio.EOF:
