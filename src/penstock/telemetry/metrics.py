@@ -36,6 +36,8 @@ SECONDS = (
     5,
     10,
     30,
+    100,
+    300,
 )
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 # Of generated text: a small model makes a token in some milliseconds, a long prompt may take a minute before its first.

@@ -37,7 +37,7 @@ class Read:
 
 
 def test_blocks_have_rates_errors_and_durations() -> None:
-    counts = [0] * (len(SECONDS) - 3) + [2, 8, 10, 10]
+    counts = [0] * SECONDS.index(5) + [2, 8, 10, 10, 10, 10]
     answers = ModelAnswers("m", "1", {"ok": 11, "engine_failed": 3}, counts, 7.5)
     found = read(ClusterFigures(blocks=[BlockFigures("b", "m", "1", "ready", 3, 2, 1, answers)]))
     assert found["penstock_cluster_requests_total", ("b", "m", "1", "ok")] == 11
