@@ -116,8 +116,8 @@ def _have_begun(streams: Iterable["_Heard"]) -> bool:
 
 async def ask(client: AsyncClient, prompt: str = PROMPT, max_tokens: int = MAX_TOKENS) -> str:
     """The likeliest answer, whole."""
-    answer = await client.infer(MODEL, _inputs(prompt), parameters=_parameters(max_tokens), timeout_s=ANSWER_S)
-    return str(answer["text_output"][0].decode())
+    answer = await client.generate(MODEL, prompt, timeout_s=ANSWER_S, parameters=_parameters(max_tokens))
+    return answer.text
 
 
 async def idle(server: ServerProcess) -> int:
