@@ -45,10 +45,9 @@ class GenerationHost:
     def run(self) -> None:
         try:
             while not self._is_leaving:
-                batch = self._batch
-                self._hear(is_waiting=batch is None or not batch.is_busy)
-                if batch is not None:
-                    self._turn(batch)
+                self._hear(is_waiting=self._batch is None or not self._batch.is_busy)
+                if self._batch is not None:
+                    self._turn(self._batch)
         except EngineGone:
             return
 

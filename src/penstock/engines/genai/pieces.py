@@ -19,16 +19,23 @@ class TokenText(Protocol):
         ...
 
 
-class TableText:
-    """Where each token stands for the same bytes everywhere."""
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """Each token stands for the same bytes everywhere."""
 
-    def __init__(self, table: Mapping[int, bytes]) -> None:
-        self._table = table
-        # What never becomes a character is left out, as the runtime's tokenizer does.
-        self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    bytes_of: Mapping[int, bytes]
+    errors: str = "ignore"  # what becomes of bytes that are no character: left out, or replaced
+
+
+class TableText:
+    """Where there is a table."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._bytes_of = table.bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(table.errors)
 
     def add(self, ids: Sequence[int], is_last: bool) -> str:
-        return self._decoder.decode(b"".join([self._table[number] for number in ids]), is_last)
+        return self._decoder.decode(b"".join([self._bytes_of[number] for number in ids]), is_last)
 
 
 @dataclass(slots=True)
@@ -78,16 +85,14 @@ class StopText:
 
 def make_table(
     vocabulary: Mapping[int, bytes], decode: Callable[[Sequence[Sequence[int]]], list[str]]
-) -> dict[int, bytes] | None:
-    """The bytes of each token, none of those that are no text; None: there is no such table."""
-    numbers = sorted(vocabulary)
-    table: dict[int, bytes] = {}
-    for number, text in zip(numbers, decode([[number] for number in numbers]), strict=True):
-        is_text = vocabulary[number].decode("utf-8", "ignore") == text
-        if not is_text and text:
-            return None
-        table[number] = vocabulary[number] if is_text else b""
-    return table
+) -> TokenTable | None:
+    """None: a token's text depends on its neighbours. Those that are no text, such as the end's, have no bytes."""
+    texts = dict(zip(vocabulary, decode([[number] for number in vocabulary]), strict=True))
+    for errors in ("ignore", "replace"):
+        if all(not text or vocabulary[number].decode("utf-8", errors) == text for number, text in texts.items()):
+            is_text = {number: vocabulary[number].decode("utf-8", errors) == text for number, text in texts.items()}
+            return TokenTable({number: vocabulary[number] if is_text[number] else b"" for number in texts}, errors)
+    return None
 
 
 def _is_unfinished(text: str) -> bool:

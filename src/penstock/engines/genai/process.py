@@ -118,7 +118,7 @@ class GenerationProcess:
             if self._condemned or not self._listen(left_s, found):
                 self._see_end()
                 raise EngineFailed(shorten(f"{self.end}\n{self.words}".strip()), reason="process_ended")
-        (answer,) = found
+        answer, *more = found
         if answer.kind == "failed":
             fields = answer.fields
             self._condemned = fields["message"]
@@ -127,6 +127,8 @@ class GenerationProcess:
             raise ConfigError(f"the model's process said {answer.kind!r}, which is no answer")
         self.facts = answer.fields
         self._owner.attach(self)
+        for envelope in more:
+            self._heard(envelope)
 
     def wait_end(self) -> None:
         """Meanwhile hears it."""

@@ -9,12 +9,13 @@ from penstock.engines.genai.pieces import (
     WINDOW_TOKENS,
     StopText,
     TableText,
+    TokenTable,
     TokenText,
     WindowText,
     make_table,
 )
 
-TABLE = {number: bytes([number]) for number in range(256)}  # a token is a byte
+TABLE = TokenTable({number: bytes([number]) for number in range(256)})  # a token is a byte
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -67,8 +68,16 @@ def test_there_is_a_table_where_each_token_has_its_own_text() -> None:
     vocabulary = {0: b"<end>", 1: b"a", 2: b" \xe2\x80", 3: b"\x94b"}
     texts = {0: "", 1: "a", 2: " ", 3: "b"}  # of what is no text, or no character, nothing is told
     table = make_table(vocabulary, lambda sequences: ["".join(texts[number] for number in ids) for ids in sequences])
-    assert table == {0: b"", 1: b"a", 2: b" \xe2\x80", 3: b"\x94b"}
+    assert table == TokenTable({0: b"", 1: b"a", 2: b" \xe2\x80", 3: b"\x94b"}, "ignore")
     assert TableText(table).add([1, 2, 3, 0], True) == "a —b"
+
+
+def test_a_table_follows_what_the_tokenizer_makes_of_bytes_that_are_no_character() -> None:
+    table = make_table(
+        {1: b"a", 2: b"\xe2"}, lambda sequences: [decode(b"a" if ids == [1] else b"\xe2") for ids in sequences]
+    )
+    assert table is not None
+    assert TableText(table).add([2, 1], True) == "\ufffda"
 
 
 def test_there_is_none_where_it_depends_on_its_neighbours() -> None:

@@ -1,0 +1,119 @@
+"""The process of a generating model, with a batch that does as it is told."""
+
+import socket
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from penstock.core.generation import GenerationStanding, Progress
+from penstock.engines.genai import host
+from penstock.engines.genai.messages import unpack_step
+from penstock.wire.ipc.messages import Envelope, Inbox, Message
+
+
+class ScriptedBatch:
+    def __init__(self, *_: object) -> None:
+        self.standing = GenerationStanding()
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.running)
+
+    def facts(self) -> dict[str, Any]:
+        return {"context_tokens": 8}
+
+    def add(self, number: int, generation: object) -> None:
+        self.waiting.append(number)
+
+    def cancel(self, number: int) -> None:
+        self.running.remove(number)
+
+    def join(self) -> list[int]:
+        joined, self.waiting = self.waiting, []
+        self.running += joined
+        return joined
+
+    def step(self) -> None:
+        if 13 in self.running:
+            raise RuntimeError("the runtime is at its end")
+        self.standing.steps += 1
+
+    def take_progress(self) -> list[Progress]:
+        ended, self.running = self.running, []
+        return [Progress(number, is_over=True) for number in ended]
+
+
+class Exited(Exception):
+    pass
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    ours, theirs = socket.socketpair()
+
+    def leave(code: int) -> NoReturn:
+        raise Exited(code)
+
+    monkeypatch.setattr(host, "GenerationBatch", ScriptedBatch)
+    monkeypatch.setattr("os._exit", leave)
+    inbox = Inbox()
+
+    def heard() -> list[Envelope]:
+        return inbox.feed(ours.recv(65536))
+
+    def send(kind: str, **fields: Any) -> None:
+        ours.sendall(Message(kind, fields).pack())
+
+    with ours, theirs:
+        yield SimpleNamespace(host=host.GenerationHost(theirs), send=send, heard=heard, close=ours.close)
+
+
+def ask(engine: SimpleNamespace, *numbers: int) -> None:
+    engine.send("load", nice=0)
+    for number in numbers:
+        engine.send(
+            "add",
+            number=number,
+            priority=1,
+            text="x",
+            ids=[],
+            messages=[],
+            tools=[],
+            template_arguments={},
+            sampling={},
+        )
+
+
+def test_what_came_before_a_step_joins_it_and_all_is_told_at_once(engine: SimpleNamespace) -> None:
+    ask(engine, 1, 2)
+    engine.send("stop")
+    engine.host.run()
+    loaded, joined, step = engine.heard()
+    assert (loaded.kind, loaded.fields) == ("loaded", {"context_tokens": 8})
+    assert (joined.kind, joined.fields) == ("joined", {"numbers": [1, 2]})
+    assert [progress.number for progress in unpack_step(step.fields).progress] == [1, 2]
+
+
+def test_a_step_that_fails_is_told_to_those_in_it_and_the_process_leaves(
+    engine: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(engine, 12, 13)
+    with pytest.raises(Exited):
+        engine.host.run()
+    *_, step = engine.heard()
+    found = unpack_step(step.fields).progress
+    assert [(each.number, each.is_over) for each in found] == [(12, True), (13, True)]
+    assert all(
+        each.failure and each.failure.message == "the engine failed: the runtime is at its end" for each in found
+    )
+    assert "the runtime is at its end" in capsys.readouterr().err
+
+
+def test_it_leaves_with_its_engine(engine: SimpleNamespace) -> None:
+    ask(engine)
+    engine.close()
+    engine.host.run()
