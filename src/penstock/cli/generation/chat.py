@@ -1,9 +1,11 @@
 """`penstock chat`: a conversation with a model, in a terminal or from a pipe."""
 
+import asyncio
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +23,7 @@ from penstock.cli.terminal.requests import FAILED
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.client import Client
+    from penstock.client import AsyncClient, TextDelta
     from penstock.client.generation import AnswerOptions
 
 PROMPT = "> "
@@ -41,18 +43,18 @@ def chat(
     timeout: Timeout = TIMEOUT_S,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends, /help lists commands."""
-    from penstock.client import Client
+    from penstock.client import AsyncClient
 
     # All goes to one worker, which has computed what was said before.
     sampling["session_id"] = f"chat-{secrets.token_hex(8)}"
-    with Client(grpc, timeout, **access.options) as client:
-        talk = _Talk(client, Conversation(model, system), sampling, is_watched=text is None and sys.stdin.isatty())
-        if text is not None:
-            talk.conversation.turns.append({"role": "user", "content": text})
-            with interruptible():
-                talk.ask()
-        else:
-            talk.hold()
+    connect = partial(AsyncClient, grpc, timeout, **access.options)
+    talk = _Talk(connect, Conversation(model, system), sampling, is_watched=text is None and sys.stdin.isatty())
+    if text is not None:
+        talk.conversation.turns.append({"role": "user", "content": text})
+        with interruptible():
+            talk.ask()
+    else:
+        talk.hold()
     if talk.has_failed:
         sys.exit(FAILED)
 
@@ -61,11 +63,15 @@ class _Talk:
     """A conversation with whoever is at the terminal, or with what comes out of a pipe."""
 
     def __init__(
-        self, client: "Client", conversation: Conversation, sampling: "AnswerOptions", is_watched: bool
+        self,
+        connect: "Callable[[], AsyncClient]",
+        conversation: Conversation,
+        sampling: "AnswerOptions",
+        is_watched: bool,
     ) -> None:
         self.conversation = conversation
         self.has_failed = False
-        self._client = client
+        self._connect = connect
         self._sampling = sampling
         self._is_watched = is_watched  # somebody types
         self._voice = Voice(sys.stdout)
@@ -95,10 +101,7 @@ class _Talk:
         """Says the answer to the last message; what was said of one that was stopped stays."""
         parts: list[str] = []
         try:
-            deltas = self._client.chat(
-                self.conversation.model, self.conversation.messages, stream=True, **self._sampling
-            )
-            last = speak(deltas, self._voice, parts)
+            last = asyncio.run(self._speak(parts))
             if self._is_watched and last is not None and last.finish_reason == "length":
                 print("(cut off: as many tokens as it may have)")
         except KeyboardInterrupt:
@@ -108,6 +111,13 @@ class _Talk:
             self._tell(error)
         finally:
             self.conversation.answered("".join(parts))
+
+    async def _speak(self, parts: list[str]) -> "TextDelta | None":
+        said = self.conversation
+        async with self._connect() as client:
+            return await speak(
+                client.chat(said.model, said.messages, stream=True, **self._sampling), self._voice, parts
+            )
 
     def _save(self, act: Save) -> None:
         try:

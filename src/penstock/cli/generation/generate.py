@@ -1,5 +1,6 @@
 """`penstock generate`: how a model goes on from a prompt."""
 
+import asyncio
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +42,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Go on from a prompt, without any template: `penstock chat` has the model's own."""
-    from penstock.client import Client
+    from penstock.client import AsyncClient
 
     given = read_prompt(prompt, file)
     if n > 1:
@@ -50,11 +51,16 @@ def generate(
         sampling["logprobs"] = True
     if echo:
         sampling["echo"] = True
-    with interruptible(), Client(grpc, timeout, **access.options) as client:
-        if not as_json and n == 1:
-            speak(client.generate(model, given, stream=True, **sampling), Voice(sys.stdout))
-            return
-        _print(client.generate(model, given, **sampling), model, as_json)
+
+    async def answer() -> None:
+        async with AsyncClient(grpc, timeout, **access.options) as client:
+            if not as_json and n == 1:
+                await speak(client.generate(model, given, stream=True, **sampling), Voice(sys.stdout))
+                return
+            _print(await client.generate(model, given, **sampling), model, as_json)
+
+    with interruptible():
+        asyncio.run(answer())
 
 
 def read_prompt(given: str | None, file: Path | None) -> str:

@@ -1,7 +1,7 @@
 """An answer on its way to a terminal or a file, as it comes."""
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, TextIO
 
 from penstock.cli.terminal.progress import show_steps
@@ -38,23 +38,24 @@ class Voice:
         self._last = "\n"
 
 
-def speak(
-    deltas: "Generator[TextDelta, None, None]", voice: Voice, parts: list[str] | None = None
+async def speak(
+    deltas: "AsyncGenerator[TextDelta, None]", voice: Voice, parts: list[str] | None = None
 ) -> "TextDelta | None":
-    """Says what comes, and returns the last of it; `parts` has all that came, whatever ends it."""
-    last: TextDelta | None = None
-    with closing(deltas):
+    """Says what comes, and returns the last of it; `parts` has all that came, whatever ends it.
+
+    On an event loop, where Ctrl-C cancels a task: raised inside gRPC's blocking calls, it may leave a lock held.
+    """
+    async with aclosing(deltas):
         with show_steps("waiting for the answer"):
-            last = next(deltas, None)
+            last = await anext(deltas, None)
         try:
-            while last is not None:
+            following = last
+            while following is not None:
+                last = following
                 voice.say(last.text)
                 if parts is not None:
                     parts.append(last.text)
-                following = next(deltas, None)
-                if following is None:
-                    break
-                last = following
+                following = await anext(deltas, None)
         finally:
             voice.end()
     return last

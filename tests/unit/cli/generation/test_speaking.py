@@ -1,7 +1,7 @@
 """Answers on their way to files and to terminals."""
 
 import io
-from collections.abc import Generator
+from collections.abc import AsyncGenerator
 
 from penstock.cli.generation.speaking import Voice, speak
 from penstock.client import TextDelta
@@ -21,13 +21,13 @@ def test_files_get_what_came_and_terminals_see_what_they_would_act_on() -> None:
         assert out.getvalue() == shown
 
 
-def test_what_is_said_is_kept_however_it_ends() -> None:
-    def deltas() -> Generator[TextDelta, None, None]:
+async def test_what_is_said_is_kept_however_it_ends() -> None:
+    async def deltas() -> AsyncGenerator[TextDelta, None]:
         yield TextDelta("one")
         yield TextDelta(" two", finish_reason="length")
 
     out, parts = io.StringIO(), list[str]()
-    last = speak(deltas(), Voice(out), parts)
+    last = await speak(deltas(), Voice(out), parts)
     assert (last and last.finish_reason, parts, out.getvalue()) == ("length", ["one", " two"], "one two\n")
-    nothing: Generator[TextDelta, None, None] = (TextDelta(each) for each in "")
-    assert speak(nothing, Voice(out)) is None
+    nothing: AsyncGenerator[TextDelta, None] = (each async for each in deltas() if not each.text)
+    assert await speak(nothing, Voice(out)) is None
