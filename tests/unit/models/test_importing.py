@@ -304,9 +304,13 @@ def test_an_openvino_folder_is_copied_as_it_is(tmp_path: Path) -> None:
     [
         (b"", "cannot be understood: this is no GGUF file"),
         (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "it is GGUF version 1; 2 and 3 are read"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "it has 1099511627776 entries"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**40), "it has 1099511627776 entries and 0 tensors"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**40), "it has a text of 1099511627776 bytes"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 5), "cannot be understood"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<Q1sIQQIQ", 1, b"w", 2, 32, 4, 3, 64) + bytes(100),
+            "it is cut off: it has 165 bytes of 240",
+        ),
     ],
 )
 def test_what_is_no_gguf_is_not_imported(tmp_path: Path, content: bytes, said: str) -> None:

@@ -1,9 +1,11 @@
 """What the files of a model that generates tell of it, without loading it: a GGUF's head, a folder's config.json."""
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,6 +20,23 @@ MAX_ITEMS = 4_194_304  # of a list, such as the vocabulary
 MAX_TEXT_BYTES = 16 * 1024 * 1024
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
+MAX_DIMENSIONS = 8
+# Bytes of so many numbers, by the type of a tensor; what others take is not looked at.
+_TENSORS = {
+    0: (4, 1),
+    1: (2, 1),
+    30: (2, 1),
+    2: (18, 32),
+    3: (20, 32),
+    6: (22, 32),
+    7: (24, 32),
+    8: (34, 32),
+    10: (84, 256),
+    11: (110, 256),
+    12: (144, 256),
+    13: (176, 256),
+    14: (210, 256),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +97,11 @@ def read_gguf_head(file: Path) -> dict[str, Any]:
     with file.open("rb") as opened:
         if opened.read(4) != MAGIC:
             raise ValueError("this is no GGUF file")
-        version, _, entries = _unpack(opened, "<IQQ")
+        version, tensors, entries = _unpack(opened, "<IQQ")
         if version not in VERSIONS:
             raise ValueError(f"it is GGUF version {version}; {' and '.join(map(str, VERSIONS))} are read")
-        if entries > MAX_ENTRIES:
-            raise ValueError(f"it has {entries} entries")
+        if entries > MAX_ENTRIES or tensors > MAX_ENTRIES:
+            raise ValueError(f"it has {entries} entries and {tensors} tensors")
         found: dict[str, Any] = {}
         for _ in range(entries):
             name = _text(opened)
@@ -90,7 +109,24 @@ def read_gguf_head(file: Path) -> dict[str, Any]:
             value = _value(opened, kind)
             if value is not None:
                 found[name] = value
+        _check_size(opened, tensors, found.get("general.alignment", 32))
         return found
+
+
+def _check_size(opened: IO[bytes], tensors: int, alignment: int) -> None:
+    """The runtime does not survive a file that ends too soon."""
+    ends = [0]
+    for _ in range(tensors):
+        _text(opened)
+        (dimensions,) = _unpack(opened, "<I")
+        if dimensions > MAX_DIMENSIONS:
+            raise ValueError(f"it has a tensor of {dimensions} dimensions")
+        *shape, kind, offset = _unpack(opened, f"<{dimensions}QIQ")
+        size, of = _TENSORS.get(kind, (0, 1))
+        ends.append(offset + prod(shape) // of * size)
+    start = -(-opened.tell() // alignment) * alignment
+    if tensors and (there := os.fstat(opened.fileno()).st_size) < start + max(ends):
+        raise ValueError(f"it is cut off: it has {there} bytes of {start + max(ends)}")
 
 
 def _value(opened: IO[bytes], kind: int) -> Any:

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from penstock.core.generation import GenerationStanding, Progress
+from penstock.core.generation import Generation, GenerationStanding, Progress, Prompt, Sampling
 from penstock.engines.genai import host
-from penstock.engines.genai.messages import unpack_step
+from penstock.engines.genai.messages import pack_generation, unpack_step
 from penstock.wire.ipc.messages import Envelope, Inbox, Message
 
 
@@ -75,17 +75,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 def ask(engine: SimpleNamespace, *numbers: int) -> None:
     engine.send("load", nice=0)
     for number in numbers:
-        engine.send(
-            "add",
-            number=number,
-            priority=1,
-            text="x",
-            ids=[],
-            messages=[],
-            tools=[],
-            template_arguments={},
-            sampling={},
-        )
+        engine.send("add", **pack_generation(number, Generation(Prompt(text="x"), Sampling())))
 
 
 def test_what_came_before_a_step_joins_it_and_all_is_told_at_once(engine: SimpleNamespace) -> None:
