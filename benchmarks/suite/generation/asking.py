@@ -68,5 +68,7 @@ async def post(address: str, path: str, content: Mapping[str, Any]) -> AsyncIter
             raise RuntimeError((status + await reader.read()).decode())
         async for line in reader:
             yield line
+            if line.startswith(b"data: [DONE]"):  # not all servers close the connection at once
+                return
     finally:
         writer.close()

@@ -1,8 +1,8 @@
 """The bare engine as a program: a line of JSON says what to generate, a line tells how it went.
 
-    python -m benchmarks.suite.generation.bare <model.gguf> <settings as JSON>
+    python -m benchmarks.suite.generation.bare <settings as JSON>
 
-No server, no wire: the pipeline's own loop in the only thread, with the settings that the served one has.
+No server, no wire: the pipeline as the served one is made, stepped by the only thread.
 """
 
 import json
@@ -13,49 +13,43 @@ from typing import Any
 
 import openvino_genai
 
+from penstock.engines.genai.runtime import GenaiRuntime
+
 
 class BareEngine:
-    def __init__(self, file: str, scheduler: dict[str, Any], properties: dict[str, Any]) -> None:
-        config = openvino_genai.SchedulerConfig()
-        for name, value in scheduler.items():
-            setattr(config, name, value)
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(file, config, "CPU", properties)
-        self._added = 0
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._runtime = GenaiRuntime(settings)
 
-    def run(self, prompts: Sequence[str], tokens: int, callers: int, due: Sequence[float]) -> list[dict[str, Any]]:
+    def run(self, prompts: Sequence[str], tokens: int, callers: int, due: Sequence[float]) -> list[dict[str, float]]:
         """By so many callers, each with its next prompt when it has its answer; without any, each when it is due."""
         config = openvino_genai.GenerationConfig(max_new_tokens=tokens, ignore_eos=True, do_sample=False)
-        running: dict[Any, dict[str, Any]] = {}
-        found: list[dict[str, Any]] = []
+        running: dict[Any, tuple[dict[str, float], list[int]]] = {}
+        found: list[dict[str, float]] = []
         began = time.perf_counter()
         while running or len(found) < len(prompts):
             at = time.perf_counter() - began
             while (index := len(found)) < len(prompts) and (len(running) < callers if callers else due[index] <= at):
-                found.append({"due": at if callers else due[index], "first": 0.0, "end": 0.0, "ids": []})
-                running[self._pipeline.add_request(self._added, prompts[index], config)] = found[-1]
-                self._added += 1
+                found.append({"due": at if callers else due[index], "first": 0.0, "end": 0.0})
+                ids = self._runtime.tokenizer.encode(prompts[index]).input_ids.data[0].tolist()
+                running[self._runtime.add(ids, config)] = (found[-1], [])
             if not running:
                 time.sleep(max(0.0, due[len(found)] - at))
                 continue
-            self._pipeline.step()
-            self._read(running, tokens, time.perf_counter() - began)
+            self._runtime.step()
+            at = time.perf_counter() - began
+            for handle, (told, ids) in list(running.items()):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        ids += output.generated_ids
+                told["first"] = told["first"] or (at if ids else 0.0)
+                if len(ids) >= tokens:
+                    told["end"] = at
+                    del running[handle]
         return found
-
-    def _read(self, running: dict[Any, dict[str, Any]], tokens: int, at: float) -> None:
-        for handle, told in list(running.items()):
-            while handle.can_read():
-                for output in handle.read().values():
-                    told["ids"] += output.generated_ids
-            if told["ids"] and not told["first"]:
-                told["first"] = at
-            if len(told["ids"]) >= tokens:
-                told["end"] = at
-                del running[handle]
 
 
 def main() -> None:
-    file, settings = sys.argv[1:]
-    engine = BareEngine(file, **json.loads(settings))
+    engine = BareEngine(json.loads(sys.argv[1]))
     for line in sys.stdin:
         sys.stdout.write(json.dumps(engine.run(**json.loads(line))) + "\n")
         sys.stdout.flush()

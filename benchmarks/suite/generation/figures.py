@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -46,17 +47,9 @@ class EngineRun(Running):
 
     def __init__(self, model: Path) -> None:
         folder = read_model_folder(model)
-        options, instances = folder.settings.genai, folder.settings.instances
-        threads = instances.threads * folder.settings.instance_count()
-        scheduler = {
-            "cache_size": 1,
-            "max_num_batched_tokens": options.max_batched_tokens,
-            "enable_prefix_caching": options.prefix_caching,
-            "dynamic_split_fuse": True,
-        }
-        properties = {"INFERENCE_NUM_THREADS": threads, "ENABLE_CPU_PINNING": False}
-        self.file, self.threads = folder.file(folder.versions[-1]), threads
-        words = [str(self.file), json.dumps({"scheduler": scheduler, "properties": properties})]
+        self.file, self.threads = folder.file(folder.versions[-1]), len(os.sched_getaffinity(0))
+        settings = {"file": str(self.file), "precision": folder.settings.precision, "threads": self.threads}
+        words = [json.dumps({**settings, **folder.settings.genai.model_dump()})]
         command = [sys.executable, "-m", "benchmarks.suite.generation.bare", *words]
         super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None)
 
@@ -65,7 +58,7 @@ class EngineRun(Running):
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(asdict(asking)).encode() + b"\n")
         self.process.stdin.flush()
-        return [Told(told["due"], told["first"], told["end"]) for told in json.loads(self.process.stdout.readline())]
+        return [Told(**told) for told in json.loads(self.process.stdout.readline())]
 
 
 class LlamaRun(Running):
