@@ -182,7 +182,7 @@ class Writer:
 
 WIDE = 250_000  # floats: 1 MB
 # What a system's and a library's own buffers may hold of one connection, in both directions.
-BUFFERS_BYTES = 48 * 1024 * 1024
+BUFFERS_BYTES = 96 * 1024 * 1024
 
 
 async def test_a_grpc_client_that_does_not_read_is_not_read(stub: Any, server: ServerProcess) -> None:

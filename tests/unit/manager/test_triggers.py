@@ -40,27 +40,31 @@ class Hook:
         self._statuses = list(statuses)
         self.heard: list[tuple[dict[str, str], bytes]] = []
         self._answering: set[asyncio.Task[Any]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook?team=ml"
         server.close()
         await server.wait_closed()
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
+        for writer in self._writers:  # one that was cancelled before it began has closed nothing
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._answering.add(asyncio.create_task(self._answer(reader, writer)))
+        self._writers.append(writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._answering.add(task)
         try:
             await self._give(reader, writer)
         finally:
             writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
 
     async def _give(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

@@ -36,7 +36,13 @@ class Terminal:
     async def run(self, *arguments: str) -> asyncio.subprocess.Process:
         its = self._its
         self.process = await asyncio.create_subprocess_exec(
-            *COMMAND, *arguments, stdin=its, stdout=its, stderr=its, env={**os.environ, "TERM": "dumb"}
+            *COMMAND,
+            *arguments,
+            stdin=its,
+            stdout=its,
+            stderr=its,
+            env={**os.environ, "TERM": "dumb"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
         )
         os.close(its)
         return self.process
