@@ -6,9 +6,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate, count, cycle
+from itertools import accumulate, count, cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +25,8 @@ MODEL = "smollm2"
 TOKENS = 64  # of an answer
 ANSWERS = 3  # of each caller in a round
 CALLERS = (1, 8, 16)
+TURNS = 2  # in a round, the second the other way round
+LLAMA_ROUNDS = 2
 LOAD = 0.7  # of what the bare engine does with the most callers
 ARRIVALS = 60
 NEIGHBOUR_S = 15.0
@@ -32,14 +34,17 @@ Say = Callable[[str], None]
 
 
 class Prompts:
-    """Each is asked once: nothing of it is in a prefix cache."""
+    """What is compared is asked the same texts, each under a number of its own: nothing is in a prefix cache."""
 
     def __init__(self) -> None:
-        self._numbers = count()
+        self._numbers = count(1000)
         self._texts = cycle(mixed(3000, 0))
 
-    def take(self, wanted: int) -> list[str]:
-        return [f"{next(self._numbers)}. {next(self._texts)}" for _ in range(wanted)]
+    def texts(self, wanted: int) -> list[str]:
+        return list(islice(self._texts, wanted))
+
+    def numbered(self, texts: Iterable[str]) -> list[str]:
+        return [f"{next(self._numbers)}. {text}" for text in texts]
 
 
 class EngineRun(Running):
@@ -79,28 +84,33 @@ class Ways:
     llama: str
     prompts: Prompts = field(default_factory=Prompts)
 
-    def tokens_per_s(self, callers: int) -> dict[str, float]:
-        found = {}
-        for name, run in self._ways().items():
-            told = run(Asking(self.prompts.take(callers * ANSWERS), TOKENS, callers))
-            found[name] = len(told) * TOKENS / max(one.end for one in told)
+    def turn(self, callers: int, is_reversed: bool) -> dict[str, float]:
+        """Tokens a second. What is held against each other runs right after each other: a machine's pace wanders."""
+        ways = ["engine", "whole", "streamed"]
+        return self._tokens_per_s(ways[::-1] if is_reversed else ways, callers)
+
+    def turn_with_llama(self, callers: int) -> dict[str, float]:
+        return self._tokens_per_s(["streamed", "llama.cpp"], callers)
+
+    def first_token_s(self, due: Sequence[float], others: Sequence[str]) -> dict[str, float]:
+        found, texts = {}, self.prompts.texts(len(due))
+        for way in ("streamed", *others):
+            told = self._run(way, Asking(self.prompts.numbered(texts), TOKENS, due=due))
+            found[way] = median(one.first - one.due for one in told)
         return found
 
-    def first_token_s(self, due: Sequence[float]) -> dict[str, float]:
-        found = {}
-        for name, run in self._ways().items():
-            if name != "whole":
-                told = run(Asking(self.prompts.take(len(due)), TOKENS, due=due))
-                found[name] = median(one.first - one.due for one in told)
+    def _tokens_per_s(self, ways: Sequence[str], callers: int) -> dict[str, float]:
+        found, texts = {}, self.prompts.texts(callers * ANSWERS)
+        for way in ways:
+            told = self._run(way, Asking(self.prompts.numbered(texts), TOKENS, callers))
+            found[way] = len(told) * TOKENS / max(one.end for one in told)
         return found
 
-    def _ways(self) -> dict[str, Callable[[Asking], list[Told]]]:
-        return {
-            "engine": self.engine.run,
-            "whole": lambda asking: asyncio.run(ask_all(self.served, MODEL, asking, is_streamed=False)),
-            "streamed": lambda asking: asyncio.run(ask_all(self.served, MODEL, asking, is_streamed=True)),
-            "llama.cpp": lambda asking: asyncio.run(ask_all(self.llama, MODEL, asking, is_streamed=True)),
-        }
+    def _run(self, way: str, asking: Asking) -> list[Told]:
+        if way == "engine":
+            return self.engine.run(asking)
+        address = self.llama if way == "llama.cpp" else self.served
+        return asyncio.run(ask_all(address, MODEL, asking, is_streamed=way != "whole"))
 
 
 def generation_figures(
@@ -114,25 +124,32 @@ def generation_figures(
         LlamaRun(engine.file, engine.threads) as llama,
     ):
         ways = Ways(engine, server.http, llama.address)
-        for callers in CALLERS:
-            ways.tokens_per_s(callers)
-        rates = [{callers: ways.tokens_per_s(callers) for callers in CALLERS} for _ in range(rounds)]
+        rates = _alternated(ways, rounds * TURNS)
         _say_all(say, "tokens/s with {} callers", rates)
         peak = median(each[max(CALLERS)]["engine"] for each in rates) / TOKENS
-        firsts = [ways.first_token_s(_arrivals(LOAD * peak, seed)) for seed in range(rounds)]
+        firsts = [ways.first_token_s(_arrivals(LOAD * peak, seed), ["engine"]) for seed in range(rounds)]
         _say_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
-    beside = neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
-    say("  p99 of minilm, ms: " + ", ".join(f"{how} {value:.1f}" for how, value in beside.items()))
+        beside = [{callers: ways.turn_with_llama(callers) for callers in CALLERS} for _ in range(LLAMA_ROUNDS)]
+        _say_all(say, "tokens/s with {} callers", beside)
+        waited = ways.first_token_s(_arrivals(LOAD * peak, rounds), ["llama.cpp"])
+    p99_ms = neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
+    say("  p99 of minilm, ms: " + ", ".join(f"{how} {value:.1f}" for how, value in p99_ms.items()))
     facts: dict[str, float | str] = {
         f"generate_over_llama_cpp_c{callers}": median(
-            each[callers]["streamed"] / each[callers]["llama.cpp"] for each in rates
+            each[callers]["streamed"] / each[callers]["llama.cpp"] for each in beside
         )
         for callers in CALLERS
     }
-    facts["generate_ttft_over_llama_cpp"] = median(each["streamed"] / each["llama.cpp"] for each in firsts)
+    facts["generate_ttft_over_llama_cpp"] = waited["streamed"] / waited["llama.cpp"]
     for how in ("as_shipped", "gives_way"):
-        facts[f"generate_neighbour_p99_{how}"] = beside[how] / beside["alone"]
+        facts[f"generate_neighbour_p99_{how}"] = p99_ms[how] / p99_ms["alone"]
     return _figures(rates, firsts), facts
+
+
+def _alternated(ways: Ways, turns: int) -> list[dict[int, dict[str, float]]]:
+    for callers in CALLERS:
+        ways.turn(callers, is_reversed=False)  # not counted: the first of each takes longer
+    return [{callers: ways.turn(callers, is_reversed=turn % 2 == 1) for callers in CALLERS} for turn in range(turns)]
 
 
 def _figures(rates: Sequence[dict[int, dict[str, float]]], firsts: Sequence[dict[str, float]]) -> list[SuiteFigure]:
