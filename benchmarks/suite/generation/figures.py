@@ -92,9 +92,9 @@ class Ways:
     def turn_with_llama(self, callers: int) -> dict[str, float]:
         return self._tokens_per_s(["streamed", "llama.cpp"], callers)
 
-    def first_token_s(self, due: Sequence[float], others: Sequence[str]) -> dict[str, float]:
+    def first_token_s(self, due: Sequence[float], ways: Sequence[str]) -> dict[str, float]:
         found, texts = {}, self.prompts.texts(len(due))
-        for way in ("streamed", *others):
+        for way in ways:
             told = self._run(way, Asking(self.prompts.numbered(texts), TOKENS, due=due))
             found[way] = median(one.first - one.due for one in told)
         return found
@@ -127,11 +127,14 @@ def generation_figures(
         rates = _alternated(ways, rounds * TURNS)
         _say_all(say, "tokens/s with {} callers", rates)
         peak = median(each[max(CALLERS)]["engine"] for each in rates) / TOKENS
-        firsts = [ways.first_token_s(_arrivals(LOAD * peak, seed), ["engine"]) for seed in range(rounds)]
+        firsts = [
+            ways.first_token_s(_arrivals(LOAD * peak, turn), ["engine", "streamed"][:: -1 if turn % 2 else 1])
+            for turn in range(rounds * TURNS)
+        ]
         _say_all(say, f"first token at {LOAD:.0%} of {{}} requests/s, s", [{round(peak, 1): each} for each in firsts])
         beside = [{callers: ways.turn_with_llama(callers) for callers in CALLERS} for _ in range(LLAMA_ROUNDS)]
         _say_all(say, "tokens/s with {} callers", beside)
-        waited = ways.first_token_s(_arrivals(LOAD * peak, rounds), ["llama.cpp"])
+        waited = ways.first_token_s(_arrivals(LOAD * peak, 0), ["streamed", "llama.cpp"])
     p99_ms = neighbour_p99_ms(models, folder / "beside", NEIGHBOUR_S)
     say("  p99 of minilm, ms: " + ", ".join(f"{how} {value:.1f}" for how, value in p99_ms.items()))
     facts: dict[str, float | str] = {
