@@ -66,14 +66,22 @@ def _print(http: str, found: dict[str, Any]) -> None:
         memory = f"{worker['memory_bytes'] / 2**20:.0f} MiB"
         workers.add_row(worker["id"], str(worker["pid"]), str(worker["jobs"]), memory, str(len(worker["blocks"])))
     console.print(workers if workers.rows else "no worker is connected")
-    blocks = Table("model", "version", "block", "state", "waiting", "running", "reason")
+    blocks = Table("model", "version", "block", "state", "runs on", "waiting", "running", "reason")
     for block in found["blocks"]:
         queue = found["queues"].get(block["block_id"], {"waiting": 0, "running": 0})
-        cells = (block["model"], block["version"], block["block_id"], block["state"])
+        cells = (block["model"], block["version"], block["block_id"], block["state"], _runs_on(block))
         blocks.add_row(*cells, str(queue["waiting"]), str(queue["running"]), block["reason"])
     console.print(blocks if blocks.rows else "no model is deployed")
+    for block in found["blocks"]:
+        if block.get("note"):
+            console.print(f"{block['model']} {block['version']}: {block['note']}", highlight=False)
     if generation := found.get("generation"):
         _print_generation(console, {block["block_id"]: block["model"] for block in found["blocks"]}, generation)
+
+
+def _runs_on(block: dict[str, Any]) -> str:
+    """Empty for a block that was not loaded yet, and of a server that is older."""
+    return " ".join(filter(None, (block.get(key, "") for key in ("platform", "precision", "device"))))
 
 
 def _print_generation(console: "Console", models: dict[str, str], generation: dict[str, dict[str, int]]) -> None:

@@ -83,6 +83,7 @@ class BlockDescription:
     device: str = "cpu"  # what `auto` became
     fingerprint: str = ""  # of the model's files: answers of other files are not this block's
     is_described: bool = True  # False: never loaded yet, so its inputs and outputs are not known
+    note: str = ""  # how it came to run so, for people
 
 
 @dataclass(frozen=True, slots=True)

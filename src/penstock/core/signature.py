@@ -14,3 +14,4 @@ class Signature:
     platform: str
     precision: str  # what really runs: fp32, fp16, bf16, int8, …
     device: str = "cpu"  # what `auto` became
+    note: str = ""  # how it came to run so, for people: what was chosen, built or found

@@ -196,8 +196,10 @@ class Catalogue:
     def status(self) -> dict[str, object]:
         """What runs, where, and how much waits, for people to read."""
         shown = asdict(self.standing())
+        described = {block.block_id: block for block in self.resolver.blocks() if block.is_described}
         for block in shown["blocks"]:
             del block["max_rows"]  # its configuration shows it
+            block |= _running(described.get(block["block_id"]))
         return {
             **shown,
             "inflight_requests": self._admission.inflight_requests,
@@ -207,3 +209,15 @@ class Catalogue:
                 for block_id, (waiting, running) in self._dispatcher.queue_lengths().items()
             },
         }
+
+
+def _running(block: BlockDescription | None) -> dict[str, str]:
+    """What runs a block that was loaded, and how it came to that; nothing where none was."""
+    if block is None:
+        return {}
+    return {
+        "platform": block.platform,
+        "precision": block.precision,
+        "device": block.device,
+        "note": for_clients(block.note),
+    }

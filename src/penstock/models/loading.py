@@ -92,6 +92,7 @@ def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> Loa
         settings=settings.for_block(),
         device=signature.device,
         fingerprint=fingerprint,
+        note=signature.note,
     )
     # A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known.
     is_steady = signature.device == "cpu" and settings.engine in NETWORK_ENGINES and has_steady_cost(file)

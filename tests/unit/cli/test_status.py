@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from penstock.cli import main as cli
 from penstock.core.errors import PenstockError
 
+RUNNING = {"platform": "openvino", "precision": "bf16", "device": "cpu", "note": "chosen: faster"}
 STATUS = {
     "server": "penstock",
     "version": "9",
@@ -19,7 +20,7 @@ STATUS = {
     "inflight_requests": 3,
     "inflight_bytes": 10,
     "workers": [{"id": "worker-0", "pid": 7, "jobs": 2, "memory_bytes": 2**20, "blocks": ["blk-1"]}],
-    "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"}],
+    "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"} | RUNNING],
     "queues": {"blk-1": {"waiting": 4, "running": 5}},
     "limits": {"store": "redis", "away": True, "share": 0.5},
     "generation": {
@@ -85,10 +86,11 @@ def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:
         "1 MiB",
         "blk-1",
         "no graph",
+        "m 1: chosen: faster",
     ):
         assert expected in shown
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]
-    assert next(row for row in rows if "blk-1" in row)[5:7] == ["4", "5"]
+    assert next(row for row in rows if "blk-1" in row)[5:8] == ["openvino bf16 cpu", "4", "5"]
     assert rows[-2][1:-1] == ["m", "8", "1", "16 of 64", "311", "-", "412", "2"]
 
 

@@ -50,6 +50,8 @@ def _print_result(result: dict[str, Any]) -> None:
 
 
 def _print_facts(result: dict[str, Any]) -> None:
+    if result.get("note"):
+        print(f"  {result['note']}")
     for key in ("inputs", "outputs"):
         for spec in result[key]:
             print(f"  {key[:-1]} {spec}")

@@ -153,6 +153,7 @@ def _facts(block: LoadedBlock, load_s: float) -> dict[str, object]:
         "platform": told.platform,
         "precision": told.precision,
         "device": told.device,
+        "note": told.note,
         "instances": told.instances,
         "inputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in told.inputs],
         "outputs": [f"{spec.name} {spec.datatype} {list(spec.shape)}" for spec in told.outputs],

@@ -52,6 +52,8 @@ async def test_status(client):
     assert status["ready"] is True
     assert status["queues"] == {"blk-echo-1": {"waiting": 3, "running": 2}}
     assert {block["state"] for block in status["blocks"]} == {"ready", "failed"}
+    echo = next(block for block in status["blocks"] if block["block_id"] == "blk-echo-1")
+    assert [echo[key] for key in ("platform", "precision", "device", "note")] == ["onnxruntime_onnx", "fp32", "cpu", ""]
     assert status["limits"] == {"store": "memory", "away": False, "share": 1.0}
 
 
