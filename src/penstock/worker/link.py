@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import count
 
 import structlog
 
@@ -24,6 +25,8 @@ log = structlog.get_logger()
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
 TOGETHER_BYTES = 64 * 1024  # an answer's, that goes out with others of the same turn of the loop
+# By which a gateway tells them apart: a link that is made anew may be there before it hears that the last one ended.
+_connections = count(1)
 STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep should this worker die
 
 
@@ -53,7 +56,7 @@ class GatewayLink:
         self._takes_results = False
         self._unsent: list[pb.Result] = []  # what this turn of the loop has to tell, in parts of answers
         self._socket = DealerSocket(self._on_message, identity)
-        self._connection = 0
+        self._connection = next(_connections)
         self._socket.connect(endpoint, self._broke, keys)
         self.say_hello()
 
@@ -244,7 +247,7 @@ class GatewayLink:
     def _broke(self) -> None:
         """Jobs and answers on their way are lost: neither side can know which, so both begin anew."""
         log.warning("connection_broke", gateway=self.endpoint, jobs=len(self._jobs))
-        self._connection += 1
+        self._connection = next(_connections)
         self._unanswered_hellos = 0  # their answers are lost, too
         self._abandon()
         self.say_hello()

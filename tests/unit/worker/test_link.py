@@ -41,15 +41,18 @@ class Gateway(Heard):
         super().__init__()
         self.steps = RecentSteps() if steps is None else steps
         self.router = RouterSocket(lambda identity, message: self.hear(message))
-        endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
+        self._endpoint = self.router.bind(at or Endpoint(f"ipc://{folder}/link.ipc"))
         self.jobs: list[WorkerJob] = []
         self.cancelled: list[WorkerJob] = []
         self.allowed: list[tuple[WorkerJob, int]] = []
         self.probes: list[tuple[str, Callable[[str], None]]] = []
         self.woken: list[str] = []
         self.heart = WorkerHeart(b"worker", 0.05)
+        self.connect()
+
+    def connect(self) -> None:
         self.link = GatewayLink(
-            endpoint,
+            self._endpoint,
             b"worker",
             LinkOwner(
                 holder=lambda block_id: self if block_id == "blk" else None,
@@ -262,16 +265,26 @@ async def test_only_who_is_not_known_gives_up_its_jobs(gateway: Gateway) -> None
 
 async def test_what_was_on_its_way_over_a_connection_that_broke_is_given_up_on_both_sides() -> None:
     gateway = Gateway(Path("unused"), Endpoint("tcp://127.0.0.1:0"))
-    frame, _ = await gateway.get("hello")
-    assert frame.hello.connection == 0
+    first, _ = await gateway.get("hello")
     job = await gateway.send_job(1)
     endpoint = Endpoint(gateway.link.endpoint)
     gateway.router.close()
     await until(lambda: gateway.cancelled == [job])
     gateway.router = RouterSocket(lambda identity, message: gateway.hear(message))
     gateway.router.bind(endpoint)
-    frame, _ = await gateway.get("hello")
-    assert frame.hello.connection == 1
+    second, _ = await gateway.get("hello")
+    assert second.hello.connection != first.hello.connection
+    gateway.close()
+
+
+async def test_a_link_that_is_made_anew_is_another_connection(tmp_path: Path) -> None:
+    """Of the same identity: the gateway may hear its hello before it hears that the last one left."""
+    gateway = Gateway(tmp_path)
+    first, _ = await gateway.get("hello")
+    gateway.link.close("no longer listed")
+    gateway.connect()
+    second, _ = await gateway.get("hello")
+    assert second.hello.connection != first.hello.connection
     gateway.close()
 
 
