@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from benchmarks.peers.plan import (
     PeerTurn,
     is_done,
     keep,
+    open_turns,
     search_group,
     turns,
 )
@@ -109,7 +110,7 @@ def _measure(
     planned = turns(groups, {group.name: roster.contenders(group, list(entrants.values()), choice) for group in groups})
     results = _results(options, scale, planned)
     progress = Progress(planned)
-    for turn in planned:
+    for turn in _with_open(groups, planned, results, progress):
         if is_done(turn, results.records):
             progress.end(turn, None)
             continue
@@ -120,6 +121,16 @@ def _measure(
         results.save(options.json)
         progress.end(turn, record)
     return results
+
+
+def _with_open(
+    groups: Sequence[Group], planned: Sequence[PeerTurn], results: PeerResults, progress: Progress
+) -> Iterator[PeerTurn]:
+    """What is planned, and then what follows from it."""
+    yield from planned
+    following = open_turns(groups, planned, results.records)
+    progress.add(following)
+    yield from following
 
 
 def _results(options: argparse.Namespace, scale: float, planned: Sequence[PeerTurn]) -> PeerResults:
@@ -140,7 +151,7 @@ def _tune(
 ) -> None:
     choice = Choice.load(options.settings)
     planned = []
-    for group in groups:
+    for group in [group for group in groups if not group.open_levels]:  # those take what was found for another
         found = {name: roster.candidates(group, entrant) for name, entrant in entrants.items()}
         for name, candidates in found.items():
             kept = [one for one in candidates if options.resume and choice.has(group.name, one, rounds)]

@@ -18,12 +18,19 @@ START_S, GENERATOR_S, CEILING_S = 12.0, 2.0, 20.0  # about, for the estimate of 
 
 @dataclass(frozen=True, slots=True)
 class LoadLevel:
-    """One window: what is sent, and by how many callers at once."""
+    """One window: what is sent, and by how many callers at once; or, with a share, at a rate that nobody's answers
+    slow down, over so many connections."""
 
     load: str
     concurrency: int
     seconds: float
     warm_up_s: float
+    share: float = 0.0  # of the requests a second that the best peer's callers get through
+    rate: float = 0.0  # requests a second; known when that is
+
+    @property
+    def name(self) -> str:
+        return f"{self.load} at {self.share:.0%}" if self.share else self.load
 
     def scaled(self, factor: float) -> "LoadLevel":
         return replace(self, seconds=self.seconds * factor, warm_up_s=self.warm_up_s * factor)
@@ -38,6 +45,17 @@ class Group:
     levels: tuple[LoadLevel, ...]
     rounds: int
     has_ceiling: bool = False
+
+    @property
+    def open_levels(self) -> tuple[LoadLevel, ...]:
+        return tuple(level for level in self.levels if level.share)
+
+    def at_peak(self) -> "Group":
+        """What is measured before there is a rate."""
+        return replace(self, levels=tuple(level for level in self.levels if not level.share))
+
+    def at_rates(self, peak: float) -> "Group":
+        return replace(self, levels=tuple(replace(level, rate=level.share * peak) for level in self.open_levels))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +108,15 @@ _PHOTO = (
     LoadLevel(PHOTOS, 64, 8.0, 10.0),
 )
 _TENSOR = tuple(LoadLevel(TENSOR, count, 2.5, 1.0) for count in CONCURRENCIES)
+SHARES = (0.5, 0.7, 0.9)
+OPEN_PEERS = 2  # the best
+_OPEN = (LoadLevel(MIXED, 32, 6.0, 2.0), *(LoadLevel(MIXED, 64, 12.0, 3.0, share) for share in SHARES))
 GROUPS = (
     Group("minilm", "Text, the same ONNX file on ONNX Runtime FP32", MINILM, SAME, _TEXT, 2, has_ceiling=True),
     Group("minilm-best", "Text, each server's best within cosine 0.9999", MINILM, BEST, _TEXT, 1, has_ceiling=True),
     Group("srcnn", "Photographs, the same ONNX file on ONNX Runtime FP32", SRCNN, SAME, _PHOTO, 1),
     Group("srcnn-best", "Photographs, each server's best within 6/255", SRCNN, BEST, _PHOTO, 1),
+    Group("open", "Text at rates that nobody's answers slow down, FP32 as above", MINILM, SAME, _OPEN, 5),
     Group("noop", "No-op: a tensor of 256 floats, there and back", NOOP, SAME, _TENSOR, 2),
 )
 # The search measures one window of each candidate.
@@ -122,12 +144,37 @@ def kind_of(server: str, comparison: str, setting: Setting) -> str:
 
 
 def turns(groups: Sequence[Group], contenders: Mapping[str, Sequence[Contender]]) -> list[PeerTurn]:
-    """Group by group; every other round backwards, so that nobody always follows the same neighbour."""
+    """Group by group; every other round backwards, so that nobody always follows the same neighbour. Of one at rates,
+    what these come from."""
     found = []
     for group in groups:
-        for number in range(group.rounds):
-            order = contenders[group.name] if number % 2 == 0 else list(reversed(contenders[group.name]))
-            found += [PeerTurn(group, number, contender) for contender in order]
+        if group.open_levels:
+            found += [PeerTurn(group.at_peak(), 0, contender) for contender in contenders[group.name]]
+        else:
+            found += _rounds(group, range(group.rounds), contenders[group.name])
+    return found
+
+
+def open_turns(groups: Sequence[Group], peaks: Sequence[PeerTurn], records: Sequence[Record]) -> list[PeerTurn]:
+    """Penstock and the peers that had the highest peaks, at shares of the best one's."""
+    found: list[PeerTurn] = []
+    for group in groups:
+        own = [turn for turn in peaks if turn.group.name == group.name and group.open_levels]
+        peak_of = {record.key: record.rows[0].rps for record in records if record.number == 0 and record.rows}
+        able = sorted((turn for turn in own if turn.key in peak_of), key=lambda turn: -peak_of[turn.key])
+        peers = [turn for turn in able if turn.contender.server != PENSTOCK][:OPEN_PEERS]
+        ours = [turn for turn in able if turn.contender.server == PENSTOCK]
+        if peers and ours:
+            rated = group.at_rates(peak_of[peers[0].key])
+            found += _rounds(rated, range(1, group.rounds + 1), [turn.contender for turn in (*ours, *peers)])
+    return found
+
+
+def _rounds(group: Group, numbers: range, contenders: Sequence[Contender]) -> list[PeerTurn]:
+    found = []
+    for number in numbers:
+        order = contenders if number % 2 == 0 else list(reversed(contenders))
+        found += [PeerTurn(group, number, contender) for contender in order]
     return found
 
 

@@ -15,6 +15,10 @@ class Progress:
         self._started = time.monotonic()
         self._planned_s = 0.0  # of what is done
 
+    def add(self, turns: Sequence[PeerTurn]) -> None:
+        self._left += turns
+        self._count += len(turns)
+
     def begin(self, turn: PeerTurn) -> None:
         contender = turn.contender
         what = ", ".join(part for part in (contender.kind, contender.setting_name) if part)

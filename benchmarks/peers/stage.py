@@ -68,17 +68,18 @@ class Stage:
     def _window(self, turn: PeerTurn, peer: Peer, server: Server, level: LoadLevel, protocol: str) -> WindowRow:
         file = self._messages(peer, turn.group.workload, level.load, protocol)
         target = server.launch.targets[protocol]
-        spec = LoadSpec(protocol, target, str(file), level.concurrency, peer.grpc_method)
+        # Arrivals are those of the round: the same for all who are held against each other.
+        spec = LoadSpec(protocol, target, str(file), level.concurrency, peer.grpc_method, first=turn.number)
         with Generator(spec) as generator:
             before = server.usage()
-            outcome = generator.run(Window(level.seconds, level.concurrency, warm_up_s=level.warm_up_s))
+            outcome = generator.run(Window(level.seconds, level.concurrency, level.rate, level.warm_up_s))
             after = server.usage()
         if not outcome.answered:
             statuses = ", ".join(f"{count} × {status}" for status, count in outcome.rejected.items())
             told = statuses or "no answer in the window"
             raise LoadFailed(f"answered nothing at concurrency {level.concurrency} over {protocol}: {told}")
         return WindowRow(
-            load=level.load,
+            load=level.name,
             protocol=protocol,
             concurrency=level.concurrency,
             rps=outcome.rps,

@@ -32,7 +32,7 @@ def render(results: PeerResults) -> str:
 
 def _overview(group: Group, lines: Sequence[SummaryLine], absent: Sequence[Record]) -> str:
     """Requests a second, p50 and p99 of each contender over each protocol."""
-    windows = [(level.load, level.concurrency) for level in group.levels]
+    windows = [(level.name, level.concurrency) for level in group.levels]
     is_plain = len({load for load, _ in windows}) == 1
     names = [f"{'' if is_plain else load + ' '}c{concurrency}" for load, concurrency in windows]
     body = []
@@ -57,7 +57,7 @@ def _details(group: Group, lines: Sequence[SummaryLine]) -> str:
     """Every figure, at each concurrency the fastest first."""
     if not lines:
         return ""
-    loads = list(dict.fromkeys(level.load for level in group.levels))
+    loads = list(dict.fromkeys(level.name for level in group.levels))
     order = sorted(lines, key=lambda line: (loads.index(line.load), line.concurrency, -line.rps))
     return _markdown((*DETAILS, *COSTS), [_detail(line) for line in order])
 

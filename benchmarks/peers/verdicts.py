@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.peers.plan import BY_HAND, CEILING, GROUPS, MIXED, OFFERED, PENSTOCK, QUERIES, TENSOR
+from benchmarks.peers.plan import BY_HAND, CEILING, GROUPS, MIXED, OFFERED, PENSTOCK, QUERIES, SHARES, TENSOR
 from benchmarks.peers.results import WindowRow
 from benchmarks.peers.summary import SummaryLine
 
@@ -28,6 +28,10 @@ BARS = {
     ("minilm", QUERIES, 64, THROUGHPUT): VerdictBar(2.0),
     **{("minilm-best", MIXED, callers, THROUGHPUT): VerdictBar(2.0) for callers in (8, 32, 64)},
     ("minilm-best", QUERIES, 64, THROUGHPUT): VerdictBar(2.0),
+    **{
+        ("open", f"{MIXED} at {share:.0%}", 64, P99): VerdictBar(bar)
+        for share, bar in zip(SHARES, (1.0, 1.0, 0.9), strict=True)
+    },
     ("noop", TENSOR, 32, THROUGHPUT): VerdictBar(1.0, is_strict=True),
 }
 
@@ -64,7 +68,7 @@ def _windows(lines: Sequence[SummaryLine]) -> Iterator[list[SummaryLine]]:
     for line in lines:
         if line.server != CEILING:
             found.setdefault((line.group, line.load, line.concurrency), []).append(line)
-    order = [(group.name, level.load, level.concurrency) for group in GROUPS for level in group.levels]
+    order = [(group.name, level.name, level.concurrency) for group in GROUPS for level in group.levels]
     yield from (found[key] for key in order if key in found)
 
 

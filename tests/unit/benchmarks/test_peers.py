@@ -27,6 +27,7 @@ from benchmarks.peers.plan import (
     is_done,
     keep,
     kind_of,
+    open_turns,
     search_group,
     turns,
 )
@@ -38,7 +39,7 @@ from benchmarks.peers.table import render
 from benchmarks.peers.verdicts import ANY, P99, THROUGHPUT, Verdict, judge
 
 BY_NAME = {group.name: group for group in GROUPS}
-TEXT, TEXT_BEST, TENSORS = BY_NAME["minilm"], BY_NAME["minilm-best"], BY_NAME["noop"]
+TEXT, TEXT_BEST, TENSORS, OPEN = (BY_NAME[name] for name in ("minilm", "minilm-best", "noop", "open"))
 MACHINE = {"cores": 2, "processor": "a processor", "python": "3.11"}
 
 
@@ -116,6 +117,26 @@ def test_resuming_keeps_what_is_measured_as_it_would_be_now() -> None:
     assert keep([kept, stale, failed, elsewhere], [now]) == [kept, elsewhere]
 
 
+def test_rates_are_shares_of_the_best_peers_peak() -> None:
+    names = (PENSTOCK, "kserve", "mlserver", "triton")
+    peaks = turns([OPEN], {"open": [contender(name) for name in names]})
+    assert [turn.contender.server for turn in peaks] == [*names]
+    assert {level.name for turn in peaks for level in turn.group.levels} == {MIXED}
+    rps = {PENSTOCK: 300.0, "kserve": 150.0, "mlserver": 100.0, "triton": 200.0}
+    records = [turn.record([WindowRow(MIXED, "rest", 32, rps[turn.contender.server])]) for turn in peaks]
+    found = open_turns([OPEN], peaks, records)
+    assert [turn.contender.server for turn in found[:3]] == ["kserve", "triton", PENSTOCK]
+    assert len(found) == 3 * OPEN.rounds
+    levels = found[0].group.levels
+    assert [(level.name, level.rate) for level in levels] == [
+        (f"{MIXED} at 50%", 100.0),
+        (f"{MIXED} at 70%", 140.0),
+        (f"{MIXED} at 90%", 180.0),
+    ]
+    assert not any(is_done(turn, records) for turn in found)
+    assert open_turns([OPEN], peaks, records[1:]) == []  # nobody to hold them against
+
+
 def test_results_survive_their_file(tmp_path: Path) -> None:
     results = PeerResults(0.5, measured("triton", [10.0, 11.0], rejected={"503": 2}), MACHINE)
     results.save(tmp_path / "deep" / "peers.json")
@@ -123,7 +144,11 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
 
 
 def test_the_search_measures_one_window_of_each_group() -> None:
-    found = {group.name: [(level.load, level.concurrency) for level in search_group(group).levels] for group in GROUPS}
+    found = {
+        group.name: [(level.load, level.concurrency) for level in search_group(group).levels]
+        for group in GROUPS
+        if group is not OPEN
+    }
     text, photos = [(MIXED, 32)], [(PHOTOS, 8)]
     assert found == {
         "minilm": text,
