@@ -19,6 +19,8 @@ from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
 from penstock.tasks.options import TextOptions
+from penstock.tasks.tokens.words import KnownWords
+from penstock.tasks.tokens.wordwise import SpecialIds, find_special_ids
 
 TEXT = "text"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
@@ -29,6 +31,7 @@ MOST_CHARS_PER_TOKEN = 256
 VALIDATED_BYTES = 256 * 1024  # at a time, so that others have the interpreter in between
 # A blank, or a Chinese character, which BERT takes for a word of its own.
 BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
+NONE_SPECIAL = SpecialIds()
 
 
 def _decode(name: str, index: int, raw: memoryview, most_chars: int) -> str:
@@ -66,10 +69,14 @@ class TextTokenizer:
             raise ConfigError(
                 f"{path}: is not a tokenizer.json: {error}", file=str(path), reason="invalid_tokenizer"
             ) from error
-        self._tokenizer.enable_truncation(max_length)
+        self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        special = find_special_ids(self._tokenizer)
+        self._special = special if special and special.count < max_length else None
+        self._tokenizer.enable_truncation(max_length)
         self._max_length = max_length
         self._can_cut = _has_independent_words(self._tokenizer)
+        self._words = KnownWords(self._ask)
 
     def encode(
         self, texts: Sequence[str], with_special: bool = True, spend: Callable[[int], None] = lambda chars: None
@@ -101,6 +108,11 @@ class TextTokenizer:
         return found
 
     def _encode(self, texts: list[str], with_special: bool) -> list[list[int]]:
+        if self._special is None:
+            return self._ask(texts, with_special)
+        return self._words.encode(texts, self._special if with_special else NONE_SPECIAL, self._max_length)
+
+    def _ask(self, texts: list[str], with_special: bool = False) -> list[list[int]]:
         return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=with_special)]
 
     def _head(self, text: str, chars: int) -> int:

@@ -1,0 +1,1 @@
+"""Token ids, as a model's own tokenizer gives them."""
