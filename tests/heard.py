@@ -14,9 +14,12 @@ class Heard:
         kind, frame = frames.decode(message)
         self.received.append((kind, frame, message))
 
+    def has(self, kind: str) -> bool:
+        return any(found == kind for found, _, _ in self.received)
+
     async def get(self, kind: str) -> tuple[pb.Frame, list[Buffer]]:
         """The next of that kind; what came before it is passed over."""
-        await until(lambda: any(found == kind for found, _, _ in self.received), f"a {kind} is heard")
+        await until(lambda: self.has(kind), f"a {kind} is heard")
         while True:
             found, frame, message = self.received.pop(0)
             if found == kind:

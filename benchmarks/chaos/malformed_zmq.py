@@ -49,6 +49,12 @@ def worker_frames(draw: DrawFn) -> pb.Frame:
         tensors = part.outputs if kind == "result" else part.inputs
         for _ in range(draw(st.integers(0, 2))):
             tensors.add(name=draw(TEXT), datatype=draw(DATATYPES), shape=draw(st.lists(SIZES, max_size=3)))
+    elif kind in ("results", "jobs"):
+        for _ in range(draw(st.integers(0, 3))):
+            each = (part.results if kind == "results" else part.jobs).add(job_id=draw(NUMBERS), attempt=1)
+            tensors = each.outputs if kind == "results" else each.inputs
+            shape, contents = draw(st.lists(SIZES, max_size=3)), draw(st.binary(max_size=20))
+            tensors.add(name=draw(TEXT), datatype=draw(DATATYPES), shape=shape, contents=contents)
     elif kind in ("hand_back", "cancel"):
         part.job_ids.extend(draw(st.lists(NUMBERS, max_size=5)))
     elif kind == "statistics":

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.peers import roster
 from benchmarks.peers.ceilings import Ceilings
 from benchmarks.peers.checks import References
+from benchmarks.peers.figures import named_figures
 from benchmarks.peers.items import find_assets
 from benchmarks.peers.plan import (
     CEILING,
@@ -30,6 +31,7 @@ from benchmarks.peers.results import PeerResults
 from benchmarks.peers.roster import Entrant
 from benchmarks.peers.search import Choice
 from benchmarks.peers.stage import Stage
+from benchmarks.peers.summary import summarize
 from benchmarks.peers.table import render
 from penstock.telemetry.machine import describe_machine
 
@@ -118,6 +120,7 @@ def _measure(
         server = turn.contender.server
         record = ceilings.perform(turn) if server == CEILING else stage.perform(turn, entrants[server])
         results.records.append(record)
+        results.figures = named_figures(summarize(results.records))
         results.save(options.json)
         progress.end(turn, record)
     return results

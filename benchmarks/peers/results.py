@@ -47,6 +47,7 @@ class PeerResults:
     scale: float  # of the windows; figures of different scales are not put together
     records: list[Record] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)  # by name, of what is measured so far
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

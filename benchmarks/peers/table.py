@@ -1,7 +1,8 @@
 """The report in Markdown: for each group an overview and every figure, then the verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from benchmarks.peers.figures import NAMED, named_figures
 from benchmarks.peers.plan import CEILING, GROUPS, PENSTOCK, Group
 from benchmarks.peers.results import PeerResults, Record
 from benchmarks.peers.summary import SummaryLine, absences, summarize
@@ -26,7 +27,7 @@ def render(results: PeerResults) -> str:
         absent = absences(results.records, group.name)
         if own or absent:
             parts += [f"## {group.title} (`{group.name}`)", _overview(group, own, absent), _details(group, own)]
-    parts += ["## Verdicts", _verdicts(judge(lines))]
+    parts += ["## Verdicts", _verdicts(judge(lines)), _figures(named_figures(lines))]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -81,6 +82,11 @@ def _verdicts(verdicts: Sequence[Verdict]) -> str:
     )
     rows = [_verdict(verdict) for verdict in verdicts]
     return note + "\n\n" + _markdown(list(rows[0]), [list(row.values()) for row in rows])
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    rows = [[f"`{key}`", f"{value:.2f}", f"≥ {NAMED[key].bar:g}"] for key, value in figures.items()]
+    return _markdown(("figure", "value", "bar"), rows) if rows else ""
 
 
 def _verdict(verdict: Verdict) -> dict[str, str]:

@@ -18,6 +18,7 @@ from rich.table import Table
 from benchmarks.suite import repository as repo
 from benchmarks.suite.access import access_figures
 from benchmarks.suite.baseline import Baseline
+from benchmarks.suite.behind_door import START, behind_door, check_source
 from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
@@ -25,7 +26,7 @@ from benchmarks.suite.generation.figures import generation_figures
 from benchmarks.suite.measure import Bench, LoadRow, TableLoad
 from benchmarks.suite.placement import placement_ratios
 from benchmarks.suite.tune_figure import tune_figure
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP
@@ -37,6 +38,7 @@ DECISIONS = "decisions"  # the router's, without a server
 PLACEMENT = "placement"  # a server of its own, and only where it is asked for
 ACCESS = "access"  # servers of its own, and only where it is asked for
 GENERATION = "generation"  # a server of its own, and only where it is asked for
+BEHIND = "behind"  # four servers of its own: two versions, served and echoed
 TUNE = "tune"  # servers of its own: three runs of the search
 GROUPS: dict[str, list[TableLoad]] = {
     "text": [
@@ -72,6 +74,7 @@ GROUPS: dict[str, list[TableLoad]] = {
     PLACEMENT: [],
     ACCESS: [],
     GENERATION: [],
+    BEHIND: [],
     TUNE: [],
     "photos": [TableLoad("photos grpc", "grpc", "photos", repo.PHOTOS, 4)],
     "open": [
@@ -91,6 +94,14 @@ def main() -> int:
         Baseline.read(BASELINE)  # before minutes are spent
     rounds, window_s, warm_up_s = (3, 2.5, 1.0) if arguments.quick else (9, 4.0, 1.5)
     groups = arguments.only or [group for group in GROUPS if group not in (PLACEMENT, ACCESS, GENERATION)]
+    if BEHIND in groups:
+        try:
+            check_source(arguments.before)
+        except ConfigError as error:
+            if arguments.only:
+                raise
+            _say(f"{BEHIND} is left out: {error.message}")
+            groups.remove(BEHIND)
     ceiling: list[float] = []
     limits: dict[str, float | str] = {}
     reported: list[SuiteFigure] = []
@@ -128,6 +139,12 @@ def main() -> int:
             found, facts = generation_figures(arguments.models, Path(folder), 3 if arguments.quick else 5, _say)
         figures += found
         limits.update(facts)
+    if BEHIND in groups:
+        _say(f"measuring what is behind the door, now and in {arguments.before}")
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            found, rows = behind_door(arguments.before, Path(folder), rounds, window_s / 2, _say)
+        figures += found
+        bench.rows.update(rows)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
             found, facts = tune_figure(arguments.models, Path(folder), quick=arguments.quick, say=_say)
@@ -181,6 +198,9 @@ def _parse() -> argparse.Namespace:
         "--check", action="store_true", help=f"fail where a ratio is worse than in {BASELINE} beyond noise"
     )
     parser.add_argument("--update-baseline", action="store_true", help=f"add this run to {BASELINE}")
+    parser.add_argument(
+        "--before", default=START, help="what `behind` compares with: a commit, or a folder with its sources"
+    )
     parser.add_argument("--models", type=Path, default=Path("models"), help="the repository that ships")
     return parser.parse_args()
 

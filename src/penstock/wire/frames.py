@@ -1,6 +1,7 @@
-"""Job frames: a protobuf header and one raw frame per tensor."""
+"""Job frames: a protobuf header and one raw frame per tensor; or several small jobs or results in one header."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -16,6 +17,13 @@ from penstock.wire import failures
 PROTOCOL = 1
 UNKNOWN_WORKER = "unknown_worker"  # of a Refused: what the peer has here is not known
 Frames = list[Buffer]
+
+# Tensors of a job or a result that are put into the header, with others of the same turn of the loop: copying them
+# costs less than frames of their own.
+TOGETHER_BYTES = 16 * 1024
+# What one such message has at most.
+MOST_BYTES = 256 * 1024
+MOST_TOGETHER = 64
 
 
 def encode(frame: pb.Frame) -> Frames:
@@ -36,6 +44,40 @@ def encode_job(
 ) -> Frames:
     frame = pb.Frame()
     job = frame.job
+    _fill_job(job, job_id, attempt, block_id, timeout_s, request, queue_timeout_s, response_credits)
+    return _with_tensors(frame, job.inputs, request.inputs)
+
+
+def add_job(
+    jobs: Any,
+    job_id: int,
+    attempt: int,
+    block_id: str,
+    timeout_s: float,
+    request: InferRequest,
+    queue_timeout_s: float = inf,
+    response_credits: int = 0,
+) -> None:
+    """To those of a Jobs, with its tensors inside. One that cannot be encoded is not there."""
+    job = jobs.add()
+    try:
+        _fill_job(job, job_id, attempt, block_id, timeout_s, request, queue_timeout_s, response_credits)
+        _put_tensors(job.inputs, request.inputs)
+    except Exception:
+        del jobs[-1]
+        raise
+
+
+def _fill_job(
+    job: Any,
+    job_id: int,
+    attempt: int,
+    block_id: str,
+    timeout_s: float,
+    request: InferRequest,
+    queue_timeout_s: float,
+    response_credits: int,
+) -> None:
     job.attempt = attempt
     job.block_id = block_id
     _put_job(job, job_id, timeout_s, request)
@@ -43,7 +85,6 @@ def encode_job(
         _put_controls(job, request.controls, queue_timeout_s)
     if response_credits:
         job.response_credits = response_credits
-    return _with_tensors(frame, job.inputs, request.inputs)
 
 
 def encode_forward(
@@ -101,34 +142,27 @@ def encode_result(
     return _with_tensors(frame, result.outputs, outputs)
 
 
-def small_result(
+def add_result(
+    results: Any,
     job_id: int,
     attempt: int,
     outputs: Sequence[Tensor],
     timing: Timing,
     parameters: Mapping[str, Parameter] | None = None,
     is_partial: bool = False,
-) -> pb.Result:
-    """With its tensors inside, for Results."""
-    result = pb.Result()
-    _put_result(result, job_id, attempt, timing, parameters, is_partial)
-    for tensor in outputs:
-        each = result.outputs.add()
-        each.name = tensor.name
-        each.datatype = tensor.datatype
-        each.shape.extend(tensor.shape)
-        each.contents = bytes(tensor.data)
-    return result
+) -> None:
+    """To those of a Results, with its tensors inside. One that cannot be encoded is not there."""
+    result = results.add()
+    try:
+        _put_result(result, job_id, attempt, timing, parameters, is_partial)
+        _put_tensors(result.outputs, outputs)
+    except Exception:
+        del results[-1]
+        raise
 
 
-def failed_result(job_id: int, attempt: int, error: PenstockError) -> pb.Result:
-    return pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))
-
-
-def encode_results(results: Sequence[pb.Result]) -> Frames:
-    frame = pb.Frame()
-    frame.results.results.extend(results)
-    return encode(frame)
+def add_failure(results: Any, job_id: int, attempt: int, error: PenstockError) -> None:
+    results.add(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))
 
 
 def _put_result(
@@ -153,7 +187,7 @@ def _put_result(
 
 
 def encode_failure(job_id: int, attempt: int, error: PenstockError) -> Frames:
-    return encode(pb.Frame(result=failed_result(job_id, attempt, error)))
+    return encode(pb.Frame(result=pb.Result(job_id=job_id, attempt=attempt, failure=failures.encode_failure(error))))
 
 
 def encode_refused(error: PenstockError) -> Frames:
@@ -192,6 +226,15 @@ def tensors(descriptors: Iterable[pb.TensorDescriptor], frames: Sequence[Buffer]
     ]
 
 
+def size_of(found: Sequence[Tensor]) -> int:
+    return sum([len(tensor.data) for tensor in found])
+
+
+def small_tensors(descriptors: Iterable[pb.TensorDescriptor]) -> list[Tensor]:
+    """Of a job or a result that came with others."""
+    return [Tensor(each.name, each.datatype, tuple(each.shape), each.contents) for each in descriptors]
+
+
 def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     for name, parameter in message.items():
@@ -226,9 +269,7 @@ def response(result: pb.Result, message: Sequence[Buffer]) -> InferResponse:
 
 def small_response(result: pb.Result) -> InferResponse:
     """Of one that came in Results."""
-    return _response(
-        result, [Tensor(each.name, each.datatype, tuple(each.shape), each.contents) for each in result.outputs]
-    )
+    return _response(result, small_tensors(result.outputs))
 
 
 def _response(result: pb.Result, outputs: list[Tensor]) -> InferResponse:
@@ -280,6 +321,15 @@ def _with_tensors(frame: pb.Frame, descriptors: Any, found: Iterable[Tensor]) ->
     return [frame.SerializeToString(), *data]
 
 
+def _put_tensors(descriptors: Any, found: Iterable[Tensor]) -> None:
+    for tensor in found:
+        each = descriptors.add()
+        each.name = tensor.name
+        each.datatype = tensor.datatype
+        each.shape.extend(tensor.shape)
+        each.contents = bytes(tensor.data)
+
+
 def _put_parameters(target: Mapping[str, pb.Parameter], source: Mapping[str, Parameter]) -> None:
     for name, value in source.items():
         if isinstance(value, bool):
@@ -290,3 +340,43 @@ def _put_parameters(target: Mapping[str, pb.Parameter], source: Mapping[str, Par
             target[name].double_value = value
         else:
             target[name].string_value = value
+
+
+class FrameOutbox:
+    """What one turn of the loop has for one peer, of one kind, goes out as one message at its end."""
+
+    def __init__(self, kind: str, send: Callable[[Frames], object]) -> None:
+        """`kind`: jobs or results, which is also what that message's list is called."""
+        self._kind = kind
+        self._send = send
+        self._frame: pb.Frame | None = None
+        self._list: Any = None
+        self._size_bytes = 0
+
+    def __len__(self) -> int:
+        return 0 if self._frame is None else len(self._list)
+
+    def room(self, size_bytes: int) -> Any:
+        """The list to add one to. What is full goes out first."""
+        if self._frame is not None:
+            self._size_bytes += size_bytes
+            if self._size_bytes <= MOST_BYTES and len(self._list) < MOST_TOGETHER:
+                return self._list
+            self.flush()
+        self._frame = frame = pb.Frame()
+        self._list = getattr(getattr(frame, self._kind), self._kind)
+        self._size_bytes = size_bytes
+        asyncio.get_running_loop().call_soon(self.flush)
+        return self._list
+
+    def flush(self) -> None:
+        """At once, for what must not overtake it."""
+        frame = self._frame
+        if frame is not None:
+            self._frame = None
+            if self._list:
+                self._send(encode(frame))
+
+    def clear(self) -> None:
+        """It is lost: the peer is gone, or has forgotten us."""
+        self._frame = None

@@ -1,6 +1,5 @@
 """A worker's connection to one gateway: hello, heartbeats, jobs in, results out."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from penstock.worker.recent import RecentStep, RecentSteps
 log = structlog.get_logger()
 now = time.monotonic
 HELLO_AGAIN_S = 0.5
-TOGETHER_BYTES = 64 * 1024  # an answer's, that goes out with others of the same turn of the loop
 # By which a gateway tells them apart: a link that is made anew may be there before it hears that the last one ended.
 _connections = count(1)
 STATISTICS_S = 5.0  # how often they are sent unasked, for the gateway to keep should this worker die
@@ -54,8 +52,8 @@ class GatewayLink:
         self._is_closed = False
         self._beats = ""  # where its heart is
         self._takes_results = False
-        self._unsent: list[pb.Result] = []  # what this turn of the loop has to tell, in parts of answers
         self._socket = DealerSocket(self._on_message, identity)
+        self._results = frames.FrameOutbox("results", self._socket.send)
         self._connection = next(_connections)
         self._socket.connect(endpoint, self._broke, keys)
         self.say_hello()
@@ -68,7 +66,7 @@ class GatewayLink:
         self._last_hello = now()
         self._unanswered_hellos += 1
         hello = self._owner.hello()
-        hello.connection = self._connection
+        hello.connection, hello.takes_jobs = self._connection, True
         self._send(pb.Frame(hello=hello))
 
     @property
@@ -109,13 +107,15 @@ class GatewayLink:
         self._last_heard = now()
         try:
             kind, frame = frames.decode(message)
-            if kind == "job":
-                self._on_job(frame.job, message)
+            if kind == "jobs":
+                self._on_jobs(frame.jobs.jobs)
+            elif kind == "job":
+                self._on_job(frame.job, frames.tensors(frame.job.inputs, message))
             else:
                 self._on_frame(kind, frame)
         except WireError as error:
             log.warning("wire_error", gateway=self.endpoint, error=error.message)
-            self._socket.send(frames.encode_refused(error))
+            self._send_now(frames.encode_refused(error))
 
     def _on_frame(self, kind: str, frame: pb.Frame) -> None:
         match kind:
@@ -147,12 +147,23 @@ class GatewayLink:
 
     # --- jobs
 
-    def _on_job(self, sent: pb.Job, message: list[Buffer]) -> None:
+    def _on_jobs(self, sent: Iterable[pb.Job]) -> None:
+        """What is wrong with one is no fault of the others."""
+        wrong: Exception | None = None
+        for each in sent:
+            try:
+                self._on_job(each, frames.small_tensors(each.inputs))
+            except Exception as error:  # noqa: BLE001 - a bug: it is raised when the others are taken
+                wrong = error
+        if wrong is not None:
+            raise wrong
+
+    def _on_job(self, sent: pb.Job, inputs: list[Tensor]) -> None:
         holder = self._owner.holder(sent.block_id)
         if holder is None or sent.job_id in self._jobs:
             self._return([sent.job_id])
             return
-        job = self._job(sent, message)
+        job = self._job(sent, inputs)
         if job.session is not None and job.session.life and self._is_known(sent.block_id, job):
             return
         self._jobs[job.job_id] = (job, holder)
@@ -162,12 +173,9 @@ class GatewayLink:
         asked = [linked for job_id in job_ids if (linked := self._jobs.get(job_id)) is not None]
         self.hand_back([job for job, holder in asked if holder.recall(job)])
 
-    def _job(self, sent: pb.Job, message: list[Buffer]) -> WorkerJob:
-        request = TaskRequest(
-            frames.tensors(sent.inputs, message),
-            list(sent.outputs),
-            frames.parameters(sent.parameters) if sent.parameters else {},
-        )
+    def _job(self, sent: pb.Job, inputs: list[Tensor]) -> WorkerJob:
+        parameters = frames.parameters(sent.parameters) if sent.parameters else {}
+        request = TaskRequest(inputs, list(sent.outputs), parameters)
         at = now()
         job = WorkerJob(
             sent.job_id,
@@ -194,33 +202,24 @@ class GatewayLink:
             self._tell_askers(step)
         if linked is None:
             return
-        if (is_partial or self._unsent) and self._takes_results:
-            self._send_together(job, outcome, is_partial)
+        if not self._takes_results:
+            self._send_now(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+        elif isinstance(outcome, PenstockError):
+            frames.add_failure(self._results.room(0), job.job_id, job.attempt, outcome)
+        elif (size_bytes := frames.size_of(outcome)) > frames.TOGETHER_BYTES:
+            self._send_now(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
         else:
-            self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
+            self._send_together(job, outcome, size_bytes, is_partial)
 
-    def _send_together(self, job: WorkerJob, outcome: list[Tensor] | PenstockError, is_partial: bool) -> None:
-        """All parts of answers of this turn of the loop travel in one message, with what follows them."""
-        if isinstance(outcome, PenstockError):
-            result = frames.failed_result(job.job_id, job.attempt, outcome)
-        elif sum([len(tensor.data) for tensor in outcome]) > TOGETHER_BYTES:
-            self._flush()
-            self._socket.send(self._encode(job, outcome, job.job_id, job.attempt, is_partial))
-            return
-        else:
-            parameters = job.prepared.parameters if job.prepared else {}
-            try:
-                result = frames.small_result(job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
-            except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
-                result = frames.failed_result(job.job_id, job.attempt, self._unsendable(job, job.job_id, error))
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(result)
-
-    def _flush(self) -> None:
-        unsent, self._unsent = self._unsent, []
-        if unsent and not self._is_closed:
-            self._socket.send(frames.encode_results(unsent))
+    def _send_together(self, job: WorkerJob, outcome: list[Tensor], size_bytes: int, is_partial: bool) -> None:
+        """All answers of this turn of the loop travel in one message."""
+        parameters = job.prepared.parameters if job.prepared else {}
+        results = self._results.room(size_bytes)
+        try:
+            frames.add_result(results, job.job_id, job.attempt, outcome, job.timing, parameters, is_partial)
+        except Exception as error:  # noqa: BLE001 - whatever a model gave that has no place in a message
+            failure = self._unsendable(job, job.job_id, error)
+            frames.add_failure(self._results.room(0), job.job_id, job.attempt, failure)
 
     def _encode(
         self,
@@ -256,7 +255,7 @@ class GatewayLink:
         """Nobody waits for these any more; but what has an order another gateway may ask for, and it must run once."""
         abandoned = list(self._jobs.values())
         self._jobs.clear()
-        self._unsent.clear()
+        self._results.clear()
         for job, holder in abandoned:
             if job not in self._owner.steps:
                 holder.cancel(job)
@@ -271,7 +270,7 @@ class GatewayLink:
         step = steps.find(block_id, session)
         if step is None:
             if session.is_again:
-                self._socket.send(frames.encode_failure(job.job_id, job.attempt, _doubtful(session.seq_no)))
+                self._send_now(frames.encode_failure(job.job_id, job.attempt, _doubtful(session.seq_no)))
                 return True
             steps.begin(block_id, job, now())
             return False
@@ -303,7 +302,7 @@ class GatewayLink:
 
     def _tell(self, step: RecentStep, job_id: int, attempt: int) -> None:
         if not self._is_closed:
-            self._socket.send(self._encode(step.job, step.outcome or [], job_id, attempt))
+            self._send_now(self._encode(step.job, step.outcome or [], job_id, attempt))
 
     # --- what else the gateway says
 
@@ -337,7 +336,12 @@ class GatewayLink:
             self._send(pb.Frame(hand_back=pb.HandBack(job_ids=job_ids)))
 
     def _send(self, frame: pb.Frame) -> None:
-        self._socket.send(frames.encode(frame))
+        self._send_now(frames.encode(frame))
+
+    def _send_now(self, message: frames.Frames) -> None:
+        """Behind the answers that came before it."""
+        self._results.flush()
+        self._socket.send(message)
 
 
 def _doubtful(seq_no: int) -> WorkerLost:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.peers import venvs
 from benchmarks.peers.checks import find_fault
 from benchmarks.peers.failures import InstallFailed
+from benchmarks.peers.figures import named_figures
 from benchmarks.peers.peer import BEST, MINILM, NOOP, SAME, Assets, Item, Launch, Setting
 from benchmarks.peers.plan import (
     BY_HAND,
@@ -251,6 +252,15 @@ def test_figures_are_medians_of_the_rounds() -> None:
     (line,) = summarize(measured("triton", [10.0, 30.0, 20.0], generator_share=0.9, rejected={"503": 1}))
     assert (line.rps, line.spread) == (20.0, 0.5)
     assert line.notes == "3 refused with 503, load generator at 90% of a core"
+
+
+def test_named_figures_are_of_what_was_measured() -> None:
+    window = {"group": "noop", "load": TENSOR, "protocol": "grpc"}
+    records = measured(PENSTOCK, [6.0, 9.0, 7.0], **window) + measured("triton", [8.0, 10.0, 10.0], **window)
+    records += measured(PENSTOCK, [99.0], concurrency=64, **window) + measured("kserve", [99.0], **window)
+    records += measured(PENSTOCK, [99.0], **(window | {"protocol": "rest"}))
+    assert named_figures(summarize(records)) == {"noop_grpc_over_triton": 0.7}
+    assert "| `noop_grpc_over_triton` | 0.70 | ≥ 0.7 |" in render(PeerResults(1.0, records, MACHINE))
 
 
 def test_the_bar_is_held_against_the_best_peer() -> None:

@@ -61,9 +61,6 @@ class Peer(Heard):
     async def get_refused(self) -> pb.Refused:
         return (await self.get("refused"))[0].refused
 
-    def has(self, kind: str) -> bool:
-        return any(found == kind for found, _, _ in self.received)
-
     def send(self, **kind: object) -> None:
         self._dealer.send(frames.encode(pb.Frame(**kind)))  # type: ignore[arg-type]
 

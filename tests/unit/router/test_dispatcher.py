@@ -328,10 +328,13 @@ async def test_results_that_come_together_are_taken_apart(bed: Bed) -> None:
     stream, first, job = await begin(bed, worker)
     answer = bed.ask()
     other = await worker.get_job()
-    parts = [frames.small_result(job.job_id, 1, [TENSOR], Timing(), {"tokens": 2}, True) for _ in range(AHEAD + 2)]
-    whole = frames.small_result(other.job_id, 1, [TENSOR], Timing())
-    failed = frames.failed_result(job.job_id, 1, EngineFailed("it broke"))
-    worker.send_raw(frames.encode_results([*parts, whole, failed]))
+    frame = pb.Frame()
+    results = frame.results.results
+    for _ in range(AHEAD + 2):
+        frames.add_result(results, job.job_id, 1, [TENSOR], Timing(), {"tokens": 2}, True)
+    frames.add_result(results, other.job_id, 1, [TENSOR], Timing())
+    frames.add_failure(results, job.job_id, 1, EngineFailed("it broke"))
+    worker.send_raw(frames.encode(frame))
     assert ((await first).parameters, (await answer).outputs) == ({"tokens": 2}, [TENSOR])
     assert (await worker.get_refused()).message == "more than 8 answers of one job are ahead of its caller"
     with pytest.raises(EngineFailed, match="it broke"):

@@ -76,6 +76,23 @@ def test_garbage_is_a_wire_error_or_a_valid_frame(message: list[bytes]) -> None:
     assert frame.WhichOneof("kind") == kind
 
 
+def test_what_cannot_be_encoded_leaves_those_beside_it() -> None:
+    frame = pb.Frame()
+    request = InferRequest("m", [Tensor("a", "FP32", (1,), memoryview(b"1234"))], parameters={"i": 2**70})
+    with pytest.raises(ValueError, match="range"):
+        frames.add_job(frame.jobs.jobs, 1, 1, "blk", 1.0, request)
+    request.parameters = {}
+    frames.add_job(frame.jobs.jobs, 2, 1, "blk", 1.0, request)
+    with pytest.raises(ValueError, match="range"):
+        frames.add_result(frame.results.results, 1, 1, [Tensor("y", "FP32", (2**80,), b"")], Timing())
+    assert len(frame.results.results) == 0
+    frame.ClearField("results")
+    frames.add_job(frame.jobs.jobs, 3, 1, "blk", 1.0, request)
+    kind, back = frames.decode(frames.encode(frame))
+    assert kind == "jobs"
+    assert [job.job_id for job in back.jobs.jobs] == [3]
+
+
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(WireError):
         frames.decode([pb.Frame().SerializeToString()])

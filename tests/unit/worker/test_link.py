@@ -25,6 +25,7 @@ from penstock.worker.recent import RecentSteps
 from tests.heard import Heard
 
 TENSOR = Tensor("x", "FP32", (1, 1), b"\0\0\0\0")
+LARGEST = Tensor("x", "UINT8", (frames.TOGETHER_BYTES,), bytes(frames.TOGETHER_BYTES))  # that goes with others
 
 
 def request_of(controls: Controls | None) -> InferRequest:
@@ -47,6 +48,7 @@ class Gateway(Heard):
         self.allowed: list[tuple[WorkerJob, int]] = []
         self.probes: list[tuple[str, Callable[[str], None]]] = []
         self.woken: list[str] = []
+        self.faults: set[int] = set()  # jobs that it fails to take
         self.heart = WorkerHeart(b"worker", 0.05)
         self.connect()
 
@@ -66,6 +68,8 @@ class Gateway(Heard):
         )
 
     def accept(self, job: WorkerJob) -> None:
+        if job.job_id in self.faults:
+            raise ValueError("a bug")
         self.jobs.append(job)
 
     def cancel(self, job: WorkerJob) -> None:
@@ -133,7 +137,7 @@ async def test_answers_are_partial_until_the_last(gateway: Gateway) -> None:
     assert len(gateway.link) == 0
 
 
-async def test_what_one_turn_has_of_parts_travels_together_and_in_order(gateway: Gateway) -> None:
+async def test_what_one_turn_has_of_answers_travels_together_and_in_order(gateway: Gateway) -> None:
     gateway.send(welcome=pb.Welcome(takes_results=True))
     one, other = await gateway.send_job(1, response_credits=8), await gateway.send_job(2, response_credits=8)
     one.reply(one, [TENSOR], True)
@@ -146,9 +150,47 @@ async def test_what_one_turn_has_of_parts_travels_together_and_in_order(gateway:
     assert len(message) == 1
     assert frames.small_response(frame.results.results[0]).outputs == [TENSOR]
     assert len(gateway.link) == 0
-    alone = await gateway.send_job(3)
-    alone.reply(alone, [TENSOR])
-    assert (await gateway.get("result"))[0].result.job_id == 3
+    last = await gateway.send_job(3)
+    last.reply(last, [TENSOR])
+    gateway.link.beat(9.0, 0)  # it does not overtake the answer
+    await until(lambda: gateway.has("beat"))
+    assert [kind for kind, _, _ in gateway.received if kind in ("results", "beat")] == ["results", "beat"]
+
+
+async def test_what_is_too_much_for_one_message_goes_in_several(gateway: Gateway) -> None:
+    gateway.send(welcome=pb.Welcome(takes_results=True))
+    jobs = [await gateway.send_job(number) for number in range(frames.MOST_TOGETHER + 20)]
+    for job in jobs:
+        job.reply(job, [TENSOR if job.job_id < frames.MOST_TOGETHER + 1 else LARGEST])
+    counts = [len((await gateway.get("results"))[0].results.results) for _ in range(3)]
+    assert counts == [frames.MOST_TOGETHER, 16, 4]
+
+
+async def test_jobs_that_come_together_are_taken_in_order(gateway: Gateway) -> None:
+    gateway.link.say_hello()
+    assert (await gateway.get("hello"))[0].hello.takes_jobs
+    frame = pb.Frame()
+    for number, block_id in enumerate(("blk", "blk-other", "blk", "blk")):
+        controls = Controls(priority=number + 1)
+        frames.add_job(frame.jobs.jobs, min(number, 2), 1, block_id, 9.0, request_of(controls), 5.0, number)
+    gateway.send_message(frames.encode(frame))
+    handed_back = [(await gateway.get("hand_back"))[0].hand_back.job_ids[0] for _ in range(2)]
+    assert handed_back == [1, 2]  # a block that is not here; a job that is
+    assert [(job.job_id, job.priority, job.response_credits) for job in gateway.jobs] == [(0, 1, 0), (2, 3, 2)]
+    assert all(job.request.inputs == [TENSOR] and job.queue_deadline < inf for job in gateway.jobs)
+
+
+async def test_a_bug_with_one_job_is_none_of_the_others(gateway: Gateway) -> None:
+    raised: list[BaseException | None] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: raised.append(what.get("exception")))
+    gateway.faults = {1}
+    frame = pb.Frame()
+    for number in range(3):
+        frames.add_job(frame.jobs.jobs, number, 1, "blk", 9.0, request_of(None))
+    gateway.send_message(frames.encode(frame))
+    await until(lambda: len(gateway.jobs) == 2)
+    assert [job.job_id for job in gateway.jobs] == [0, 2]
+    await until(lambda: len(raised) == 1)
 
 
 async def test_a_large_part_goes_after_the_small_ones_before_it(gateway: Gateway) -> None:

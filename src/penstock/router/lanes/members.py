@@ -9,6 +9,7 @@ import structlog
 
 from penstock.core.statistics import BlockStatistics, summed
 from penstock.router.lanes.lane import Member
+from penstock.wire.frames import FrameOutbox
 from penstock.wire.sockets import host_identity
 
 log = structlog.get_logger()
@@ -22,6 +23,7 @@ class ZmqMember(Member):
     last_heard: float = 0.0
     statistics: list[BlockStatistics] = field(default_factory=list)
     pidfd: int = -1
+    jobs_out: FrameOutbox | None = None  # None: it takes them one by one
 
 
 class Members:
@@ -49,6 +51,8 @@ class Members:
         if member is None:
             return None
         _forget_process(member)
+        if member.jobs_out is not None:
+            member.jobs_out.clear()
         log.info("worker_gone", worker=member.worker_id, pid=member.pid, reason=reason)
         for each in member.statistics:
             each.depart()

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 
 import structlog
 
@@ -68,18 +69,13 @@ class ZmqLane:
     # --- what the owner asks for
 
     def send(self, worker: bytes, job: Job) -> None:
-        at = now()
-        encoded = frames.encode_job(
-            job.job_id,
-            job.attempt,
-            job.block_id,
-            job.deadline - at,
-            job.request,
-            job.queue_deadline - at,
-            job.answers_ahead,
-        )
-        if not self._send(worker, encoded):
-            asyncio.get_running_loop().call_soon(self._remove, worker, "unreachable")
+        at, request = now(), job.request
+        told = (job.job_id, job.attempt, job.block_id, job.deadline - at, request, job.queue_deadline - at)
+        outbox = self._members.by_key[worker].jobs_out
+        if outbox is None or (size_bytes := frames.size_of(request.inputs)) > frames.TOGETHER_BYTES:
+            self._send_job(worker, frames.encode_job(*told, job.answers_ahead))
+        else:
+            frames.add_job(outbox.room(size_bytes), *told, job.answers_ahead)
 
     def cancel(self, worker: bytes, job_id: int) -> None:
         self._say(worker, pb.Frame(cancel=pb.Cancel(job_ids=[job_id])))
@@ -230,6 +226,8 @@ class ZmqLane:
                 return
             if self._heart is not None:
                 self._heart.silences.follow(identity)
+        if hello.takes_jobs and member.jobs_out is None:
+            member.jobs_out = frames.FrameOutbox("jobs", partial(self._send_job, identity))
         before = member.resident()
         member.blocks = blocks
         member.dormant = {offer.block_id for offer in hello.blocks if offer.is_dormant}
@@ -261,5 +259,13 @@ class ZmqLane:
     def _say(self, identity: bytes, frame: pb.Frame) -> None:
         self._send(identity, frames.encode(frame))
 
+    def _send_job(self, identity: bytes, message: list[Buffer]) -> None:
+        if not self._send(identity, message):
+            asyncio.get_running_loop().call_soon(self._remove, identity, "unreachable")
+
     def _send(self, identity: bytes, message: list[Buffer]) -> bool:
+        """Behind the jobs that came before it."""
+        member = self._members.by_key.get(identity)
+        if member is not None and member.jobs_out is not None:
+            member.jobs_out.flush()
         return self._socket is not None and self._socket.send(identity, message)

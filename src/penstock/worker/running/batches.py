@@ -16,11 +16,15 @@ from penstock.worker.running.budget import delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import QueueRunner, WorkerTools
 
-# A batch whose like took less than this runs on the loop: handing it to a thread and back would cost more.
+# A batch whose like took less than this of its thread runs on the loop: handing it to another and back would cost more.
 INLINE_NS = 100_000
 INLINE_BYTES = 64 * 1024
 INLINE_AFTER = 16  # batches seen
 SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
+# A model that lets other threads work takes little of its own, and the loop would stand: so many in a row that waited
+# on the loop for longer than above, where a busy machine makes one wait now and then, and it is left for a while.
+WAITED = 3
+LEFT_FOR = 1000  # batches
 
 # While this many full batches wait for each instance, one is handed out ahead: an instance goes on with it at once,
 # whatever the loop does. Earlier it would only fix what is not yet known to be the best choice.
@@ -36,6 +40,8 @@ class BatchRunner(QueueRunner):
         self._has_steady_cost = loaded.has_steady_cost
         self._plenty_tokens = AHEAD_FROM * instances * (settings.batching.max_tokens or 0)
         self._slowest_ns = 0.0  # of late
+        self._waited = 0  # batches in a row, on the loop
+        self._inline_from = INLINE_AFTER  # the batch that may run there again
         self._company = Alarm(self._pump)  # when what waits for others to join it has waited long enough
 
     def close(self) -> asyncio.Event:
@@ -56,14 +62,18 @@ class BatchRunner(QueueRunner):
 
     def _hand_out(self, batch: Batch) -> None:
         if self._is_quick(batch):
-            self._settle(self._execution.run(self.description.instances, batch))
+            outcome = self._execution.run(self.description.instances, batch)
+            self._note_wait(outcome)
+            self._settle(outcome)
         else:
             super()._hand_out(batch)
 
     def _is_quick(self, batch: Batch) -> bool:
         if self._running >= self.description.instances:
             return False
-        if not self._has_steady_cost or self._slowest_ns > INLINE_NS or self.statistics.execution_count < INLINE_AFTER:
+        if not self._has_steady_cost or self._slowest_ns > INLINE_NS:
+            return False
+        if self.statistics.execution_count < self._inline_from:
             return False
         size_bytes: int = sum(
             array.nbytes
@@ -72,9 +82,15 @@ class BatchRunner(QueueRunner):
         )
         return size_bytes <= INLINE_BYTES
 
-    def _settle(self, outcome: BatchOutcome) -> None:
+    def _note_wait(self, outcome: BatchOutcome) -> None:
         took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
-        self._slowest_ns = max(took_ns, self._slowest_ns * SLOW_DECAY)
+        self._waited = self._waited + 1 if took_ns - outcome.cpu_ns > INLINE_NS else 0
+        if self._waited == WAITED:
+            self._waited = 0
+            self._inline_from = self.statistics.execution_count + LEFT_FOR
+
+    def _settle(self, outcome: BatchOutcome) -> None:
+        self._slowest_ns = max(outcome.cpu_ns, self._slowest_ns * SLOW_DECAY)
         super()._settle(outcome)
 
 
@@ -88,8 +104,10 @@ class BatchExecution:
 
     def run(self, instance: int, batch: Batch) -> BatchOutcome:
         outcome = BatchOutcome(instance, batch, [], time.monotonic())
+        begun_ns = time.thread_time_ns()
         pieces = [entry.owner.prepared.pieces[entry.index] for entry in batch.entries]
         outcome.results = self._run_batch(outcome, pieces)
+        outcome.cpu_ns = time.thread_time_ns() - begun_ns
         return outcome
 
     def probe(self, instance: int) -> str:

@@ -27,6 +27,7 @@ class BatchOutcome:
     input_ns: int = 0
     infer_ns: int = 0
     output_ns: int = 0
+    cpu_ns: int = 0  # of the thread that ran it: waiting for the interpreter, or for a core, is not in it
     ended: str = ""  # the session that it ended; empty: none
 
 

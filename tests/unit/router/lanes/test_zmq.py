@@ -9,9 +9,10 @@ from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import DataPlane
 from penstock.core.errors import EngineFailed, InvalidRequest, WorkerLost
-from penstock.core.requests import Controls
+from penstock.core.requests import Controls, InferRequest
 from penstock.core.settings import Routing
 from penstock.core.statistics import BlockStatistics
+from penstock.core.tensors import Tensor
 from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
@@ -19,6 +20,8 @@ from penstock.wire.beats import WorkerHeart
 from penstock.wire.forms import encode_statistics
 from penstock.wire.sockets import host_identity
 from tests.unit.router.peers import Bed, Peer, block, offer, request
+
+LARGE = Tensor("x", "UINT8", (2**15,), bytes(2**15))
 
 # --- joining
 
@@ -61,6 +64,29 @@ async def test_a_worker_that_is_dead_already_does_not_join(bed: Bed) -> None:
     assert (await worker.get_refused()).message == "say hello first"
     assert bed.dispatcher.workers() == []
     assert not worker.has("welcome")
+
+
+async def test_jobs_of_one_turn_go_together_to_a_worker_that_takes_them(bed: Bed) -> None:
+    worker = await bed.worker("a", offer(block(), 9), takes_jobs=True)
+    answers = [bed.ask() for _ in range(3)]
+    large = bed.ask(asked=InferRequest("m", [LARGE]))  # in a message of its own, behind them
+    after = bed.ask()
+    jobs = list((await worker.get("jobs"))[0].jobs.jobs)
+    assert [frames.small_tensors(job.inputs)[0].name for job in jobs] == ["x"] * 3
+    jobs.append(await worker.get_job())
+    jobs += (await worker.get("jobs"))[0].jobs.jobs
+    for job in jobs:
+        worker.answer(job)
+    assert len({id(await asked) for asked in (*answers, large, after)}) == 5
+    assert len(jobs) == 5
+
+
+async def test_a_caller_that_leaves_in_the_same_turn_cancels_behind_its_job(bed: Bed) -> None:
+    worker = await bed.worker("a", offer(block(), 9), takes_jobs=True)
+    asked = bed.ask()
+    asyncio.get_running_loop().call_soon(asked.cancel)
+    await worker.get("cancel")
+    assert not worker.has("jobs")  # it came before
 
 
 async def test_a_hello_in_another_protocol_is_refused(bed: Bed) -> None:

@@ -2,20 +2,23 @@
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import pytest
 
 from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor
 from penstock.core.settings import Batching
-from penstock.core.tensors import Tensor
+from penstock.core.tensors import Array, Tensor
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.tensor import TensorTask
 from penstock.worker.job import WorkerJob
+from penstock.worker.running.batches import WAITED
 from penstock.worker.running.runner import now
-from tests.worker_bed import Bed
+from tests.worker_bed import Bed, Doubler
 
 
 @pytest.fixture
@@ -143,6 +146,47 @@ async def test_a_model_whose_cost_may_jump_never_runs_on_the_loop() -> None:
         await made.wait(n + 1)
     assert made.engine.threads == {"m-0"}
     made.runner.close()
+
+
+class Waiter(Doubler):
+    """Lets others work for it: it takes nothing of its own thread's time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_loop = 0
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        self.on_loop += threading.current_thread() is threading.main_thread()
+        time.sleep(0.0005)
+        return super().infer(instance, inputs, outputs)
+
+
+async def test_a_model_that_waits_for_others_is_soon_left_to_its_thread() -> None:
+    engine = Waiter()
+    made = Bed(ModelSettings(), engine=engine)
+    for n in range(100):
+        made.send(n, n)
+        await made.wait(n + 1)
+    assert 0 < engine.on_loop <= WAITED
+    made.close()
+
+
+class Contended(Doubler):
+    """Does nothing, and waits for the interpreter, as behind a busy loop."""
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.0005)
+        return super().infer(instance, inputs, outputs)
+
+
+async def test_waiting_for_the_interpreter_does_not_make_a_model_slow() -> None:
+    made = Bed(ModelSettings(), engine=Contended())
+    for n in range(100):
+        made.send(n, n)
+        await made.wait(n + 1)
+    assert "MainThread" in made.engine.threads
+    made.close()
 
 
 class HeavyTask(TensorTask):
