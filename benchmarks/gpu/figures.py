@@ -1,0 +1,35 @@
+"""The figures of a run on a GPU: served over what the bare device and the bare codec allow, and what a soak showed."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from benchmarks.suite.figures import SuiteFigure, ratio
+
+LATE = 0.25  # of a soak: what is compared at its beginning and at its end
+
+
+def text_over_raw(served: Sequence[float], raw: Sequence[float]) -> SuiteFigure:
+    return ratio("gpu_text_over_raw", served, raw, 0.8)
+
+
+def image_over_limit(served: Sequence[float], raw: Sequence[float], cores: int, codec_s: float) -> SuiteFigure:
+    """The limit is the lesser of what the bare network and the cores' bare codec do."""
+    return ratio("gpu_image_over_limit", served, [min(rate, cores / codec_s) for rate in raw], 0.7)
+
+
+def soak_figures(series: Mapping[str, Sequence[float]]) -> list[SuiteFigure]:
+    """`series` as SoakSeries tells it. The first quarter is left out: what is made once is no growth."""
+    p99 = series["p99_ms"]
+    typical = median(p99)
+    return [
+        SuiteFigure("gpu_soak_memory_growth", growth(series["memory_mib"]), 0.0, 0.02, is_ceiling=True),
+        SuiteFigure("gpu_soak_device_growth", growth(series["device_mib"]), 0.0, 0.01, is_ceiling=True),
+        SuiteFigure("gpu_soak_p99_worst_over_median", max(p99) / typical if typical else 0.0, 0.0, 2.0, True),
+    ]
+
+
+def growth(values: Sequence[float]) -> float:
+    """From the second quarter to the last, as a share."""
+    part = max(1, int(len(values) * LATE))
+    before, after = median(values[part : 2 * part]), median(values[-part:])
+    return after / before - 1 if before else 0.0

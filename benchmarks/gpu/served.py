@@ -1,0 +1,162 @@
+"""Load on a server whose models are on the device: text, images, and both for as long as it takes to see growth."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks.gpu.device import Watch, used_mib
+from benchmarks.gpu.repository import MINILM, SRCNN
+from benchmarks.server import ServerProcess
+from penstock.client import Client
+from penstock.core.tensors import Array
+from penstock.experiments.load.generator import Generator
+from penstock.experiments.load.payloads import Payload, encode, of_columns
+from penstock.experiments.load.process import LoadSpec, Window, WindowOutcome, write_messages
+
+TEXTS_A_REQUEST = 64
+SIZES = (1, 64, 4, 16, 1, 32, 8, 64)  # texts of a request of the soak, one after another
+WARM_UP_S = 2.0
+SOAK_WINDOW_S = 5.0
+CHECKED_IMAGES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    protocol: str  # grpc, rest
+    count: int
+    processes: int  # of the load generator
+
+
+@dataclass(slots=True)
+class ServedRate:
+    """Items a second in each round, and what else was seen in them."""
+
+    rates: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)  # share of the time that the GPU was
+    generator: list[float] = field(default_factory=list)  # share of its cores that the load generator used
+    cpu_s: list[dict[str, float]] = field(default_factory=list)  # a second, by role of the server's processes
+    refused: int = 0
+
+    def add(self, outcome: WindowOutcome, items: int, busy: float, cpu_s: dict[str, float]) -> None:
+        self.rates.append(outcome.rps * items)
+        self.p50_ms.append(outcome.latencies.percentile_ms(50))
+        self.p99_ms.append(outcome.latencies.percentile_ms(99))
+        self.busy.append(busy)
+        self.generator.append(outcome.cpu_share)
+        self.cpu_s.append({role: seconds / (outcome.seconds + WARM_UP_S) for role, seconds in cpu_s.items()})
+        self.refused += sum(outcome.rejected.values())
+
+    @property
+    def rate(self) -> float:
+        return median(self.rates)
+
+
+class Load:
+    """Requests of `items` things each, from callers that wait for nothing but their answers."""
+
+    def __init__(self, server: ServerProcess, folder: Path, payloads: Sequence[Payload], callers: Callers) -> None:
+        file = folder / f"{callers.protocol}-{len(payloads)}-{payloads[0].model}"
+        write_messages(file, encode(payloads, callers.protocol))
+        target = server.http if callers.protocol == "rest" else server.grpc
+        self._server = server
+        self._callers = callers
+        spec = LoadSpec(callers.protocol, target, str(file), callers.count)
+        self._generator = Generator(spec, min(callers.processes, callers.count))
+
+    def __enter__(self) -> "Load":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._generator.close()
+
+    def window(self, seconds: float, device: str, items: int, into: ServedRate) -> None:
+        before = self._server.cpu_s()
+        with Watch(device) as watch:
+            outcome = self._generator.run(Window(seconds, self._callers.count, 0.0, WARM_UP_S))
+        after = self._server.cpu_s()
+        into.add(outcome, items, watch.busy, {role: after[role] - before[role] for role in after})
+
+    def soak(self, seconds: float, look: Callable[[WindowOutcome], None]) -> None:
+        """Windows under one continuous load; `look` is called after each."""
+
+        def seen(outcomes: Sequence[WindowOutcome]) -> bool:
+            look(outcomes[-1])
+            return False
+
+        windows = max(4, round(seconds / SOAK_WINDOW_S))
+        self._generator.run_until(Window(SOAK_WINDOW_S, self._callers.count, 0.0, WARM_UP_S, windows), seen)
+
+
+def text_payloads(texts: Sequence[str], sizes: Sequence[int] = (TEXTS_A_REQUEST,)) -> list[Payload]:
+    """Every text once, in requests of these sizes in turn; the last is filled from the beginning."""
+    payloads: list[Payload] = []
+    taken, endless, turns = 0, cycle(texts), cycle(sizes)
+    while taken < len(texts):
+        taken += (size := next(turns))
+        payloads += of_columns(MINILM, {"text": list(islice(endless, size))}, size)
+    return payloads
+
+
+def image_payloads(files: Sequence[bytes]) -> list[Payload]:
+    return of_columns(SRCNN, {"image": list(files)}, 1)
+
+
+@contextmanager
+def serving(models: Path, folder: Path, layout: tuple[int, int], settings: dict[str, Any]) -> Iterator[ServerProcess]:
+    gateways, workers = layout
+    flags = ("--gateways", str(gateways), "--workers", str(workers))
+    with ServerProcess(models, folder, *flags, settings=settings) as server:
+        yield server
+
+
+def least_cosine(server: ServerProcess, texts: Sequence[str], expected: Array) -> float:
+    with Client(server.grpc) as client:
+        found = np.concatenate(
+            [
+                client.embed(texts[start : start + TEXTS_A_REQUEST], MINILM, 60.0)
+                for start in range(0, len(texts), TEXTS_A_REQUEST)
+            ]
+        )
+    norms = np.linalg.norm(found, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((found * expected).sum(axis=1) / norms).min())
+
+
+def upscaled(server: ServerProcess, files: Sequence[bytes]) -> list[bytes]:
+    with Client(server.grpc) as client:
+        return [client.upscale(file, SRCNN, 60.0) for file in files[:CHECKED_IMAGES]]
+
+
+@dataclass(slots=True)
+class SoakSeries:
+    """A point a window."""
+
+    device: str
+    server: ServerProcess
+    rates: list[float] = field(default_factory=list)  # requests a second
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
+    most_ms: list[float] = field(default_factory=list)
+    memory_mib: list[float] = field(default_factory=list)  # of the server's processes
+    device_mib: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def look(self, outcome: WindowOutcome) -> None:
+        self.rates.append(outcome.rps)
+        for into, percent in ((self.p50_ms, 50), (self.p99_ms, 99), (self.most_ms, 100)):
+            into.append(outcome.latencies.percentile_ms(percent))
+        self.memory_mib.append(self.server.rss_bytes() / 2**20)
+        self.device_mib.append(used_mib(self.device))
+        self.refused += sum(outcome.rejected.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        names = ("rates", "p50_ms", "p99_ms", "most_ms", "memory_mib", "device_mib")
+        series = {name: [round(value, 2) for value in getattr(self, name)] for name in names}
+        return {"window_s": SOAK_WINDOW_S, **series, "refused": self.refused}

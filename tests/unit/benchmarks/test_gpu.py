@@ -1,0 +1,54 @@
+"""The GPU's benchmark where it needs no GPU: what is sent, and what is made of what was measured."""
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from benchmarks.gpu.figures import growth, image_over_limit, soak_figures
+from benchmarks.gpu.photographs import HEIGHT, WIDTH, mosaics
+from benchmarks.gpu.served import text_payloads
+from benchmarks.gpu.srcnn import read_network
+from penstock.tasks.images import read_header
+
+SRCNN = Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx"
+
+
+def test_every_text_is_sent_and_the_last_request_is_filled() -> None:
+    payloads = text_payloads([str(number) for number in range(10)], (4, 1))
+    assert [payload.inputs[0].shape for payload in payloads] == [(4, 1), (1, 1), (4, 1), (1, 1)]
+
+
+def test_a_mosaic_becomes_1080p() -> None:
+    sizes = {read_header(file).image.size for file in mosaics()}
+    assert sizes == {(WIDTH, HEIGHT)}
+    assert (2 * WIDTH, 2 * HEIGHT) == (1920, 1080)
+
+
+def test_the_network_in_torch_is_the_one_that_ships() -> None:
+    image = np.random.default_rng(0).random((1, 1, 24, 40), dtype=np.float32)
+    session = onnxruntime.InferenceSession(str(SRCNN), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {session.get_inputs()[0].name: image})
+    with torch.inference_mode():
+        found = read_network(SRCNN)(torch.from_numpy(image)).numpy()
+    assert np.abs(found - expected).max() < 1e-5
+
+
+def test_the_lesser_of_network_and_codec_is_the_limit() -> None:
+    assert image_over_limit([50.0], [200.0], cores=4, codec_s=0.04).value == pytest.approx(0.5)
+    assert image_over_limit([50.0], [80.0], cores=4, codec_s=0.04).value == pytest.approx(0.625)
+
+
+def test_what_is_made_at_the_beginning_is_no_growth() -> None:
+    assert growth([10, 100, 100, 100, 100, 100, 100, 100]) == 0
+    assert growth([100, 100, 100, 100, 105, 110, 120, 120]) == pytest.approx(0.2)
+
+
+def test_a_spike_of_one_window_shows() -> None:
+    series = {"p99_ms": [5.0, 5.0, 40.0, 5.0], "memory_mib": [1.0] * 4, "device_mib": [0.0] * 4}
+    found = {figure.key: figure for figure in soak_figures(series)}
+    assert found["gpu_soak_p99_worst_over_median"].value == 8
+    assert not found["gpu_soak_p99_worst_over_median"].is_met
+    assert found["gpu_soak_memory_growth"].is_met
