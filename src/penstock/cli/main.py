@@ -31,6 +31,7 @@ from penstock.cli.experiment.run import run, run_all
 from penstock.cli.generation.chat import chat
 from penstock.cli.generation.generate import generate
 from penstock.cli.infer import infer
+from penstock.cli.model.build import build
 from penstock.cli.model.check import check
 from penstock.cli.model.importing import import_model
 from penstock.cli.model.list import list_models
@@ -78,11 +79,12 @@ GROUPS: Mapping[str, tuple[str, Mapping[str, Callable[..., None]]]] = {
         },
     ),
     "model": (
-        "Models of a repository: import, check, quantize. Of a registry: push, pull, delete, alias.",
+        "Models of a repository: import, check, quantize, build. Of a registry: push, pull, delete, alias.",
         {
             "import": import_model,
             "check": check,
             "quantize": quantize,
+            "build": build,
             "list": list_models,
             "push": push,
             "pull": pull,

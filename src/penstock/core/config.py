@@ -110,6 +110,7 @@ class WorkerSettings(Section):
     memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
     task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
+    engine_cache_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024 * 1024  # of engines that TensorRT built
     direct_port: Port | None = 0  # for clients, opened when one asks for it; 0: any that is free; None: no door
 
     def zone_of(self, worker_id: str) -> str:

@@ -17,6 +17,8 @@ def why_not(engine: str, device: str, precision: str) -> str | None:
         return _why_not_onnx(device)
     if engine == "torch":
         return _why_not_torch(device, precision)
+    if engine == "tensorrt":
+        return _why_not_tensorrt(device)
     if engine == "genai":
         return None if device == "cpu" else f"the genai engine runs on the CPU, not on {device}"
     return f"Penstock has no {engine} engine"
@@ -34,8 +36,10 @@ def why_not_file(engine: str, file: Path) -> str | None:
             f"the torch engine reads TorchScript, torch.export and folders of transformers, and {file.name} is none; "
             "docs/torch-models.md says how to save one"
         )
-    if engine in ("onnx", "openvino") and is_torch:
+    if engine in ("onnx", "openvino", "tensorrt") and is_torch:
         return f"the {engine} engine reads ONNX, and {file.name} is a file of PyTorch"
+    if engine == "tensorrt" and file.suffix != ".onnx":
+        return f"the tensorrt engine reads ONNX, and {file.name} is none"
     return None
 
 
@@ -69,6 +73,21 @@ def _why_not_torch(device: str, precision: str) -> str | None:
         from penstock.engines.torch.devices import choose
 
         choose(device, precision)
+    except ConfigError as error:
+        return error.message
+    return None
+
+
+def _why_not_tensorrt(device: str) -> str | None:
+    """The precision is the file's."""
+    if device in ("cpu", "mps"):
+        return f"the tensorrt engine runs on an NVIDIA GPU, not on {device}"
+    from penstock.engines.tensorrt.engine import check_gpu
+    from penstock.engines.tensorrt.gpu import open_gpu
+    from penstock.engines.tensorrt.library import find_library
+
+    try:
+        check_gpu(find_library("auto"), open_gpu(device))
     except ConfigError as error:
         return error.message
     return None

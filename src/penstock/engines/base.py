@@ -12,12 +12,21 @@ from penstock.core.tensors import Array
 
 
 @dataclass(frozen=True, slots=True)
+class EngineHome:
+    """Where engines may keep what they made of a model, over restarts."""
+
+    folder: Path  # the data directory
+    max_bytes: int  # of all that is kept of one kind
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     file: Path
     precision: str  # auto, fp32, bf16, fp16
     threads: int
     instances: int
     device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps
+    home: EngineHome | None = None  # None: nothing is kept
 
 
 class Engine(Protocol):

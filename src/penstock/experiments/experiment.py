@@ -14,7 +14,9 @@ from penstock.core.settings import Batching, Section
 
 T = TypeVar("T")
 Axis = Annotated[tuple[T, ...], Field(min_length=1)]
-Engine = Annotated[Literal["onnx", "openvino", "torch", "genai"], BeforeValidator(lambda given: _engine(given))]
+Engine = Annotated[
+    Literal["onnx", "openvino", "torch", "tensorrt", "genai"], BeforeValidator(lambda given: _engine(given))
+]
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 Device = Literal["cpu", "cuda", "mps"]
 Protocol = Literal["grpc", "stream", "rest"]

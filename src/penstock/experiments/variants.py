@@ -25,7 +25,11 @@ from penstock.models.loading import ModelFile, load_model
 from penstock.models.samples.noop import NOOP, write_noop
 from penstock.models.settings import ModelSettings
 
-RECIPES = {"onnx": onnx_variants.RECIPE, "openvino": openvino_variants.RECIPE}
+RECIPES = {
+    "onnx": onnx_variants.RECIPE,
+    "openvino": openvino_variants.RECIPE,
+    "tensorrt": onnx_variants.RECIPE,
+}
 FITTING_DATA = {"embed": "pairs", "upscale": "photos", "generate": PROMPTS}
 
 

@@ -15,7 +15,11 @@ from penstock.pb.inference import model_config_pb2 as config_pb
 from penstock.wire.forms import durations
 
 MAX_COUNT = 2**64 - 1
-BACKENDS = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}  # else as the platform is called
+BACKENDS = {
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorrt_plan": "tensorrt",
+}  # else as the platform is called
 READY = "READY"
 INDEX_STATES = {
     BlockState.READY: READY,

@@ -7,15 +7,19 @@ from pathlib import Path
 from penstock.core.config import Limits
 from penstock.core.plugins import ENGINES, TASKS, load_plugin
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine, EngineSpec
+from penstock.engines.base import Engine, EngineHome, EngineSpec
+from penstock.engines.tensorrt.shapes import ShapeLimits
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Task
 
 
-def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
-    """`instances` are the processor's: on a GPU all of them share one session, however many they are."""
+def build_engine(file: Path, settings: ModelSettings, instances: int, home: EngineHome | None = None) -> Engine:
+    """`instances` are the processor's: on a GPU all of them share one session, however many they are.
+
+    `home` is where the engine may keep what it makes of the file.
+    """
     asked = settings.instances
-    spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device)
+    spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device, home)
     match settings.engine:
         case "onnx":
             from penstock.engines.onnx.engine import OnnxEngine
@@ -32,6 +36,11 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
             from penstock.engines.torch.engine import TorchEngine
 
             return TorchEngine(spec, settings.torch)
+        case "tensorrt":
+            from penstock.engines.tensorrt.engine import TensorRtEngine
+
+            spec = replace(spec, instances=settings.instance_count("cuda"))
+            return TensorRtEngine(spec, settings.tensorrt, shape_limits(settings), settings.timeouts.load_s)
         case "python":
             from penstock.engines.python.engine import PythonEngine
 
@@ -49,6 +58,22 @@ def build_engine(file: Path, settings: ModelSettings, instances: int) -> Engine:
             return GenaiEngine(spec, settings.genai, limits, hang_s=timeouts.request_s, load_s=timeouts.load_s)
     engine: Engine = load_plugin(ENGINES, settings.engine)(spec, settings)
     return engine
+
+
+def shape_limits(settings: ModelSettings) -> ShapeLimits:
+    """How large the batches may be that the engine of a model gets."""
+    batching = settings.batching
+    rows, tokens = batching.max_rows, batching.max_tokens or 0
+    if settings.is_batched is False:
+        rows = 0
+    given = settings.tensorrt.shapes
+    match settings.task:
+        case "embed" | "score" | "classify":
+            text = {"embed": settings.embed, "score": settings.score}.get(settings.task, settings.classify)
+            return ShapeLimits(rows, tokens, text.max_length, settings.classify.size or 0, given)
+        case "upscale":  # a tile counts as one token
+            return ShapeLimits(min(rows, tokens or rows), side=settings.upscale.tile, given=given)
+    return ShapeLimits(rows, given=given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import psutil
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine
+from penstock.engines.base import Engine, EngineHome
 from penstock.models.building import TaskSpec, build_engine, build_task
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.settings import NETWORK_ENGINES, ModelSettings
@@ -66,13 +66,15 @@ def load_model(model: ModelFile, instances: int = 1) -> LoadedModel:
     return _load(build_engine(model.file, model.settings, instances), model, Limits(), is_warmed_up=False)
 
 
-def load_block(block_id: str, folder: Path, version: str, limits: Limits) -> LoadedBlock:
+def load_block(
+    block_id: str, folder: Path, version: str, limits: Limits, home: EngineHome | None = None
+) -> LoadedBlock:
     """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
     model = read_version(folder, version)
     settings, file = model.settings, model.file(version)
     files = model_files(model, version)
     fingerprint = fingerprint_of(model.path, files)
-    engine = build_engine(file, settings, settings.instance_count())
+    engine = build_engine(file, settings, settings.instance_count(), home)
     trim()  # what others have freed must not hide what this one takes
     before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
     loaded = _load(engine, ModelFile(file, model.path / version, settings), limits, settings.warm_up)

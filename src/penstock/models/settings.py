@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from penstock.core.plugins import ENGINES, TASKS, check_name
-from penstock.core.settings import GENERATE, BlockSettings, SharedSettings
+from penstock.core.settings import GENERATE, BlockSettings, Instances, SharedSettings
 from penstock.core.yaml_file import Misfit
-from penstock.engines.options import GenaiOptions, PythonOptions, TorchOptions
+from penstock.engines.options import GenaiOptions, PythonOptions, TensorRtOptions, TorchOptions
 from penstock.tasks.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, UpscaleOptions
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
-NETWORK_ENGINES = ("onnx", "openvino")  # their models are files that others can read, too
+NETWORK_ENGINES = ("onnx", "openvino", "tensorrt")  # their models are files that others can read, too
 INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
 
 
@@ -29,6 +29,7 @@ class ModelSettings(SharedSettings):
     generate: GenerateOptions = GenerateOptions()
     python: PythonOptions = PythonOptions()
     torch: TorchOptions = TorchOptions()
+    tensorrt: TensorRtOptions = TensorRtOptions()
     genai: GenaiOptions = GenaiOptions()
     options: dict[str, Any] = {}  # noqa: RUF012 - pydantic copies it; of a task or an engine that another package brings
 
@@ -58,6 +59,17 @@ class ModelSettings(SharedSettings):
             return {**given, "file": DEFAULT_FILES[given["engine"]]}
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _names_the_device(cls, given: Any) -> Any:
+        """An engine that runs nowhere else need not be told."""
+        if not isinstance(given, dict) or given.get("engine") != "tensorrt":
+            return given
+        asked = given.get("instances", {})
+        if isinstance(asked, Instances):
+            asked = asked.model_dump(exclude_unset=True)
+        return {**given, "instances": {"device": "cuda", **asked}} if isinstance(asked, dict) else given
+
     @field_validator("task", "engine")
     @classmethod
     def _check_name(cls, name: str, field: ValidationInfo) -> str:
@@ -68,7 +80,10 @@ class ModelSettings(SharedSettings):
         if self.engine == "onnx" and self.precision == "bf16":
             message = "precision bf16 needs engine: openvino (ONNX Runtime has no BF16 kernels on CPU)"
             raise Misfit(message, "precision", "engine")
-        if self.precision == "fp16" and self.engine in ("onnx", "openvino"):
+        if self.engine == "tensorrt" and self.precision == "bf16":
+            message = "precision bf16 is a file's own with engine: tensorrt; use precision: auto"
+            raise Misfit(message, "precision", "engine")
+        if self.precision == "fp16" and self.engine in NETWORK_ENGINES:
             raise Misfit(
                 "precision fp16 is a file's own here: penstock model quantize --precision fp16 makes one "
                 "(engine: torch converts as it loads)",
@@ -79,6 +94,9 @@ class ModelSettings(SharedSettings):
             message = (
                 f"instances.device {self.instances.device} needs engine: onnx or torch (OpenVINO serves on the CPU)"
             )
+            raise Misfit(message, "instances.device", "engine")
+        if self.engine == "tensorrt" and self.instances.device in ("cpu", "mps"):
+            message = f"engine: tensorrt needs instances.device cuda, and it is {self.instances.device}"
             raise Misfit(message, "instances.device", "engine")
         if self.engine == "genai" and self.task != "generate":
             raise Misfit("engine: genai needs task: generate", "engine", "task")

@@ -103,7 +103,10 @@ def test_auto_is_the_cpu_where_there_is_no_gpu(file: Path) -> None:
 @pytest.mark.skipif(HAS_CUDA, reason="has an NVIDIA GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_no_cuda_is_an_error_that_says_what_to_install(file: Path, device: str) -> None:
-    with pytest.raises(ConfigError, match=rf"instances\.device {device}: .*pip install 'onnxruntime-gpu\["):
+    with pytest.raises(
+        ConfigError,
+        match=rf"instances\.device {device}: .*pip install 'penstock-serve\[cuda\]'; pip install .*onnxruntime-gpu",
+    ):
         on(device, file).load()
 
 

@@ -28,7 +28,7 @@ def quantize(
         Literal["int8", "fp16"], typer.Option(help="INT8 is for CPUs, FP16 for GPUs or for size.")
     ] = "int8",
     method: Annotated[
-        Literal["auto", "dynamic", "static", "openvino"],
+        Literal["auto", "dynamic", "static", "openvino", "tensorrt"],
         typer.Option(help="How; auto tries all that fit and takes the fastest above the floor."),
     ] = "auto",
     calibration: Annotated[

@@ -14,8 +14,10 @@ import structlog
 from penstock.core.error_text import first_line
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
-from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
+from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.engines.base import EngineSpec
+from penstock.engines.inputs import take_input
+from penstock.engines.onnx.binding import DeviceBinding
 from penstock.engines.onnx.network import read_precision
 
 _TYPES = {
@@ -33,8 +35,9 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "mps": "CoreMLExecutionProvider", 
 # text encoder's time in INT8.
 _SLOWER_ON_CPU = ["SkipLayerNormFusion"]
 _ADVICE = {
-    "cuda": "it needs an NVIDIA GPU with its driver, and the package onnxruntime-gpu in place of onnxruntime: "
-    "pip uninstall onnxruntime; pip install 'onnxruntime-gpu[cuda,cudnn]'",
+    # Both packages have the same files: the one that was installed last is the one that runs.
+    "cuda": "it needs an NVIDIA GPU with its driver, and the package onnxruntime-gpu, installed after onnxruntime: "
+    "pip install 'penstock-serve[cuda]'; pip install --force-reinstall --no-deps onnxruntime-gpu",
     "mps": "it needs an Apple GPU and ONNX Runtime's package for macOS: pip install onnxruntime",
 }
 
@@ -46,13 +49,20 @@ class OnnxEngine:
         self._spec = spec
         self._sessions: list[Any] = []
         self._has_bf16 = False
+        self._gpu: int | None = None  # its number; None: tensors stay where they are
+        self._inputs: tuple[TensorSpec, ...] = ()
+        self._bindings: dict[int, DeviceBinding] = {}  # by instance
 
     def load(self) -> Signature:
         device = self._open()
         session = self._sessions[0]
         inputs = tuple(_spec(value, self._spec.file) for value in session.get_inputs())
         outputs = tuple(_spec(value, self._spec.file) for value in session.get_outputs())
-        self._has_bf16 = any(value.datatype == "BF16" for value in (*inputs, *outputs))
+        self._inputs = inputs
+        datatypes = {value.datatype for value in (*inputs, *outputs)}
+        self._has_bf16 = "BF16" in datatypes
+        if device.startswith("cuda") and not datatypes & {"BF16", BYTES}:  # no memory of a GPU's holds those here
+            self._gpu = int(device.partition(":")[2] or 0)
         return Signature(inputs, outputs, "onnxruntime_onnx", read_precision(self._spec.file, inputs), device)
 
     def _open(self) -> str:
@@ -123,14 +133,27 @@ class OnnxEngine:
         try:
             if self._has_bf16:
                 return _infer_values(session, inputs, outputs)
+            if self._gpu is not None and all(array.size for array in inputs.values()):
+                # What is bound is not looked at before the run, which then fails as if the model did.
+                checked = {spec.name: take_input(spec, inputs) for spec in self._inputs}
+                return self._bound(instance, self._gpu).run(checked, outputs)
             found: list[Array] = session.run(outputs or None, inputs)
             return found
+        except InvalidTensor:
+            raise
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
             raise InvalidTensor(f"the model refuses this input: {first_line(error)}") from error
         except Exception as error:
             raise EngineFailed(f"ONNX Runtime failed: {first_line(error)}") from error
 
+    def _bound(self, instance: int, index: int) -> DeviceBinding:
+        binding = self._bindings.get(instance)
+        if binding is None:
+            binding = self._bindings[instance] = DeviceBinding(self._sessions[0], "cuda", index)
+        return binding
+
     def close(self) -> None:
+        self._bindings.clear()
         self._sessions.clear()
 
 

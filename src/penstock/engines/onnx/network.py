@@ -7,17 +7,21 @@ from math import prod
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, helper
 from onnx.external_data_helper import uses_external_data
 
 from penstock.core.errors import ConfigError
-from penstock.core.tensors import TensorSpec
+from penstock.core.tensors import BYTES, NUMPY_TYPES, TensorSpec
 
 _FLOATS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
     TensorProto.FLOAT16: "fp16",
     TensorProto.DOUBLE: "fp64",
     TensorProto.BFLOAT16: "bf16",
+}
+_DATATYPES: dict[int, str] = {
+    **{helper.np_dtype_to_tensor_dtype(dtype): datatype for datatype, dtype in NUMPY_TYPES.items()},
+    TensorProto.STRING: BYTES,
 }
 _INT8_OPS = (
     "QLinear",
@@ -62,6 +66,22 @@ def examine_onnx(file: Path) -> Iterator[tuple[str, str]]:
             yield NO_DATA, f"{file} keeps weights in '{name}', which is not beside it"
         elif (found := data.stat().st_size) < size_bytes:
             yield SHORT_DATA, f"{data} has {found:,} bytes, and {file.name} wants {size_bytes:,} of it"
+
+
+def read_tensors(file: Path) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The network's inputs and outputs; raises ConfigError where the file is none, or one of them is no tensor."""
+    network = read_network(file).graph
+    constants = {tensor.name for tensor in network.initializer}
+    inputs = [value for value in network.input if value.name not in constants]
+    return tuple(_spec(value, file) for value in inputs), tuple(_spec(value, file) for value in network.output)
+
+
+def _spec(value: onnx.ValueInfoProto, file: Path) -> TensorSpec:
+    told = value.type.tensor_type
+    datatype = _DATATYPES.get(told.elem_type)
+    if datatype is None or not told.HasField("shape"):
+        raise ConfigError(f"{file}: '{value.name}' is no tensor of a known shape", reason="no_tensor", file=str(file))
+    return TensorSpec(value.name, datatype, tuple(size.dim_value or -1 for size in told.shape.dim))
 
 
 def read_precision(file: Path, inputs: Sequence[TensorSpec]) -> str:

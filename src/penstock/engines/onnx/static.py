@@ -1,4 +1,4 @@
-"""INT8 for ONNX Runtime with ranges learnt beforehand: a calibration set runs through the network once."""
+"""INT8 with ranges learnt beforehand: a calibration set runs through the network once. For CPUs, or for TensorRT."""
 
 import contextlib
 import io
@@ -14,6 +14,7 @@ from penstock.engines.onnx.variants import is_large, is_weighted, quietly, writi
 
 METHODS = {"minmax": "MinMax", "entropy": "Entropy", "percentile": "Percentile"}  # as ONNX Runtime names them
 TEXT_OPS = ["MatMul", "Gemm", "Gather"]  # where convolutions are none: what lies between stays in floats
+GPU_OPS = ["MatMul", "Gemm", "Conv"]  # between them TensorRT fuses what there is
 LEVELS = 255  # of a byte
 TRIED = 12  # samples that nodes are tried on
 
@@ -21,8 +22,12 @@ TRIED = 12  # samples that nodes are tried on
 class StaticQuantizer:
     """Over one ONNX file and one calibration set; ranges are kept in `folder`, so that another try is cheap."""
 
-    def __init__(self, source: Path, calibration: Sequence[Mapping[str, Array]], folder: Path) -> None:
+    def __init__(
+        self, source: Path, calibration: Sequence[Mapping[str, Array]], folder: Path, *, is_for_gpu: bool = False
+    ) -> None:
+        """`is_for_gpu`: as TensorRT takes it, which knows signed bytes around zero alone, and biases in floats."""
         self._source = source
+        self._is_for_gpu = is_for_gpu
         self._calibration = calibration
         self._folder = folder
         self._prepared = self._prepare()
@@ -31,7 +36,9 @@ class StaticQuantizer:
         products = [node for node in network.node if node.op_type in TEXT_OPS[:2]]
         # A product of two activations gains nothing from bytes and costs accuracy; layers of convolutions
         # stay in bytes throughout.
-        self._ops = None if any(node.op_type == "Conv" for node in network.node) else TEXT_OPS
+        has_convolutions = any(node.op_type == "Conv" for node in network.node)
+        ops = GPU_OPS if is_for_gpu else TEXT_OPS
+        self._ops = None if has_convolutions and not is_for_gpu else ops
         self._unweighted = [node.name for node in products if not is_weighted(node, weights)] if self._ops else []
 
     def write(self, target: Path, method: str, excluded: Sequence[str] = ()) -> None:
@@ -46,7 +53,7 @@ class StaticQuantizer:
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=self._ops,
                 per_channel=True,
-                activation_type=QuantType.QUInt8,
+                activation_type=QuantType.QInt8 if self._is_for_gpu else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 nodes_to_exclude=[*self._unweighted, *excluded],
                 calibrate_method=getattr(CalibrationMethod, METHODS[method]),
@@ -57,6 +64,7 @@ class StaticQuantizer:
                     "CalibStridedMinMax": 1,
                     # Between products all is in floats: rounding what they give would lose more than all else.
                     "OpTypesToExcludeOutputQuantization": self._ops or [],
+                    **({"ActivationSymmetric": True, "QuantizeBias": False} if self._is_for_gpu else {}),
                 },
             )
 

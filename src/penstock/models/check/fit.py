@@ -7,7 +7,7 @@ from penstock.models.check.findings import Finding, warning
 from penstock.models.settings import ModelSettings
 
 TASK_SECTIONS = ("embed", "score", "classify", "upscale")
-ENGINE_SECTIONS = ("python", "torch")
+ENGINE_SECTIONS = ("python", "torch", "tensorrt")
 
 
 def examine_fit(settings: ModelSettings) -> list[Finding]:

@@ -11,7 +11,10 @@ LOADING_ADVICE = {
     "or onnx), or export the model anew with an older opset and without custom operators.",
     "unknown_opset": "The file is newer than the installed runtime: pip install -U onnxruntime, or export with an "
     "older opset.",
-    "device_missing": "Say instances: {device: cpu} in model.yaml, or device: auto.",
+    "engine_not_built": "TensorRT says what it cannot do with the file: export it otherwise, or say engine: onnx.",
+    "open_shape": "Say the sizes that it takes: docs/tensorrt.md.",
+    "device_missing": "Say instances: {device: cpu} in model.yaml, or device: auto; where the engine needs a GPU, "
+    "another engine.",
     "package_missing": "Install it into the environment that Penstock runs in; for PyTorch: "
     "pip install 'penstock-serve[torch]'.",
     "unsupported_precision": "Say another precision in model.yaml, or auto: docs/engines.md.",

@@ -27,7 +27,13 @@ class Method:
 
     def settings(self, file: str) -> dict[str, Any]:
         """For version.yaml. A converted file has its precision in it; OpenVINO chooses for the rest of the network."""
-        return {"engine": self.engine, "precision": "auto" if self.engine == "openvino" else "fp32", "file": file}
+        found = {"engine": self.engine, "precision": "fp32" if self.engine == "onnx" else "auto", "file": file}
+        return {**found, "instances": {"device": "cuda"}} if self.engine == "tensorrt" else found
+
+    @property
+    def tried_on(self) -> str:
+        """The engine that it is measured with: what is for TensorRT needs no GPU here, and answers alike."""
+        return "onnx" if self.engine == "tensorrt" else self.engine
 
     def file_name(self, source: Path) -> str:
         return openvino_variants.FILE if self.engine == "openvino" else source.name
@@ -39,8 +45,13 @@ METHODS: Mapping[str, tuple[Method, ...]] = {
         Method("dynamic", "onnx", "int8"),
         Method("static", "onnx", "int8"),
         Method("openvino", "openvino", "int8"),
+        Method("tensorrt", "tensorrt", "int8"),
     ),
-    "fp16": (Method("onnx", "onnx", "fp16"), Method("openvino", "openvino", "fp16")),
+    "fp16": (
+        Method("onnx", "onnx", "fp16"),
+        Method("openvino", "openvino", "fp16"),
+        Method("tensorrt", "tensorrt", "fp16"),
+    ),
 }
 CONVERTED = tuple(METHODS)  # precisions that need a file of their own
 
@@ -49,13 +60,17 @@ def method_of(engine: str, precision: str) -> Method:
     for method in METHODS.get(precision, ()):
         if method.engine == engine:
             return method
-    raise ConfigError(f"there is no {precision} for engine: {engine}; int8 and fp16 are made for onnx and openvino")
+    raise ConfigError(
+        f"there is no {precision} for engine: {engine}; int8 and fp16 are made for onnx, openvino and tensorrt"
+    )
 
 
 def choose(precision: str, name: str, source: Path, settings: ModelSettings) -> list[Method]:
     """`auto`: all that fit the model; raises ConfigError where the one asked for does not."""
     known = METHODS[precision]
     if name == "auto":
+        # What is for TensorRT is measured elsewhere, so it cannot be chosen among others by its speed.
+        known = tuple(each for each in known if (each.engine == "tensorrt") == (settings.engine == "tensorrt"))
         fitting = [method for method in known if why_not(method, source, settings) is None]
         if precision == "fp16":  # a matter of size: the engine stays
             fitting = [method for method in fitting if method.engine == settings.engine] or fitting
@@ -73,7 +88,7 @@ def choose(precision: str, name: str, source: Path, settings: ModelSettings) -> 
 
 def why_not(method: Method, source: Path, settings: ModelSettings) -> str | None:
     """Why a method does not fit a model here; None where it does."""
-    if method.engine == "onnx" and source.suffix == ".xml":
+    if method.engine != "openvino" and source.suffix == ".xml":
         return f"{source.name} is OpenVINO's own format, which only --method openvino converts"
     if method.engine == "openvino" and settings.instances.device not in ("auto", "cpu"):
         return f"OpenVINO serves on the CPU, and instances.device is {settings.instances.device}"
@@ -96,7 +111,7 @@ class Converter:
         source = self._original.file
         target = folder / method.file_name(source)
         recipe: dict[str, Any] = {}
-        if method.name == "static":
+        if method.name == "static" or (method.precision == "int8" and method.engine == "tensorrt"):
             recipe = self._search(method, target, folder / ".tries", tell)
         elif method.precision == "int8" and method.engine == "openvino":
             tell("openvino: NNCF quantizes")
@@ -115,8 +130,9 @@ class Converter:
         return [self._loaded.task.join([piece]) for piece in prepare_all(self._loaded, self._samples.learnt)]
 
     def model_file(self, method: Method, file: Path) -> ModelFile:
-        settings = self._original.settings.model_copy(update=method.settings(file.name))
-        return ModelFile(file, self._original.folder, settings)
+        said = method.settings(file.name)
+        changes = {"engine": method.tried_on, "precision": said["precision"], "file": said["file"]}
+        return ModelFile(file, self._original.folder, self._original.settings.model_copy(update=changes))
 
     def _search(self, method: Method, target: Path, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
         """The calibration and the nodes to spare, chosen by what is left of the accuracy."""
@@ -127,7 +143,8 @@ class Converter:
         wanted = floor + (MARGIN_DB if rule_of(task).unit == "dB" else MARGIN * (1 - floor))
         rehearsal = Reference(task, self._loaded, self._samples.rehearsal())
         folder.mkdir(parents=True)
-        quantizer = StaticQuantizer(self._original.file, self._learnt_arrays(), folder)
+        is_for_gpu = method.engine == "tensorrt"
+        quantizer = StaticQuantizer(self._original.file, self._learnt_arrays(), folder, is_for_gpu=is_for_gpu)
         nodes: list[str] = []
         best: dict[str, Any] = {}
         for share in STATIC_SHARES:

@@ -36,6 +36,7 @@ def quantize(folder: ModelFolder, order: Order, tell: Tell = lambda _: None) -> 
     version = order.version or folder.versions[-1]
     original = _original(folder, version)
     methods = choose(order.precision, order.method, original.file, original.settings)
+    original = _as_tried(original)
     floor = rule_of(original.settings.task).floor if order.min_accuracy is None else order.min_accuracy
     with staging(folder.path) as staged, ExitStack() as loaded:
         tell(f"loading version {version}")
@@ -94,6 +95,14 @@ def _original(folder: ModelFolder, version: str) -> ModelFile:
         raise ConfigError(f"{folder.path}: version {version} has no {settings.file}")
     weight_files(file)
     return ModelFile(file, folder.path / version, settings)
+
+
+def _as_tried(original: ModelFile) -> ModelFile:
+    """As it is loaded here to be held against: what runs on TensorRT answers the same on ONNX Runtime, on the CPU."""
+    if original.settings.engine != "tensorrt":
+        return original
+    instances = original.settings.instances.model_copy(update={"device": "cpu"})
+    return replace(original, settings=original.settings.model_copy(update={"engine": "onnx", "instances": instances}))
 
 
 def _check_file(file: Path, loaded: LoadedModel, precision: str, version: str) -> None:

@@ -16,6 +16,7 @@ from penstock.core.config import Config
 from penstock.core.errors import Unavailable, message_of
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics, summed
+from penstock.engines.base import EngineHome
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.cache import OpenedModel
 from penstock.models.registry.sources import ModelSources
@@ -261,8 +262,9 @@ class Blocks:
 
     async def _load_there(self, block: Assigned, folder: Path) -> tuple[LoadedBlock, TaskPool | None]:
         """The model, and its place in task processes or task workers where it wants one."""
+        home = EngineHome(self._config.data_dir, self._config.worker.engine_cache_bytes)
         loaded = await asyncio.get_running_loop().run_in_executor(
-            self._loader, load_block, block.block_id, folder, block.version, self._config.limits
+            self._loader, load_block, block.block_id, folder, block.version, self._config.limits, home
         )
         try:
             return loaded, await self._placement.open(loaded)

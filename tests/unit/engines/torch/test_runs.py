@@ -207,7 +207,7 @@ def test_what_a_machine_can_run_is_known_beforehand() -> None:
     assert "on the CPU use precision: bf16" in (why_not("torch", "cpu", "fp16") or "")
     assert "has no INT8" in (why_not("torch", "cpu", "int8") or "")
     assert HAS_CUDA or "there is cpu" in (why_not("torch", "cuda", "fp16") or "")
-    assert why_not("tensorrt", "cuda", "fp16") == "Penstock has no tensorrt engine"
+    assert why_not("magic", "cuda", "fp16") == "Penstock has no magic engine"
 
 
 def test_what_an_engine_can_read_is_known_beforehand() -> None:

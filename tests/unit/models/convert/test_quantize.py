@@ -16,6 +16,10 @@ from typer.testing import CliRunner
 
 from penstock.cli import main as cli
 from penstock.core.errors import ConfigError
+from penstock.engines.options import TensorRtOptions
+from penstock.engines.tensorrt.build import build_engine_file, plan_engine
+from penstock.engines.tensorrt.library import find_library
+from penstock.engines.tensorrt.shapes import ShapeLimits
 from penstock.models.convert.fidelity import Reference
 from penstock.models.convert.publish import publish, read_report, staging
 from penstock.models.convert.quantize import publish_variant, quantize
@@ -64,6 +68,8 @@ def outputs(file: Path, inputs: np.ndarray) -> np.ndarray:
         ("int8", "openvino", "model.xml", "FakeQuantize"),
         ("fp16", "auto", "model.onnx", "Cast"),
         ("fp16", "openvino", "model.xml", ""),
+        ("int8", "tensorrt", "model.onnx", "QuantizeLinear"),
+        ("fp16", "tensorrt", "model.onnx", "Cast"),
     ],
 )
 def test_a_variant_is_a_version_whose_report_holds(
@@ -79,7 +85,12 @@ def test_a_variant_is_a_version_whose_report_holds(
     assert sorted(entry.name for entry in dense.path.iterdir()) == ["1", "2", "model.yaml"]
     settings = yaml.safe_load((folder / "version.yaml").read_text())
     assert settings["file"] == file
-    assert settings["engine"] == ("openvino" if file == "model.xml" else "onnx")
+    assert settings["engine"] == ("openvino" if file == "model.xml" else "tensorrt" if method == "tensorrt" else "onnx")
+
+    if method == "tensorrt":
+        assert settings["instances"] == {"device": "cuda"}
+        plan = plan_engine(folder / file, ShapeLimits(rows=4), TensorRtOptions(), find_library("auto"))
+        assert (plan.precision, len(build_engine_file(plan)) > 1000) == (precision, True)
 
     data = make_inputs()[::2]  # what is held out
     expected, found = outputs(dense.file("1"), data), outputs(folder / file, data)

@@ -1,0 +1,18 @@
+"""What is given to a network, held against what it takes."""
+
+from collections.abc import Mapping
+
+from penstock.core.errors import InvalidTensor
+from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec, fits
+
+
+def take_input(spec: TensorSpec, inputs: Mapping[str, Array]) -> Array:
+    """Raises InvalidTensor where it is not there, or of another type or shape."""
+    if spec.name not in inputs:
+        raise InvalidTensor(f"missing input '{spec.name}'")
+    array = inputs[spec.name]
+    if array.dtype != NUMPY_TYPES[spec.datatype]:
+        raise InvalidTensor(f"input '{spec.name}' has dtype {array.dtype}; the model takes {spec.datatype}")
+    if not fits(array.shape, spec.shape):
+        raise InvalidTensor(f"input '{spec.name}' has shape {list(array.shape)}; the model takes {list(spec.shape)}")
+    return array

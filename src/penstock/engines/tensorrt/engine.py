@@ -1,0 +1,105 @@
+"""TensorRT or TensorRT-RTX on an NVIDIA GPU: an engine that is built of the ONNX file, or was."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import ConfigError, EngineFailed, PenstockError
+from penstock.core.signature import Signature
+from penstock.core.tensors import Array
+from penstock.engines.base import EngineSpec
+from penstock.engines.options import TensorRtOptions
+from penstock.engines.tensorrt.build import EnginePlan, build_engine_file, capabilities_of, plan_engine
+from penstock.engines.tensorrt.gpu import Gpu, open_gpu
+from penstock.engines.tensorrt.kept import BuiltEngine, KeptEngines
+from penstock.engines.tensorrt.lane import GpuLane
+from penstock.engines.tensorrt.library import RTX, TensorRtLibrary, find_library
+from penstock.engines.tensorrt.shapes import ShapeLimits
+
+PLATFORM = "tensorrt_plan"
+
+
+class TensorRtEngine:
+    """All instances share the engine and its weights; each has a stream and buffers of its own."""
+
+    def __init__(self, spec: EngineSpec, options: TensorRtOptions, limits: ShapeLimits, load_s: float) -> None:
+        self._spec = spec
+        self._options = options
+        self._limits = limits
+        self._kept = KeptEngines(spec.home, load_s)
+        self._plan: EnginePlan | None = None
+        self._gpu: Gpu | None = None
+        self._engine: Any = None
+        self._lanes: dict[int, GpuLane] = {}  # by instance
+
+    def load(self) -> Signature:
+        library = find_library(self._options.library)
+        self._gpu = gpu = open_gpu(self._spec.device)
+        check_gpu(library, gpu)
+        gpu.use()
+        self._plan = plan = plan_engine(self._spec.file, self._limits, self._options, library, describe_gpu(gpu))
+        built = self._open(plan)
+        device = "cuda" if self._spec.device == "auto" else self._spec.device
+        return Signature(plan.inputs, plan.outputs, PLATFORM, plan.precision, device, describe(library, built))
+
+    def _open(self, plan: EnginePlan) -> BuiltEngine:
+        """One from the disk that the library does not take any more, as after another driver, is built anew."""
+        facts = plan.facts()
+        for is_forced in (False, True):
+            built = self._kept.get(facts, lambda: build_engine_file(plan), is_forced=is_forced)
+            plan.library.said.clear()
+            runtime = plan.library.module.Runtime(plan.library.logger)
+            self._engine = runtime.deserialize_cuda_engine(built.data)
+            if self._engine is not None:
+                return built
+            if built.is_new:
+                break
+        why = plan.library.last_words() or "it does not say why"
+        raise ConfigError(
+            f"{plan.file}: {plan.library.title} does not take the engine that it built: {why}",
+            reason="engine_not_built",
+            file=str(plan.file),
+        )
+
+    def warm_up(self, inputs: Mapping[str, Array]) -> None:
+        for instance in range(self._spec.instances):
+            self.infer(instance, inputs, [])
+
+    def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        assert self._plan is not None, "load the model first"
+        assert self._gpu is not None
+        try:
+            lane = self._lanes.get(instance)
+            if lane is None:
+                lane = self._lanes[instance] = GpuLane(self._engine, self._plan, self._gpu)
+            return lane.run(inputs, outputs)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise EngineFailed(f"TensorRT failed: {error}") from error
+
+    def close(self) -> None:
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            lane.close()
+        self._engine = None
+
+
+def check_gpu(library: TensorRtLibrary, gpu: Gpu) -> None:
+    """TensorRT-RTX is for some GPUs alone."""
+    if library.name != RTX or gpu.capability in (known := capabilities_of(library)):
+        return
+    raise ConfigError(
+        f"engine: tensorrt: {library.title} runs on GPUs of compute capability {', '.join(known)}, and the "
+        f"{gpu.name} has {gpu.capability}: install TensorRT, or use engine: onnx or torch with instances.device cuda",
+        reason="device_missing",
+    )
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    return f"{gpu.name}, {gpu.capability}"
+
+
+def describe(library: TensorRtLibrary, built: BuiltEngine) -> str:
+    """For people: which library, which file, and whether it was there."""
+    what = f"{library.title}, engine {built.name or 'that is kept nowhere'}"
+    return f"{what}, built in {built.build_s:.1f} s" if built.is_new else f"{what}, from the cache"

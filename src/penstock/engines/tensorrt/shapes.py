@@ -1,0 +1,105 @@
+"""The sizes that an engine is built for: optimization profiles, from a model's settings."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.core.errors import ConfigError
+from penstock.core.tensors import TensorSpec
+from penstock.engines.options import ShapeRange
+
+STEP = 4  # between the lengths of two profiles: one for all would take the longest's memory for the shortest
+SHORTEST = 32  # tokens; texts below share a profile
+Shape = tuple[int, ...]
+Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # by input: the least, those to be fastest at, the most
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeLimits:
+    """What a model's settings say of the batches that it gets; 0: nothing."""
+
+    rows: int = 0
+    tokens: int = 0  # rows × length
+    length: int = 0  # of a text, in tokens
+    side: int = 0  # of an image, in pixels
+    given: Mapping[str, ShapeRange] = field(default_factory=dict)  # of inputs, in place of all that
+
+
+def plan_profiles(inputs: Sequence[TensorSpec], limits: ShapeLimits) -> tuple[Profile, ...]:
+    """None where no size is open. Raises ConfigError where the settings do not tell one that is."""
+    if unknown := sorted(set(limits.given) - {spec.name for spec in inputs}):
+        names = ", ".join(spec.name for spec in inputs)
+        raise ConfigError(f"tensorrt.shapes names '{unknown[0]}', and the network's inputs are {names}")
+    if not any(-1 in spec.shape for spec in inputs):
+        return ()
+    has_lengths = any(_is_text(spec) and spec.name not in limits.given for spec in inputs)
+    bands = list(_bands(limits.length)) if has_lengths and limits.length else [(0, limits.length)]
+    return tuple({spec.name: _range(spec, limits, band) for spec in inputs} for band in bands)
+
+
+def find_profile(profiles: Sequence[Profile], shapes: Mapping[str, Shape]) -> int | None:
+    """The first that the shapes fit into: profiles grow. None: none does."""
+    for index, profile in enumerate(profiles):
+        if all(_lies_within(shape, *profile[name][::2]) for name, shape in shapes.items()):
+            return index
+    return None
+
+
+def _lies_within(shape: Shape, least: Shape, most: Shape) -> bool:
+    return len(shape) == len(most) and all(
+        low <= size <= high for low, size, high in zip(least, shape, most, strict=True)
+    )
+
+
+def _bands(longest: int) -> Iterator[tuple[int, int]]:
+    """Longer than the first, up to the second, short ones first."""
+    ends = [longest]
+    while ends[0] > SHORTEST * STEP // 2:
+        ends.insert(0, -(-ends[0] // STEP))
+    yield from zip([0, *ends], ends, strict=False)
+
+
+def _range(spec: TensorSpec, limits: ShapeLimits, band: tuple[int, int]) -> tuple[Shape, Shape, Shape]:
+    if spec.name in limits.given:
+        return _given(spec, limits.given[spec.name])
+    below, length = band
+    rows = most_rows = limits.rows
+    if _is_text(spec) and limits.tokens:
+        most_rows = max(1, min(limits.rows, limits.tokens // (below + 1)))
+        rows = max(1, min(limits.rows, limits.tokens // max(1, length)))
+    sizes = [
+        _open_size(spec, at, limits, most_rows, length) if size < 0 else size for at, size in enumerate(spec.shape)
+    ]
+    least = tuple(1 if size < 0 else size for size in spec.shape)
+    best = (min(rows, sizes[0]), *sizes[1:]) if spec.shape and spec.shape[0] < 0 else tuple(sizes)
+    return least, best, tuple(sizes)
+
+
+def _given(spec: TensorSpec, given: ShapeRange) -> tuple[Shape, Shape, Shape]:
+    for shape in (given.min, given.opt, given.max):
+        if len(shape) != len(spec.shape) or any(
+            size >= 0 and size != said for size, said in zip(spec.shape, shape, strict=True)
+        ):
+            raise ConfigError(
+                f"tensorrt.shapes.{spec.name}: {list(shape)} does not fit the network's {list(spec.shape)}"
+            )
+    return given.min, given.opt, given.max
+
+
+def _open_size(spec: TensorSpec, at: int, limits: ShapeLimits, rows: int, length: int) -> int:
+    if at == 0 and rows:
+        return rows
+    if at and _is_text(spec) and length:
+        return length
+    if at >= 2 and len(spec.shape) == 4 and limits.side:
+        return limits.side
+    ones, most = (["…" if size < 0 else size for size in spec.shape] for _ in range(2))
+    ranges = f"{{min: {ones}, opt: {most}, max: {most}}}".replace("'", "")
+    raise ConfigError(
+        f"input '{spec.name}' {list(spec.shape)} leaves a size open that the settings do not tell, and an engine is "
+        f"built for a range of sizes: say tensorrt: {{shapes: {{{spec.name}: {ranges}}}}} in model.yaml",
+        reason="open_shape",
+    )
+
+
+def _is_text(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 2 and spec.shape[1] < 0

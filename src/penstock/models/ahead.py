@@ -1,0 +1,45 @@
+"""Engines that are built before a worker loads the model: what `penstock model build` does."""
+
+from dataclasses import dataclass
+
+from penstock.core.errors import ConfigError
+from penstock.engines.base import EngineHome
+from penstock.engines.tensorrt.build import EnginePlan, build_engine_file, plan_engine
+from penstock.engines.tensorrt.engine import check_gpu, describe_gpu
+from penstock.engines.tensorrt.gpu import open_gpu
+from penstock.engines.tensorrt.kept import BuiltEngine, KeptEngines
+from penstock.engines.tensorrt.library import RTX, find_library
+from penstock.models.building import shape_limits
+from penstock.models.folder import ModelFolder
+from penstock.models.settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltAhead:
+    version: str
+    plan: EnginePlan
+    built: BuiltEngine
+
+
+def is_built_ahead(settings: ModelSettings) -> bool:
+    return settings.engine == "tensorrt"
+
+
+def build_ahead(folder: ModelFolder, version: str, home: EngineHome, *, is_forced: bool = False) -> BuiltAhead:
+    """The engine that a worker with this data directory will look for. Raises ConfigError."""
+    settings = folder.settings_of(version)
+    if not is_built_ahead(settings):
+        raise ConfigError(
+            f"{folder.name}: version {version} has engine: {settings.engine}, for which nothing is built ahead; "
+            "engine: tensorrt builds"
+        )
+    library = find_library(settings.tensorrt.library)
+    gpu = ""
+    if library.name != RTX:  # it tries its kernels on the GPU that it builds for
+        found = open_gpu(settings.instances.device)
+        check_gpu(library, found)
+        found.use()
+        gpu = describe_gpu(found)
+    plan = plan_engine(folder.file(version), shape_limits(settings), settings.tensorrt, library, gpu)
+    kept = KeptEngines(home, settings.timeouts.load_s)
+    return BuiltAhead(version, plan, kept.get(plan.facts(), lambda: build_engine_file(plan), is_forced=is_forced))
