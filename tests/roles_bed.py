@@ -58,7 +58,7 @@ async def roles_running(
         remote = RemoteControl(leader, GatewayMember("gateway-0", endpoint), gateway.cluster_changed)
         stack.push_async_callback(remote.close)
         http = open_http_socket(config.host, 0)
-        doors = await gateway.begin(remote, Certificates())
+        doors = await gateway.begin(remote, Certificates(), folder)
         port = await doors.open(0, http, folder / "metrics", gateway.publish)
         stop = asyncio.Event()
         worker = Worker("worker-0", leader, config, WorkerMetrics(CollectorRegistry()), traces)

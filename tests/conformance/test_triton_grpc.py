@@ -138,10 +138,11 @@ def test_a_long_message_of_an_error_is_shortened_rather_than_lost(client: triton
     assert "the model gives sum, difference" in caught.value.message()
 
 
-@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
-def test_compression(client, algorithm):
-    answer = client.infer("identity_fp32", floats(2, 50_000), compression_algorithm=algorithm)
+def test_compression(client):
+    answer = client.infer("identity_fp32", floats(2, 50_000), compression_algorithm="gzip")
     np.testing.assert_array_equal(answer.as_numpy("y"), np.ones((2, 50_000), np.float32))
+    with pytest.raises(InferenceServerException, match=r"deflate.*isn't supported"):  # by the native server
+        client.infer("identity_fp32", floats(2, 50_000), compression_algorithm="deflate")
 
 
 def test_ten_megabytes(client):

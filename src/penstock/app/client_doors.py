@@ -7,9 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import structlog
+
 from penstock.access.guard import Guard
 from penstock.core.config import Config
 from penstock.gateway.catalogue import Catalogue
+from penstock.gateway.grpc.choice import choose_grpc_server
 from penstock.gateway.grpc.direct import DirectGrpc, Discover
 from penstock.gateway.grpc.oip import OipGrpc
 from penstock.gateway.grpc.server import GrpcServer
@@ -30,20 +33,30 @@ if TYPE_CHECKING:
     from penstock.gateway.http.live.streams import LiveStreams
     from penstock.gateway.http.openapi import Admit
 
+log = structlog.get_logger()
 GRACE_S = 1.0  # what is inside gets to end, where it was not drained
 CLOSE_S = 3.0
 
 
 class ClientDoors:
     def __init__(
-        self, config: Config, serving: Serving, catalogue: Catalogue, guard: Guard, certificates: Certificates
+        self,
+        config: Config,
+        serving: Serving,
+        catalogue: Catalogue,
+        guard: Guard,
+        certificates: Certificates,
+        sockets: Path,
     ) -> None:
+        """`sockets`: a folder for them, of this user alone."""
         self._config = config
         self._serving = serving
         self._catalogue = catalogue
         self._guard = guard
         self._certificates = certificates
         self._large = LargeMessages(config.limits)
+        self._choice = catalogue.grpc_server = choose_grpc_server(config)
+        self._behind = sockets if self._choice.is_native else None
         self._grpc: GrpcServer | None = None
         self._http: uvicorn.Server | None = None
         self._serving_http: asyncio.Task[None] | None = None
@@ -76,7 +89,8 @@ class ClientDoors:
         host = host_identity() if config.is_local else ""
         direct = None if discover is None else DirectGrpc(self._serving.resolver, discover, host)
         edge = OipGrpc(self._serving, catalogue, self._guard, memory, self._large)
-        port = await self._start(GrpcServer(edge, limits, SharedMemoryGrpc(memory), direct=direct), grpc_port)
+        server = GrpcServer(edge, limits, SharedMemoryGrpc(memory), direct=direct, behind=self._behind)
+        port = await self._start(server, grpc_port)
         self._live = LiveStreams(SnapshotReader(metrics).read, publish, catalogue.standing)
         app = build_http_app(
             self._serving,
@@ -96,7 +110,8 @@ class ClientDoors:
     async def open_grpc(self, port: int) -> int:
         """Opens one for gRPC alone, at a port that nobody shares. Returns the port."""
         edge = OipGrpc(self._serving, self._catalogue, self._guard, large=self._large)
-        return await self._start(GrpcServer(edge, self._config.limits, is_port_shared=False), port)
+        server = GrpcServer(edge, self._config.limits, is_port_shared=False, behind=self._behind)
+        return await self._start(server, port)
 
     async def set_ready(self, is_ready: bool) -> bool:
         """Returns whether there is a door that says so."""
@@ -119,6 +134,7 @@ class ClientDoors:
 
     async def _start(self, server: GrpcServer, port: int) -> int:
         found = await server.start(self._config.host, port, self._certificates)
+        log.info("grpc_server", server=self._choice.server, port=found, why=self._choice.reason)
         self._grpc = server
         return found
 

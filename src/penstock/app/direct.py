@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.app.places import clients_address
@@ -28,13 +29,16 @@ MAX_PORTS = 64  # that are tried from worker.direct_port on: a machine's workers
 class DirectDoor:
     """A worker's WorkerDoor."""
 
-    def __init__(self, worker_id: str, config: Config, traces: "Traces", certificates: "Certificates") -> None:
+    def __init__(
+        self, worker_id: str, config: Config, traces: "Traces", certificates: "Certificates", sockets: Path
+    ) -> None:
         self.address = clients_address(config, 0)
         self.is_tls = bool(config.tls.cert)
         self._worker_id = worker_id
         self._config = config
         self._traces = traces
         self._certificates = certificates
+        self._sockets = sockets
         self._access = NO_KEYS
         self._blocks: dict[str, BlockView] = {}  # those that went, too: who asks for one is told so
         self._gateway: Gateway | None = None
@@ -64,7 +68,7 @@ class DirectDoor:
         first = self._config.worker.direct_port
         assert first is not None
         ports = range(first, min(first + MAX_PORTS, 65_536)) if first else (0,)
-        doors = await gateway.begin(None, self._certificates)
+        doors = await gateway.begin(None, self._certificates, self._sockets)
         for port in ports:
             try:
                 return await doors.open_grpc(port)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from random import Random
 from uuid import uuid4
 
@@ -183,12 +184,13 @@ class Gateway:
         while not self._resolver.has_caught_up() and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
 
-    async def begin(self, control: Control | None, certificates: Certificates) -> ClientDoors:
-        """Returns the clients' doors, which are to be opened; `control`: who changes what is asked to be changed."""
+    async def begin(self, control: Control | None, certificates: Certificates, sockets: Path) -> ClientDoors:
+        """Returns the clients' doors, which are to be opened; `control`: who changes what is asked to be changed,
+        `sockets`: a folder for them."""
         await self._cache.start()
         await self._meter.start()
         catalogue = Catalogue(self._admission, self._resolver, self._dispatcher, control)
-        self._doors = ClientDoors(self._config, self.serving, catalogue, self.guard, certificates)
+        self._doors = ClientDoors(self._config, self.serving, catalogue, self.guard, certificates, sockets)
         self._watching = asyncio.create_task(self._watch(catalogue, self._doors), name="gateway-watch")
         self._forwarded.is_open = True
         return self._doors
@@ -288,7 +290,7 @@ async def _run(http_port: int | None, grpc_port: int | None, run: RoleRun) -> No
         await gateway.catch_up()
         if control.refusal is not None:
             raise control.refusal
-        doors = await gateway.begin(control, certificates)
+        doors = await gateway.begin(control, certificates, places.folder)
         http_socket = open_http_socket(config.host, http_port)
         await doors.open(grpc_port, http_socket, places.metrics, gateway.publish, control.discover, leader)
         run.tether.say_open()

@@ -30,6 +30,7 @@ from penstock.core.cluster.addresses import Address
 from penstock.core.cluster.leaders import ManagerRecord
 from penstock.core.config import Config
 from penstock.core.errors import ConfigError
+from penstock.gateway.grpc.choice import choose_grpc_server
 from penstock.manager.fleet.base import FleetRole
 from penstock.manager.fleet.local import LocalFleet
 from penstock.telemetry.logs import start_logs
@@ -52,6 +53,7 @@ def run_serve(config: Config, on_listening: OnListening = lambda http, grpc: Non
 
 def _check(config: Config) -> None:
     config.check_reach()
+    choose_grpc_server(config)
     if is_clustered(config):
         check_bind(config)
         join_addresses(config.cluster.join)

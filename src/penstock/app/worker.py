@@ -35,7 +35,7 @@ async def _work(run: RoleRun) -> None:
         leader = open_leader(config, places, stack)
         door = None
         if config.worker.direct_port is not None:
-            door = DirectDoor(run.name, config, traces, certificates)
+            door = DirectDoor(run.name, config, traces, certificates, places.folder)
         worker = Worker(run.name, leader, config, metrics, traces, task_workers, door)
         if not run.is_supervised:
             from penstock.app.doors import WORKER_DOOR, open_health_door

@@ -59,6 +59,8 @@ def _print(http: str, found: dict[str, Any]) -> None:
         f"({found['inflight_bytes']} bytes) in flight",
         highlight=False,
     )
+    if (grpc := found.get("grpc_server")) and grpc["server"]:
+        console.print(f"gRPC by {grpc['server']}: {grpc['reason']}", highlight=False)
     if found.get("limits", {}).get("away"):
         console.print("Redis is away: each gateway holds callers to its own share of their limits", style="yellow")
     workers = Table("worker", "pid", "jobs", "memory", "blocks")

@@ -220,6 +220,12 @@ class TlsSettings(Section):
         return self
 
 
+class GatewaySettings(Section):
+    """The clients' doors."""
+
+    grpc_server: Literal["auto", "native", "grpcio"] = "auto"  # auto: native where it can do what is asked for
+
+
 class HealthSettings(Section):
     """The door where a manager, a worker or a joined machine says how it is."""
 
@@ -272,6 +278,7 @@ class Config(Section):
     grpc_port: Port = 50051
     gateways: Annotated[int, Field(ge=0, le=64)] = 1
     workers: Annotated[int, Field(ge=0, le=64)] = 1
+    gateway: GatewaySettings = GatewaySettings()
     limits: Limits = Limits()
     data_plane: DataPlane = DataPlane()
     response_cache: CacheSettings = CacheSettings()

@@ -10,6 +10,7 @@ from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.principals import Principal
 from penstock.core.settings import GENERATE, Routing
 from penstock.core.statistics import BlockStatistics
+from penstock.gateway.grpc.choice import GrpcChoice
 from penstock.router.dispatcher import Dispatcher
 from penstock.serving.admission import Admission
 from penstock.serving.readiness import Readiness
@@ -41,6 +42,7 @@ class Catalogue:
         self._admission = admission
         self._dispatcher = dispatcher
         self._readiness = Readiness()
+        self.grpc_server = GrpcChoice("", "")  # of the clients' door
 
     @property
     def server_version(self) -> str:
@@ -202,6 +204,7 @@ class Catalogue:
             block |= _running(described.get(block["block_id"]))
         return {
             **shown,
+            "grpc_server": self.grpc_server._asdict(),
             "inflight_requests": self._admission.inflight_requests,
             "inflight_bytes": self._admission.inflight_bytes,
             "queues": {

@@ -59,6 +59,7 @@ class OipGrpc:
         self._memory = memory
         self._large = large or LargeMessages(Limits())
         self.traffic = GrpcTraffic(serving.admission)
+        self.unnamed = ""  # whom calls are from that came through the native front to the server behind it
 
     def admit(self, context: Context, needs: Needs) -> Principal:
         """Raises where the guard does."""
@@ -154,7 +155,7 @@ class OipGrpc:
     def _add_context(self, request: InferRequest, context: Context, principal: Principal) -> None:
         request.principal = principal
         request.timeout_s = context.time_remaining()
-        request.client = context.peer()[5:].rpartition(":")[0]
+        request.client = context.peer()[5:].rpartition(":")[0] or self.unnamed
         if self._serving.is_traced:
             found = dict(context.invocation_metadata() or ()).get("traceparent", "")
             request.traceparent = found if isinstance(found, str) else ""
@@ -272,12 +273,12 @@ def guarded(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, nee
             principal = ANYBODY if guard.is_open else edge.admit(context, needs)
             return await answer(message, context, principal)
         except PenstockError as error:
-            refusal = _refusal(error)
+            refusal = refusal_of(error)
         except grpc.aio.AbortError:
             raise
         except Exception:
             log.exception("bug", where="grpc", method=name)
-            refusal = _refusal(InternalError(BUG))
+            refusal = refusal_of(InternalError(BUG))
         # The context keeps what abort raises, and that keeps this frame: the message must not be in it any more, nor in
         # those of an error that is being handled.
         del message
@@ -289,8 +290,9 @@ def guarded(name: str, answer: Callable[..., Awaitable[Any]], edge: OipGrpc, nee
     return answer_or_abort
 
 
-def _refusal(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    return statuses.grpc_code(error), statuses.told(error), tuple(statuses.headers(error).items())
+def refusal_of(error: PenstockError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    told = statuses.told(error).encode(errors="replace").decode()  # what is no text would leave the call unanswered
+    return statuses.grpc_code(error), told, tuple(statuses.headers(error).items())
 
 
 def infer_reader(limits: Limits, admission: Admission) -> Callable[[bytes], InferMessage]:

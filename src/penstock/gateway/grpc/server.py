@@ -4,6 +4,8 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ from penstock.core.config import Limits
 from penstock.core.errors import ConfigError, Draining, PenstockError
 from penstock.core.principals import ANY_SCOPE, PUBLIC, Needs
 from penstock.gateway.grpc.direct import DirectGrpc
+from penstock.gateway.grpc.native import NativeFront
 from penstock.gateway.grpc.oip import OipGrpc, control_reader, guarded, infer_reader, received, understood
 from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
 from penstock.gateway.grpc.traffic import GrpcTraffic
@@ -26,7 +29,8 @@ from penstock.pb.inference import grpc_service_pb2
 from penstock.pb.pool import POOL
 from penstock.pb.v1 import access_pb2
 from penstock.wire.credentials.certificates import Certificates
-from penstock.wire.grpc_server import cut_connections, grpc_server
+from penstock.wire.grpc_server import grpc_server
+from penstock.wire.tcp_connections import cut_connections
 
 _DESCRIPTOR: Any = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 SERVICE: str = _DESCRIPTOR.full_name
@@ -50,8 +54,11 @@ class GrpcServer:
         *further: object,
         direct: DirectGrpc | None = None,
         is_port_shared: bool = True,
+        behind: Path | None = None,
     ) -> None:
-        """`further` answer for methods that the edge does not have. A port may be shared with other gateways."""
+        """`further` answer for methods that the edge does not have. A port may be shared with other gateways. `behind`:
+        a folder of its user alone, where the native front, which has the port then, finds this server for all but
+        ModelInfer."""
         self._server = grpc_server(
             options=[
                 ("grpc.max_receive_message_length", limits.max_message_bytes + ENVELOPE_BYTES),
@@ -87,6 +94,11 @@ class GrpcServer:
         names = (SERVICE,) if direct is None else (SERVICE, str(_DIRECT.full_name))
         reflect = reflection.aio.ReflectionServicer(names, pool=POOL).ServerReflectionInfo
         self._add_small(_REFLECTION, ANY_SCOPE, ServerReflectionInfo=partial(_stream, reflect, self._traffic))
+        self._front: NativeFront | None = None
+        if behind is not None:
+            self._socket = behind / f"grpc-{token_hex(4)}"
+            edge.unnamed = "127.0.0.1"
+            self._front = NativeFront(edge, limits, self.needs[f"{SERVICE}.ModelInfer"], is_port_shared)
 
     def _add_small(self, service: Any, needs: Needs, **answers: Any) -> None:
         """Adds a service that others wrote, with our bound on its messages and our errors."""
@@ -125,12 +137,24 @@ class GrpcServer:
     async def start(self, host: str, port: int, certificates: Certificates) -> int:
         address = str(Address(host, port))
         try:
-            self._port = certificates.add_port(self._server, address)
-        except RuntimeError as error:
+            self._port = await self._open(address, certificates)
+        except (RuntimeError, OSError) as error:
             raise ConfigError(f"cannot listen for gRPC on {address}: choose another --grpc-port") from error
-        await self._server.start()
         self._looking = asyncio.create_task(self._traffic.look_forever(), name="grpc-traffic")
         return self._port
+
+    async def _open(self, address: str, certificates: Certificates) -> int:
+        if self._front is None:
+            port = certificates.add_port(self._server, address)
+            await self._server.start()
+            return port
+        self._server.add_insecure_port(f"unix:{self._socket}")
+        await self._server.start()
+        try:
+            return self._front.open(address, str(self._socket), DEAD_AFTER_MS)
+        except OSError:
+            await self._server.stop(None)
+            raise
 
     async def set_ready(self, is_ready: bool) -> None:
         status = health_pb2.HealthCheckResponse.SERVING if is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
@@ -148,7 +172,10 @@ class GrpcServer:
         await asyncio.sleep(min(TOLD_S, grace_s))
         while self._traffic.running and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(TOLD_S)
-        cut_connections(self._port)
+        if self._front is None:
+            cut_connections(self._port)
+        else:
+            await self._front.close()
         await self._server.stop(END_S)
         if self._looking is not None:
             self._looking.cancel()

@@ -15,7 +15,7 @@ import psutil
 
 from penstock.core.errors import Overloaded, PenstockError, TooSlow
 from penstock.serving.admission import Admission
-from penstock.wire.grpc_server import cut_connection
+from penstock.wire.tcp_connections import cut_connection
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Task: TypeAlias = asyncio.Task[Any]

@@ -173,6 +173,7 @@ class Status(BaseModel):
     draining: bool
     workers: list[dict[str, Any]]
     blocks: list[dict[str, Any]]
+    grpc_server: dict[str, str]  # `server`, and the `reason` why it is this one
     limits: dict[str, Any]
     generation: dict[str, dict[str, int]]  # by block that generates text: how its engines stand
 

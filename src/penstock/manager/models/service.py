@@ -16,7 +16,7 @@ from penstock.manager.models.registry import ModelRegistry, UploadProgress
 from penstock.pb.v1 import registry_pb2 as pb
 from penstock.pb.v1 import registry_pb2_grpc
 from penstock.wire.failures import encode_failure
-from penstock.wire.grpc_server import cut_connection
+from penstock.wire.tcp_connections import cut_connection
 
 log = structlog.get_logger()
 CHUNK_BYTES = 1024 * 1024

@@ -39,22 +39,30 @@ MESSAGE = pb.ModelInferRequest(
 )
 
 
+@pytest.fixture(params=["grpcio", "native"])
+def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Each test is for both servers."""
+    return tmp_path if request.param == "native" else None
+
+
 @pytest.fixture
-async def channel(served: Served, tmp_path: Path) -> AsyncIterator[grpc.aio.Channel]:
+async def channel(served: Served, tmp_path: Path, behind: Path | None) -> AsyncIterator[grpc.aio.Channel]:
     memory = SharedMemory(tmp_path)
     large = LargeMessages(Limits(max_values=ELEMENTS))
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard(), memory, large)
-    server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory))
+    server = GrpcServer(edge, large.limits, SharedMemoryGrpc(memory), behind=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield channel
     await server.stop(0)
 
 
-async def test_whoever_calls_while_it_stops_hears_unavailable_and_never_cancelled(served: Served) -> None:
+async def test_whoever_calls_while_it_stops_hears_unavailable_and_never_cancelled(
+    served: Served, behind: Path | None
+) -> None:
     """Also whoever has a stream open, or has not sent its message yet."""
     edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
-    server = GrpcServer(edge, Limits())
+    server = GrpcServer(edge, Limits(), behind=behind)
     port = await server.start("127.0.0.1", 0, Certificates())
     own = (("grpc.use_local_subchannel_pool", 1),)  # a connection each
     channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=own) for _ in range(8)]

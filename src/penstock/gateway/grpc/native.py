@@ -1,0 +1,262 @@
+"""ModelInfer at pygrpc-native's front, which has HTTP/2 and gRPC in Rust and gives calls in batches.
+
+All other methods go on to the server behind it. What grpcio bounds by itself, and the front does not, is bounded here
+and in `front_watch`.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+import structlog
+
+from penstock.core.config import Limits
+from penstock.core.errors import BUG, HeadersTooLarge, InternalError, Overloaded, PenstockError, RequestTooLarge
+from penstock.core.principals import ANYBODY, Needs
+from penstock.gateway.grpc.front_watch import CALL_BYTES, FrontWatch
+from penstock.gateway.grpc.oip import OipGrpc, infer_reader, refusal_of
+from penstock.gateway.grpc.oip_wire import ENVELOPE_BYTES
+from penstock.gateway.turnstile import grpc_connections, widen_files
+from penstock.wire.tcp_connections import ConnectionCounter, cut_peers
+
+log = structlog.get_logger()
+now = time.monotonic
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+IO_THREADS = 1
+BATCH = 256
+LOOK_S = 0.1
+COUNT_S = 1.0  # of all connections, where nothing is held
+COUNTING_SHARE = 20  # of the time, at most one part
+IDLE_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
+CANCEL = 1  # the kind of an event
+UNTOLD = 4  # times what metadata may have: the front refuses that itself, and says UNKNOWN
+FIELD_BYTES = 32  # beside its name and its value, as HTTP/2 counts it
+
+
+class NativeCall:
+    """What of `grpc.aio.ServicerContext` ModelInfer asks for."""
+
+    __slots__ = ("_deadline", "_metadata", "_peer", "has_begun", "is_gone", "on_taken", "task", "trailing")
+
+    def __init__(self, metadata: Sequence[tuple[str, str | bytes]], peer: str, deadline: float | None) -> None:
+        self._metadata, self._peer, self._deadline = metadata, peer, deadline
+        self.trailing: Sequence[tuple[str, str]] | None = None
+        self.on_taken: Callable[[Any], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.has_begun = self.is_gone = False
+
+    def peer(self) -> str:
+        return self._peer
+
+    def time_remaining(self) -> float | None:
+        return None if self._deadline is None else max(0.0, self._deadline - now())
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        return self._metadata
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {}
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self.trailing = metadata
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Called when the answer has been taken."""
+        self.on_taken = callback
+
+    def cancel(self) -> None:
+        self.is_gone = True
+        if self.has_begun and self.task is not None:  # one that has not would end without a step
+            self.task.cancel()
+
+
+class NativeFront:
+    def __init__(self, edge: OipGrpc, limits: Limits, needs: Needs, is_port_shared: bool) -> None:
+        self._edge = edge
+        self._needs = needs
+        self._limits = limits
+        self._is_port_shared = is_port_shared
+        self._traffic = edge.traffic
+        self._read = infer_reader(limits, self._traffic.admission)
+        self._most_bytes = limits.max_message_bytes + ENVELOPE_BYTES
+        self._calls: dict[int, NativeCall] = {}
+        # What the front has given and the event loop has not taken up. Each count is of one thread alone.
+        self._batches: deque[tuple[list[Any], float]] = deque()
+        self._is_told = False
+        self._given = self._given_bytes = self._taken = self._taken_bytes = 0
+        max_held = self._traffic.admission.coming.max_bytes
+        self._watch = FrontWatch(limits, max_held, grpc_connections(limits, widen_files()), IDLE_S)
+        self._whole_bytes = self._watch.whole_bytes
+        self._watching: asyncio.Task[None] | None = None
+
+    def open(self, address: str, behind: str, keepalive_ms: int) -> int:
+        """Returns the port. `behind`: the socket of the server that has all other methods."""
+        from pygrpc_native import NativeGrpcFront
+
+        front = NativeGrpcFront(
+            address,
+            [(METHOD, False)],
+            io_threads=IO_THREADS,
+            call_details=True,
+            metrics=True,
+            keepalive_time_ms=keepalive_ms,
+            keepalive_timeout_ms=keepalive_ms,
+            keepalive_permit_without_calls=False,
+            max_concurrent_streams=self._limits.max_connection_calls,
+            max_metadata_size=UNTOLD * self._limits.max_header_bytes,
+            reuse_port=self._is_port_shared,
+        )
+        front.set_fallback(behind)
+        front.start()
+        self._front = front
+        self._loop = asyncio.get_running_loop()
+        self._counter = ConnectionCounter(front.bound_port)
+        threading.Thread(target=self._receive, name="grpc-native", daemon=True).start()
+        self._watching = asyncio.create_task(self._watch_forever(), name="grpc-front")
+        return front.bound_port
+
+    async def close(self) -> None:
+        """Whoever still waits hears UNAVAILABLE."""
+        if self._watching is None:
+            return
+        self._watching.cancel()
+        await asyncio.to_thread(self._front.close)
+        for call in tuple(self._calls.values()):
+            call.cancel()
+
+    # --- in a thread of its own
+
+    def _receive(self) -> None:
+        front = self._front
+        while (events := front.recv_batch_details(BATCH)) is not None:
+            at = now()
+            size = sum([len(event[3]) for event in events if event[3]])
+            if not self._has_room(len(events), size):
+                events = [event for event in events if self._is_let_in(event)]
+                size = sum([len(event[3]) for event in events if event[3]])
+            self._given += len(events)
+            self._given_bytes += size
+            self._batches.append((events, at))
+            del events  # the next may be long in coming
+            if not self._is_told:
+                self._is_told = True
+                try:
+                    self._loop.call_soon_threadsafe(self._take_all)
+                except RuntimeError:  # the loop has ended
+                    front.close()
+                    return
+
+    def _has_room(self, count: int, size: int) -> bool:
+        """Whether so much more may wait for the event loop."""
+        return (
+            self._given - self._taken + count <= self._limits.max_inflight_requests
+            and self._given_bytes - self._taken_bytes + size <= self._limits.max_inflight_bytes
+        )
+
+    def _is_let_in(self, event: Any) -> bool:
+        """Answers it here where it is not."""
+        is_let_in = event[0] == CANCEL or self._has_room(1, len(event[3]))
+        if not is_let_in:
+            self._fail(event[1], Overloaded("too many requests wait to be taken up; try again later"))
+        return is_let_in
+
+    # --- in the event loop
+
+    def _take_all(self) -> None:
+        self._is_told = False  # first: what is given from now on is told anew
+        while self._batches:
+            events, at = self._batches.popleft()
+            self._take(events, at)
+
+    def _take(self, events: list[Any], at: float) -> None:
+        calls, whole, begin = self._calls, self._whole_bytes, self._loop.create_task
+        self._taken += len(events)
+        for kind, call_id, _, payload, _, details in events:
+            if kind == CANCEL:
+                if (left := calls.get(call_id)) is not None:
+                    left.cancel()
+                continue
+            metadata, peer, left_s = details
+            size = len(payload)
+            self._taken_bytes += size
+            whole[peer] = whole.get(peer, 0) + size + CALL_BYTES
+            call = calls[call_id] = NativeCall(metadata, peer, None if left_s is None else at + left_s)
+            call.task = begin(self._answer(call_id, payload, call), name="ModelInfer")
+
+    async def _answer(self, call_id: int, payload: bytes, call: NativeCall) -> None:
+        edge, context = self._edge, cast(Any, call)
+        call.has_begun = True
+        self._traffic.running += 1
+        try:
+            if call.is_gone:
+                return
+            self._check(call.invocation_metadata(), len(payload))
+            principal = ANYBODY if edge.guard.is_open else edge.admit(context, self._needs)
+            message = self._read(payload)
+            del payload
+            response = await edge.ModelInfer(message, context, principal)
+            self._respond(call_id, call, response.SerializeToString())
+        except PenstockError as error:
+            self._fail(call_id, error)
+        except Exception:
+            log.exception("bug", where="grpc", method="ModelInfer")
+            self._fail(call_id, InternalError(BUG))
+        finally:
+            if call.on_taken is not None:
+                call.on_taken(call)
+            del self._calls[call_id]
+            self._traffic.running -= 1
+
+    def _check(self, metadata: Sequence[tuple[str, str | bytes]], size: int) -> None:
+        """Raises for more than grpcio would take."""
+        limits = self._limits
+        if sum([FIELD_BYTES + len(name) + len(value) for name, value in metadata]) > limits.max_header_bytes:
+            raise HeadersTooLarge(
+                f"the metadata is over limits.max_header_bytes ({limits.max_header_bytes}): send less"
+            )
+        if size > self._most_bytes:
+            raise RequestTooLarge(
+                f"the message has {size} bytes, over limits.max_message_bytes ({limits.max_message_bytes}): send less"
+            )
+
+    def _respond(self, call_id: int, call: NativeCall, data: bytes) -> None:
+        peer, on_taken = call.peer(), call.on_taken
+        if on_taken is not None and not self._watch.knows(peer):
+            self._count()
+        is_there = self._front.respond(call_id, data, None, call.trailing)
+        if is_there and on_taken is not None:
+            call.on_taken = None
+            self._watch.answered(peer, len(data), partial(on_taken, call))
+
+    def _fail(self, call_id: int, error: PenstockError) -> None:
+        code, told, metadata = refusal_of(error)
+        self._front.fail(call_id, code.value[0], told, metadata)
+
+    # --- what the front holds
+
+    async def _watch_forever(self) -> None:
+        counted = -COUNT_S
+        while True:
+            unseen, began = self._unseen(), now()
+            if unseen > 0 or self._watch.is_waiting or began - counted > COUNT_S:
+                self._count(unseen)
+                counted = began
+            await asyncio.sleep(max(LOOK_S, COUNTING_SHARE * (now() - began)))
+
+    def _count(self, unseen: int = 1) -> None:
+        if gone := self._watch.look(self._counter.count(), unseen, now()):
+            log.warning("grpc_connections_cut", count=len(gone), advice="limits.* bound what clients may hold")
+            cut_peers(gone)
+
+    def _unseen(self) -> int:
+        """Calls that the front has and we have not."""
+        inside = len(self._calls) + self._given - self._taken
+        found = self._front.metrics() or {}
+        methods = found["methods"].values()
+        begun = sum(method["started"] for method in methods)
+        ended = sum(status["count"] for method in methods for status in method["status"].values())
+        return int(begun - ended - inside)
