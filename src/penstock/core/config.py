@@ -1,5 +1,6 @@
 """The configuration: one frozen tree from file, environment and flags. Nobody else reads the environment."""
 
+import os
 import re
 from pathlib import Path
 from socket import gethostname
@@ -16,6 +17,7 @@ from penstock.core.settings import Section
 from penstock.core.yaml_file import laid_over, read_yaml
 
 Port = Annotated[int, Field(ge=0, le=65535)]
+MAX_TASK_PROCESSES = 64
 
 
 def _split(given: Any) -> Any:
@@ -108,10 +110,17 @@ class WorkerSettings(Section):
     labels: dict[str, str] = {}  # noqa: RUF012 - what blocks may ask for of the workers that hold them
     weights: dict[str, Annotated[float, Field(gt=0, le=1000)]] = {}  # noqa: RUF012 - by worker id; else 1
     memory_budget_bytes: Annotated[int, Field(ge=0)] = 0  # of a worker's models; 0: no bound
-    task_processes: Annotated[int, Field(ge=1, le=64)] = 1  # of a worker, for models with placement: pool
+    # Of a worker, for models with placement: pool; auto: the workers share the cores but two
+    task_processes: Annotated[int, Field(ge=1, le=MAX_TASK_PROCESSES)] | Literal["auto"] = "auto"
     task_workers: Annotated[int, Field(ge=0, le=64)] = 0  # of the server, for models with placement: worker
     engine_cache_bytes: Annotated[int, Field(ge=1)] = 16 * 1024 * 1024 * 1024  # of engines that TensorRT built
     direct_port: Port | None = 0  # for clients, opened when one asks for it; 0: any that is free; None: no door
+
+    def task_process_count(self, workers: int) -> int:
+        """`workers` are those of this machine."""
+        if self.task_processes != "auto":
+            return self.task_processes
+        return min(MAX_TASK_PROCESSES, max(1, (len(os.sched_getaffinity(0)) - 2) // max(1, workers)))
 
     def zone_of(self, worker_id: str) -> str:
         return self.zones.get(worker_id, self.zones.get(_on_its_host(worker_id), self.zone))

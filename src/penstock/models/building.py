@@ -11,6 +11,8 @@ from penstock.engines.base import Engine, EngineHome, EngineSpec
 from penstock.engines.tensorrt.shapes import ShapeLimits
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Task
+from penstock.tasks.network import has_text_inputs
+from penstock.tasks.options import TextLimits
 
 
 def build_engine(file: Path, settings: ModelSettings, instances: int, home: EngineHome | None = None) -> Engine:
@@ -62,7 +64,7 @@ def build_engine(file: Path, settings: ModelSettings, instances: int, home: Engi
 
 def shape_limits(settings: ModelSettings) -> ShapeLimits:
     """How large the batches may be that the engine of a model gets."""
-    batching = settings.batching
+    batching = settings.on_device("cuda", takes_texts(settings)).batching
     rows, tokens = batching.max_rows, batching.max_tokens or 0
     if settings.is_batched is False:
         rows = 0
@@ -90,14 +92,25 @@ class TaskSpec:
         return self.settings.batching.max_rows
 
     @property
+    def text_limits(self) -> TextLimits:
+        return TextLimits(self.max_rows, self.settings.batching.max_tokens, self.limits.max_tokens)
+
+    @property
     def batched(self) -> bool | None:
         """None: as the file says."""
         return None if self.settings.is_batched == "auto" else self.settings.is_batched
 
 
+def takes_texts(settings: ModelSettings, signature: Signature | None = None) -> bool:
+    """Whether the task makes the network's token ids of texts; without a signature, as far as its settings tell."""
+    if settings.task == "classify" and settings.classify.input == "auto":
+        return signature is not None and settings.engine != "tensorrt" and has_text_inputs(signature)
+    return settings.task in ("embed", "score") or (settings.task == "classify" and settings.classify.input == "text")
+
+
 def build_task(spec: TaskSpec) -> Task:
     """Raises ConfigError with what is wrong."""
-    settings, signature, max_tokens = spec.settings, spec.signature, spec.limits.max_tokens
+    settings, signature = spec.settings, spec.signature
     match settings.task:
         case "tensor":
             from penstock.tasks.tensor import TensorTask
@@ -108,15 +121,15 @@ def build_task(spec: TaskSpec) -> Task:
         case "embed":
             from penstock.tasks.embed import EmbedTask
 
-            return EmbedTask(spec.folder, settings.embed, spec.max_rows, signature, max_tokens)
+            return EmbedTask(spec.folder, settings.embed, signature, spec.text_limits)
         case "score":
             from penstock.tasks.score import build_score_task
 
-            return build_score_task(spec.folder, settings.score, spec.max_rows, signature, max_tokens)
+            return build_score_task(spec.folder, settings.score, signature, spec.text_limits)
         case "classify":
             from penstock.tasks.classify import ClassifyTask, RowLimits
 
-            limits = RowLimits(spec.max_rows, spec.batched, max_tokens, spec.limits.max_elements)
+            limits = RowLimits(spec.max_rows, spec.batched, spec.limits.max_elements, spec.text_limits)
             return ClassifyTask(spec.folder, settings.classify, limits, signature)
         case "upscale":
             from penstock.tasks.upscale import UpscaleTask

@@ -12,7 +12,7 @@ from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
 from penstock.engines.base import Engine, EngineHome
-from penstock.models.building import TaskSpec, build_engine, build_task
+from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.settings import NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import Task
@@ -78,6 +78,7 @@ def load_block(
     trim()  # what others have freed must not hide what this one takes
     before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
     loaded = _load(engine, ModelFile(file, model.path / version, settings), limits, settings.warm_up)
+    settings = loaded.settings  # with what its device asks for
     trim()
     added_bytes = family_bytes() - before_bytes
     signature, seen = loaded.signature, loaded.task.signature
@@ -104,7 +105,9 @@ def load_block(
 
 def _load(engine: Engine, model: ModelFile, limits: Limits, is_warmed_up: bool) -> LoadedModel:
     try:
-        spec = TaskSpec(model.folder, model.settings, engine.load(), limits)
+        signature = engine.load()
+        settings = model.settings.on_device(signature.device, takes_texts(model.settings, signature))
+        spec = TaskSpec(model.folder, settings, signature, limits)
         task = build_task(spec)
         if is_warmed_up:
             for inputs in task.warm_up_inputs():

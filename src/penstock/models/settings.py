@@ -13,7 +13,9 @@ from penstock.tasks.options import ClassifyOptions, EmbedOptions, GenerateOption
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
 NETWORK_ENGINES = ("onnx", "openvino", "tensorrt")  # their models are files that others can read, too
-INSTANCES_ON_A_GPU = 4  # one computes while the others' batches are joined, copied and launched
+INSTANCES_ON_A_GPU = 2  # one computes while the other's batch is joined, copied and launched
+# For texts, where model.yaml does not say: a batch of its own costs there as much as some thousand tokens.
+TEXTS_ON_A_GPU: dict[str, Any] = {"max_rows": 1024, "max_tokens": 65_536, "max_padding": 0.1, "free_padding": 2048}
 
 
 class ModelSettings(SharedSettings):
@@ -21,7 +23,8 @@ class ModelSettings(SharedSettings):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     versions: Literal["latest", "all"] | tuple[Annotated[int, Field(ge=1)], ...] = "latest"
     warm_up: bool = True
-    placement: Literal["inline", "pool", "worker"] = "inline"  # where requests are prepared and answers finished
+    # Where requests are prepared and answers finished; auto: in a pool on a GPU, inline on a CPU
+    placement: Literal["auto", "inline", "pool", "worker"] = "auto"
     embed: EmbedOptions = EmbedOptions()
     score: ScoreOptions = ScoreOptions()
     classify: ClassifyOptions = ClassifyOptions()
@@ -44,6 +47,14 @@ class ModelSettings(SharedSettings):
         if device != "cpu":
             return INSTANCES_ON_A_GPU
         return max(1, len(os.sched_getaffinity(0)) // self.instances.threads)
+
+    def on_device(self, device: str, has_texts: bool) -> "ModelSettings":
+        """With that device's defaults for what model.yaml does not say."""
+        if not (has_texts and device.startswith("cuda")):
+            return self
+        given = self.batching.model_fields_set
+        missing = {name: value for name, value in TEXTS_ON_A_GPU.items() if name not in given}
+        return self.model_copy(update={"batching": self.batching.model_copy(update=missing)})
 
     def for_block(self) -> BlockSettings:
         """What a block's gateways are told of them."""

@@ -4,6 +4,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from penstock.core.requests import Parameter
 from penstock.core.tensors import Array, Tensor, TensorSpec
 
@@ -17,12 +19,13 @@ class TaskRequest:
 
 @dataclass(slots=True)
 class Piece:
-    """What the batcher may join with other pieces: one text, one tile, or all rows of a tensor request."""
+    """What the batcher may join with other pieces: texts of like length, one tile, or all rows of a tensor request."""
 
     arrays: dict[str, Array]
     rows: int = 1
     length: int = 1  # tokens in a row; padding evens it out within a batch
     key: Hashable = None  # only pieces of one key are ever joined
+    padding: int = 0  # of its tokens, those that even out its own rows
 
 
 @dataclass(slots=True)
@@ -30,6 +33,12 @@ class Prepared:
     pieces: list[Piece]
     context: Any = None  # the task's own, handed to `finish`
     parameters: dict[str, Parameter] = field(default_factory=dict)  # told to the caller with the answer
+    order: Array | None = None  # of all pieces' rows, the one for each row of the answer; None: as they are
+
+    def arrange(self, results: Sequence[Sequence[Array]]) -> Array:
+        """The rows of the results' first arrays, one for each row of the answer."""
+        rows: Array = results[0][0] if len(results) == 1 else np.concatenate([result[0] for result in results])
+        return rows if self.order is None else rows[self.order]
 
 
 @dataclass(frozen=True, slots=True)

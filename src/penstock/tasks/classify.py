@@ -13,7 +13,7 @@ from penstock.tasks.base import Piece, Prepared, TaskInput, TaskRequest, Weighin
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
-from penstock.tasks.options import ClassifyOptions
+from penstock.tasks.options import ClassifyOptions, TextLimits
 from penstock.tasks.tensor import MAX_ELEMENTS, TensorTask, split_rows
 
 LABEL, SCORE = "label", "score"
@@ -27,8 +27,8 @@ class RowLimits:
 
     max_rows: int
     is_batched: bool | None = None  # None: as the file says
-    max_tokens: int = 262_144  # of one request
     max_elements: int = MAX_ELEMENTS  # of a BYTES tensor
+    texts: TextLimits | None = None  # None: as many rows, of any length
 
 
 class ClassifyTask:
@@ -64,7 +64,7 @@ class ClassifyTask:
         return split_rows(pieces, (self._activate(outputs[0]),))
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        scores = np.concatenate([result[0] for result in results])
+        scores = prepared.arrange(results)
         best = _best(scores, self._wanted_count(request))
         return [self._answer(name, scores, best) for name in request.outputs or (LABEL, SCORE)]
 
@@ -114,8 +114,8 @@ def _build_input(
     if kind == "text":
         from penstock.tasks.text import TextNetwork, TextTask
 
-        network = TextNetwork("classify", folder, options, engine, limits.max_tokens)
-        return TextTask(network, output.name, output, limits.max_rows)
+        network = TextNetwork("classify", folder, options, engine, limits.texts or TextLimits(limits.max_rows))
+        return TextTask(network, output.name, output)
     if kind == "image":
         from penstock.tasks.image_input import ImageInput
 

@@ -1,15 +1,11 @@
 """The embed task: texts become token ids, token ids become vectors."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from penstock.core.signature import Signature
-from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
-from penstock.tasks.base import Prepared, TaskRequest
+from penstock.core.tensors import TensorSpec
 from penstock.tasks.network import find_output
-from penstock.tasks.options import EmbedOptions
+from penstock.tasks.options import EmbedOptions, TextLimits
 from penstock.tasks.text import TextNetwork, TextTask
 
 OUTPUT = "embedding"
@@ -20,13 +16,9 @@ class EmbedTask(TextTask):
         self,
         folder: Path,
         options: EmbedOptions,
-        max_rows: int,
         engine: Signature,
-        max_tokens_per_request: int,
+        limits: TextLimits,
     ) -> None:
-        network = TextNetwork("embed", folder, options, engine, max_tokens_per_request)
+        network = TextNetwork("embed", folder, options, engine, limits)
         width = find_output(engine, options.output, "embed.output", ("FP32",)).shape[1]
-        super().__init__(network, options.output, TensorSpec(OUTPUT, "FP32", (-1, width)), max_rows)
-
-    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        return [from_array(OUTPUT, np.concatenate([result[0] for result in results]))]
+        super().__init__(network, options.output, TensorSpec(OUTPUT, "FP32", (-1, width)))

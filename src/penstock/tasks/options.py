@@ -1,10 +1,18 @@
-"""What model.yaml says to the tasks, a section each."""
+"""What model.yaml says to the tasks, a section each, and what bounds their texts."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from penstock.core.settings import Section
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    max_rows: int  # of a batch
+    max_tokens: int | None = None  # of a batch, with its padding
+    max_request_tokens: int = 262_144
 
 
 class TextOptions(Section):

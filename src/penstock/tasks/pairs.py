@@ -2,11 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from penstock.core.errors import ConfigError
-from penstock.tasks.base import Piece
-from penstock.tasks.network import IDS, TYPES
 from penstock.tasks.text import TextTokenizer
 
 
@@ -35,13 +31,12 @@ class PairTokens:
                 f"{special_count} special tokens of a pair; set a larger one"
             )
 
-    def pieces(self, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[Piece]:
-        """Of texts' ids without special tokens."""
+    def rows(self, pairs: Iterable[tuple[list[int], list[int]]]) -> Iterator[tuple[list[int], list[int]]]:
+        """Ids and types, of texts' ids without special tokens."""
         (before, between, after), (of_first, of_second) = self._special, self._text_types
         for whole_first, whole_second in pairs:
             first = whole_first[: self._room]
             second = whole_second[: self._room - len(first)]
             ids = [*before[0], *first, *between[0], *second, *after[0]]
             types = [*before[1], *[of_first] * len(first), *between[1], *[of_second] * len(second), *after[1]]
-            arrays = {IDS: np.array(ids, dtype=np.int64), TYPES: np.array(types, dtype=np.int64)}
-            yield Piece(arrays, length=len(ids), key="pair")
+            yield ids, types

@@ -10,11 +10,11 @@ from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
 from penstock.core.ranking import cosines
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array
-from penstock.tasks.base import Piece, Prepared, Task, TaskRequest
+from penstock.tasks.base import Prepared, Task, TaskRequest
 from penstock.tasks.columns import check_outputs, take_inputs
 from penstock.tasks.network import find_output
 from penstock.tasks.numbers import sigmoid
-from penstock.tasks.options import ScoreOptions
+from penstock.tasks.options import ScoreOptions, TextLimits
 from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import TextNetwork, TextTask
 
@@ -25,19 +25,15 @@ OUTPUTS = {"cosine": "sentence_embedding", "cross": "logits"}  # what networks c
 MAX_LOGITS = 2  # of a cross-encoder: the score, or one for each of "does not answer" and "answers"
 
 
-def build_score_task(
-    folder: Path, options: ScoreOptions, max_rows: int, engine: Signature, max_tokens_per_request: int
-) -> Task:
+def build_score_task(folder: Path, options: ScoreOptions, engine: Signature, limits: TextLimits) -> Task:
     method, output = _choose(options, engine)
     if method == "cross" and output.shape[1] > MAX_LOGITS:
         raise ConfigError(
             f"score.method: a cross-encoder gives 1 or 2 numbers for a pair, but '{output.name}' has "
             f"{output.shape[1]}; set method: cosine where they are vectors, or task: classify"
         )
-    network = TextNetwork("score", folder, options, engine, max_tokens_per_request)
-    if method == "cosine":
-        return CosineTask(network, output.name, max_rows)
-    return CrossTask(network, options, output.name, max_rows)
+    network = TextNetwork("score", folder, options, engine, limits)
+    return CosineTask(network, output.name) if method == "cosine" else CrossTask(network, options, output.name)
 
 
 def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
@@ -65,8 +61,8 @@ def _choose(options: ScoreOptions, engine: Signature) -> tuple[str, TensorSpec]:
 
 
 class _ScoreTask(TextTask):
-    def __init__(self, network: TextNetwork, output: str, max_rows: int) -> None:
-        super().__init__(network, output, TensorSpec(SCORE, "FP32", (-1, 1)), max_rows, (QUERY, PASSAGE))
+    def __init__(self, network: TextNetwork, output: str) -> None:
+        super().__init__(network, output, TensorSpec(SCORE, "FP32", (-1, 1)), (QUERY, PASSAGE))
 
 
 class CosineTask(_ScoreTask):
@@ -75,25 +71,25 @@ class CosineTask(_ScoreTask):
     def prepare(self, request: TaskRequest) -> Prepared:
         queries, passages = _read(request, self._network)
         places: dict[str, int] = {}
-        of_query, of_passage = (
-            [places.setdefault(text, len(places)) for text in texts] for texts in (queries, passages)
-        )
-        pieces, tokens = self._network.pieces(list(places))
-        sent = sum(pieces[place].length for place in (*of_query, *of_passage))
-        self._network.check_tokens(sent, len(queries) + len(passages), "texts")
-        return Prepared(pieces, (of_query, of_passage), {"tokens": tokens})
+        chosen = [places.setdefault(text, len(places)) for text in (*queries, *passages)]
+        ids = list(self._network.encode(list(places)))
+        self._network.check_tokens(sum(len(ids[place]) for place in chosen), len(chosen), "texts")
+        prepared = self._network.cut(ids)
+        prepared.order = np.array(chosen) if prepared.order is None else prepared.order[chosen]
+        return prepared
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        of_query, of_passage = prepared.context
-        vectors = np.concatenate([result[0] for result in results]).astype(np.float32, copy=False)
-        return [from_array(SCORE, cosines(vectors[of_query], vectors[of_passage]).reshape(-1, 1))]
+        vectors = prepared.arrange(results).astype(np.float32, copy=False)
+        _, passages = take_inputs(request, [QUERY, PASSAGE], EXPECTED)
+        first = len(vectors) - passages.shape[0]  # behind the queries
+        return [from_array(SCORE, cosines(vectors[:first], vectors[first:]).reshape(-1, 1))]
 
 
 class CrossTask(_ScoreTask):
-    """A pair is a piece; a text that is in many pairs is tokenized once."""
+    """A pair is a row; a text that is in many pairs is tokenized once."""
 
-    def __init__(self, network: TextNetwork, options: ScoreOptions, output: str, max_rows: int) -> None:
-        super().__init__(network, output, max_rows)
+    def __init__(self, network: TextNetwork, options: ScoreOptions, output: str) -> None:
+        super().__init__(network, output)
         self._pairs = PairTokens(network.tokenizer, network.max_length)
         self._has_sigmoid = options.activation == "sigmoid"
 
@@ -102,16 +98,18 @@ class CrossTask(_ScoreTask):
         distinct = list(dict.fromkeys((*queries, *passages)))
         ids = dict(zip(distinct, self._network.encode(distinct, with_special=False), strict=True))
         paired = zip(repeat(queries[0]) if len(queries) == 1 else queries, passages, strict=False)
-        pieces: list[Piece] = []
+        rows: list[list[int]] = []
+        types: list[list[int]] = []
         tokens = 0
-        for piece in self._pairs.pieces((ids[query], ids[passage]) for query, passage in paired):
-            pieces.append(piece)
-            tokens += piece.length
+        for of_row, of_types in self._pairs.rows((ids[query], ids[passage]) for query, passage in paired):
+            rows.append(of_row)
+            types.append(of_types)
+            tokens += len(of_row)
             self._network.check_tokens(tokens, len(passages), "pairs")
-        return Prepared(pieces, parameters={"tokens": tokens})
+        return self._network.cut(rows, types)
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
-        logits = np.concatenate([result[0] for result in results]).astype(np.float32, copy=False)
+        logits = prepared.arrange(results).astype(np.float32, copy=False)
         if logits.shape[1] > MAX_LOGITS:
             raise EngineFailed(
                 f"the model gave {logits.shape[1]} numbers for a pair; a cross-encoder gives 1 or 2: set score.method"

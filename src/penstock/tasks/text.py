@@ -13,16 +13,16 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
-from penstock.core.signature import Signature
-from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, view_bytes
+from penstock.core.signature import PADDING, Signature
+from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, view_bytes
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_column, check_outputs, take_inputs
 from penstock.tasks.network import IDS, MASK, TYPES, has_text_inputs
-from penstock.tasks.options import TextOptions
+from penstock.tasks.options import TextLimits, TextOptions
 from penstock.tasks.tokens.words import KnownWords
 from penstock.tasks.tokens.wordwise import SpecialIds, find_special_ids
 
-TEXT = "text"
+TEXT, PAIR = "text", "pair"
 EXPECTED = f"this model takes one input, '{TEXT}' BYTES [n] or [n, 1]"
 CHUNK = 64  # texts that are tokenized before their sum is held against the limit
 HEAD_CHARS_PER_TOKEN = 8  # English has about five
@@ -32,6 +32,9 @@ VALIDATED_BYTES = 256 * 1024  # at a time, so that others have the interpreter i
 # A blank, or a Chinese character, which BERT takes for a word of its own.
 BOUNDARY = re.compile("[ \n\t\u4e00-\u9fff]")
 NONE_SPECIAL = SpecialIds()
+# A piece is at most this part of a batch, so that several requests find room in one, and instances share a large one.
+PIECE_PART = 4
+WARM_LENGTHS = 32  # that are warmed up where an engine has steps of length
 
 
 def _decode(name: str, index: int, raw: memoryview, most_chars: int) -> str:
@@ -135,13 +138,13 @@ def _has_independent_words(tokenizer: Tokenizer) -> bool:
 class TextNetwork:
     """A network of token ids, and the tokenizer that it was trained with."""
 
-    def __init__(
-        self, task: str, folder: Path, options: TextOptions, engine: Signature, max_tokens_per_request: int
-    ) -> None:
+    def __init__(self, task: str, folder: Path, options: TextOptions, engine: Signature, limits: TextLimits) -> None:
         self._has_types = _check_inputs(task, engine)
+        self.limits = limits
         self.max_length = options.max_length
         self.tokenizer = TextTokenizer(folder / options.tokenizer, self.max_length)
-        self._max_tokens = max_tokens_per_request
+        self._rows = engine.token_rows
+        self._max_tokens = limits.max_request_tokens
         self._most_chars = self.max_length * MOST_CHARS_PER_TOKEN
 
     def read(self, tensor: Tensor, expected: str) -> list[str]:
@@ -171,68 +174,140 @@ class TextNetwork:
         if tokens > self._max_tokens:
             raise RequestTooLarge(f"the {count} {what} have more than {self._max_tokens} tokens; send fewer at a time")
 
-    def pieces(self, texts: Sequence[str]) -> tuple[list[Piece], int]:
-        """Returns a piece for each text, and how many tokens they have together."""
-        pieces: list[Piece] = []
-        tokens = 0
-        for ids in self.encode(texts):
-            pieces.append(Piece({IDS: np.array(ids, dtype=np.int64)}, length=len(ids), key=TEXT))
-            tokens += len(ids)
-        return pieces, tokens
+    def cut(self, ids: Sequence[list[int]], types: Sequence[list[int]] = ()) -> Prepared:
+        """Rows of like length become pieces; `types` are those of pairs."""
+        by_length: dict[int, list[int]] = {}  # rows' places
+        for place, row in enumerate(ids):
+            by_length.setdefault(self._padded(len(row)), []).append(place)
+        pieces = [
+            self._piece(length, [ids[place] for place in some], [types[place] for place in some] if types else ())
+            for length, places in by_length.items()
+            for some in _parts(places, self._most_rows(length, PIECE_PART))
+        ]
+        order: Array | None = None
+        if len(by_length) > 1:
+            order = np.empty(len(ids), np.int32)
+            order[[place for places in by_length.values() for place in places]] = np.arange(len(ids), dtype=np.int32)
+        return Prepared(pieces, parameters={"tokens": sum(map(len, ids))}, order=order)
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        shape = (len(pieces), max(piece.length for piece in pieces))
-        ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        for row, piece in enumerate(pieces):
-            ids[row, : piece.length] = piece.arrays[IDS]
-            mask[row, : piece.length] = 1
+        shape = (sum(piece.rows for piece in pieces), max(piece.length for piece in pieces))
+        has_types = self._has_types and TYPES in pieces[0].arrays  # of pairs, which are joined with no others
+        if self._rows.is_marked:
+            joined = {IDS: _stack(pieces, IDS, np.full(shape, PADDING, np.int32))}
+            return joined | {TYPES: _stack(pieces, TYPES, np.zeros(shape, np.int32))} if has_types else joined
+        ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        _stack_plain(pieces, ids, mask)
         inputs: dict[str, Array] = {IDS: ids, MASK: mask}
         if self._has_types:
-            inputs[TYPES] = types = np.zeros(shape, dtype=np.int64)
-            for row, piece in enumerate(pieces):
-                if TYPES in piece.arrays:  # of a pair
-                    types[row, : piece.length] = piece.arrays[TYPES]
+            inputs[TYPES] = types = np.zeros(shape, np.int64)
+            if has_types:
+                _stack(pieces, TYPES, types)
         return inputs
 
-    def warm_up_inputs(self, max_rows: int) -> list[dict[str, Array]]:
-        """A query, the longest text (which fails here if the network has fewer positions) and a full batch."""
-        shapes = ((1, 8), (1, self.max_length), (max_rows, 16))
-        return [
-            self.join([Piece({IDS: np.zeros(length, dtype=np.int64)}, length=length)] * rows) for rows, length in shapes
-        ]
+    def warm_up_inputs(self) -> list[dict[str, Array]]:
+        """A query, the longest text (which fails here if the network has fewer positions) and full batches."""
+        shapes = [(1, self._padded(8)), (1, self.max_length), (self.limits.max_rows, self._padded(16))]
+        if (step := self._rows.length_step) > 1:  # a batch has no other lengths
+            lengths = dict.fromkeys(map(self._padded, range(step, step * WARM_LENGTHS + 1, step)))
+            shapes[2:] = [(self._most_rows(length), length) for length in lengths]
+        return [self.join([Piece({IDS: np.zeros((rows, length), np.int32)}, rows, length)]) for rows, length in shapes]
+
+    def _padded(self, length: int) -> int:
+        step = self._rows.length_step
+        return min(-(-max(1, length) // step) * step, self.max_length)
+
+    def _most_rows(self, length: int, part: int = 1) -> int:
+        """Of that length, in such a part of a batch."""
+        rows, tokens = self.limits.max_rows, self.limits.max_tokens
+        return max(1, rows // part if tokens is None else min(rows // part, tokens // part // length))
+
+    def _piece(self, length: int, ids: Sequence[list[int]], types: Sequence[list[int]]) -> Piece:
+        tokens = sum(map(len, ids))
+        arrays = {IDS: _rectangle(ids, length, PADDING, self._rows.vocabulary)}
+        if types:
+            arrays[TYPES] = _rectangle(types, length, 0, self._rows.types)
+        return Piece(arrays, len(ids), length, PAIR if types else TEXT, len(ids) * length - tokens)
 
 
 class TextTask:
-    """Each piece is a text, or what a subclass makes of texts; a row of the network's output answers it."""
+    """Each row is a text, or what a subclass makes of texts; a row of the network's output answers it."""
 
     is_prepare_cheap = False
     is_finish_cheap = True
 
-    def __init__(
-        self, network: TextNetwork, output: str, answer: TensorSpec, max_rows: int, inputs: Sequence[str] = (TEXT,)
-    ) -> None:
+    def __init__(self, network: TextNetwork, output: str, answer: TensorSpec, inputs: Sequence[str] = (TEXT,)) -> None:
         self._network = network
         self.engine_outputs: Sequence[str] = (output,)
         # [n, 1] rather than [n]: Triton's configuration has no tensor without dimensions beside the batch,
         # and perf_analyzer cannot send one.
         columns = tuple(TensorSpec(name, BYTES, (-1, 1)) for name in inputs)
-        self.signature = TaskSignature(columns, (answer,), max_rows)
+        self.signature = TaskSignature(columns, (answer,), network.limits.max_rows)
 
     def prepare(self, request: TaskRequest) -> Prepared:
         check_outputs(request, (self.signature.outputs[0].name,))
         (given,) = take_inputs(request, [TEXT], EXPECTED)
-        pieces, tokens = self._network.pieces(self._network.read(given, EXPECTED))
-        return Prepared(pieces, parameters={"tokens": tokens})
+        return self._network.cut(list(self._network.encode(self._network.read(given, EXPECTED))))
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
         return self._network.join(pieces)
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        rows = outputs[0]
-        return [(rows[row : row + 1],) for row in range(len(pieces))]
+        rows, start = outputs[0], 0
+        results: list[Sequence[Array]] = []
+        for piece in pieces:
+            results.append((rows[start : start + piece.rows],))
+            start += piece.rows
+        return results
+
+    def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        return [from_array(self.signature.outputs[0].name, prepared.arrange(results))]
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        return self._network.warm_up_inputs(self.signature.max_batch_size)
+        return self._network.warm_up_inputs()
+
+
+def _parts(places: list[int], most: int) -> Iterator[list[int]]:
+    for start in range(0, len(places), most):
+        yield places[start : start + most]
+
+
+def _rectangle(rows: Sequence[list[int]], length: int, filler: int, below: int) -> Array:
+    """Raises InvalidTensor where a number is not `below`, unless that is 0: a GPU would read beyond its table."""
+    found = np.array([row if len(row) == length else [*row, *[filler] * (length - len(row))] for row in rows], np.int32)
+    if below and (largest := int(found.max())) >= below:
+        raise InvalidTensor(
+            f"the tokenizer gives {largest} for this text, and the network knows what is below {below}: "
+            "take the tokenizer.json that the model came with"
+        )
+    return found
+
+
+def _stack(pieces: Sequence[Piece], name: str, target: Array) -> Array:
+    """Lays the pieces' arrays below each other, where they have one."""
+    start = 0
+    for piece in pieces:
+        end = start + piece.rows
+        if name in piece.arrays:
+            target[start:end, : piece.length] = piece.arrays[name]
+        start = end
+    return target
+
+
+def _stack_plain(pieces: Sequence[Piece], ids: Array, mask: Array) -> None:
+    """The same for networks that are told by a mask what is padding."""
+    start = 0
+    for piece in pieces:
+        end = start + piece.rows
+        given = piece.arrays[IDS]
+        if piece.padding:
+            is_id = given >= 0
+            mask[start:end, : piece.length] = is_id
+            ids[start:end, : piece.length] = given * is_id
+        else:
+            mask[start:end, : piece.length] = 1
+            ids[start:end, : piece.length] = given
+        start = end
 
 
 def _check_inputs(task: str, engine: Signature) -> bool:

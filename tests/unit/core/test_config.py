@@ -1,10 +1,11 @@
 """The configuration: where settings come from and which win."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from penstock.core.config import load_config
+from penstock.core.config import WorkerSettings, load_config
 from penstock.core.errors import ConfigError
 
 
@@ -94,3 +95,11 @@ def test_what_may_be_a_secret_is_not_told(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match="at least 16 characters") as of_environment:
         load_config()
     assert "hunter2" not in f"{of_file.value}{of_environment.value}"
+
+
+def test_task_processes_share_the_cores_unless_they_are_counted() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert WorkerSettings().task_processes == "auto"
+    assert WorkerSettings().task_process_count(1) == min(64, max(1, cores - 2))
+    assert WorkerSettings().task_process_count(1000) == 1
+    assert WorkerSettings(task_processes=5).task_process_count(2) == 5

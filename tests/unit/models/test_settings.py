@@ -2,11 +2,15 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Instances, Sessions
+from penstock.core.signature import Signature
+from penstock.core.tensors import TensorSpec
+from penstock.models.building import takes_texts
 from penstock.models.folder import read_model_folder
 from penstock.models.settings import INSTANCES_ON_A_GPU, ModelSettings
 
@@ -73,6 +77,30 @@ def test_auto_counts_cores_on_a_cpu_and_not_on_a_gpu() -> None:
     assert ModelSettings(instances=Instances(threads=2 * cores)).instance_count() == 1
     assert ModelSettings().instance_count("cuda:1") == INSTANCES_ON_A_GPU
     assert ModelSettings(instances=Instances(count=3)).instance_count("cuda") == 3
+
+
+def test_texts_on_cuda_have_large_batches_unless_the_model_says_otherwise() -> None:
+    settings = ModelSettings.model_validate({"task": "embed", "batching": {"max_tokens": 512, "max_queue": 7}})
+    found = settings.on_device("cuda:1", has_texts=True).batching
+    assert (found.max_rows, found.max_tokens, found.max_queue) == (1024, 512, 7)
+    assert ModelSettings(task="score").on_device("cuda", has_texts=True).batching.max_tokens == 65_536
+    assert settings.on_device("cpu", has_texts=True) is settings.on_device("cuda", has_texts=False) is settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_texts"),
+    [
+        ({"task": "embed"}, True),
+        ({"task": "score"}, True),
+        ({"task": "tensor"}, False),
+        ({"task": "classify"}, True),
+        ({"task": "classify", "classify": {"input": "text"}}, True),
+        ({"task": "classify", "classify": {"input": "tensor"}}, False),
+    ],
+)
+def test_token_ids_are_texts_where_the_task_makes_them(settings: dict[str, Any], has_texts: bool) -> None:
+    ids = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
+    assert takes_texts(ModelSettings.model_validate(settings), Signature(ids, (), "torch", "fp16")) is has_texts
 
 
 def test_a_model_with_state_has_one_instance() -> None:

@@ -137,7 +137,7 @@ def test_a_text_classifier_gives_transformers_answers(tmp_path: Path) -> None:
     names = ["bad", "so so", "good great"]  # a label is a line
     assert [[label.decode() for label in row] for row in answer["label"]] == [[names[c] for c in row] for row in order]
     prepared = loaded.task.prepare(request)
-    assert prepared.parameters == {"tokens": sum(piece.length for piece in prepared.pieces)}
+    assert prepared.parameters == {"tokens": sum(piece.rows * piece.length for piece in prepared.pieces)}
     for inputs in loaded.task.warm_up_inputs():
         loaded.engine.warm_up(inputs)
 

@@ -13,7 +13,7 @@ from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, to_array
 from penstock.tasks.base import Task, TaskRequest
 from penstock.tasks.embed import EmbedTask
-from penstock.tasks.options import EmbedOptions
+from penstock.tasks.options import EmbedOptions, TextLimits
 
 REFERENCE = Path(__file__).parents[2] / "data"
 TEXTS: list[str] = json.loads((REFERENCE / "minilm_reference.json").read_text())
@@ -25,7 +25,7 @@ GRAPH = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 3
 
 @pytest.fixture(scope="session")
 def task(folder: Path) -> EmbedTask:
-    return EmbedTask(folder, EmbedOptions(), 32, GRAPH, 100_000)
+    return EmbedTask(folder, EmbedOptions(), GRAPH, TextLimits(32, None, 100_000))
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +56,10 @@ def test_its_signature_is_what_clients_see(task: EmbedTask) -> None:
 
 
 def test_texts_have_the_references_tokens(task: EmbedTask) -> None:
-    pieces = task.prepare(ask(*TEXTS)).pieces
-    assert [piece.length for piece in pieces] == TOKENS.tolist()
-    assert {(piece.rows, piece.key) for piece in pieces} == {(1, "text")}
+    prepared = task.prepare(ask(*TEXTS))
+    lengths = np.repeat([piece.length for piece in prepared.pieces], [piece.rows for piece in prepared.pieces])
+    assert lengths[prepared.order].tolist() == TOKENS.tolist()
+    assert {(piece.padding, piece.key) for piece in prepared.pieces} == {(0, "text")}
 
 
 def test_vectors_are_the_references_in_any_company(task: EmbedTask, session: ort.InferenceSession) -> None:
@@ -74,28 +75,28 @@ def test_bf16_vectors_are_the_references_in_any_company(task: EmbedTask, folder:
         pytest.skip("this processor has no BF16")
     hints = {"INFERENCE_PRECISION_HINT": "bf16", "INFERENCE_NUM_THREADS": 1}
     runner = core.compile_model(folder / "model.onnx", "CPU", hints).create_infer_request()
-    pieces = task.prepare(ask(*TEXTS)).pieces
-    batches = [task.join(pieces[start : start + 7]) for start in range(0, len(pieces), 7)]
-    vectors = np.concatenate([runner.infer(batch)[0].copy() for batch in batches])
+    prepared = task.prepare(ask(*TEXTS))
+    batches = [task.join(prepared.pieces[start : start + 7]) for start in range(0, len(prepared.pieces), 7)]
+    vectors = prepared.arrange([[runner.infer(batch)[0].copy()] for batch in batches])
     assert float(np.sum(vectors * VECTORS, axis=1).min()) >= 0.9999
 
 
 def test_an_empty_text_is_embedded(task: EmbedTask) -> None:
-    assert task.prepare(ask("")).pieces[0].arrays["input_ids"].tolist() == [101, 102]
+    assert task.prepare(ask("")).pieces[0].arrays["input_ids"].tolist() == [[101, 102]]
 
 
 def test_a_long_text_is_cut(task: EmbedTask) -> None:
     ids = task.prepare(ask("word " * 10_000)).pieces[0].arrays["input_ids"]
-    assert (len(ids), ids[-1]) == (256, 102)
+    assert (ids.shape, ids[0, -1]) == ((1, 256), 102)
 
 
 def test_a_column_of_texts_is_taken(task: EmbedTask) -> None:
     column = TaskRequest([Tensor("text", "BYTES", (2, 1), pack_bytes(["one", "two"]))], ["embedding"])
-    assert len(task.prepare(column).pieces) == 2
+    assert [piece.rows for piece in task.prepare(column).pieces] == [2]
 
 
 def test_a_request_may_have_more_rows_than_a_batch(task: EmbedTask) -> None:
-    assert len(task.prepare(ask(*["hello"] * 200)).pieces) == 200
+    assert [piece.rows for piece in task.prepare(ask(*["hello"] * 200)).pieces] == [8] * 25  # a quarter of a batch
 
 
 def test_join_pads_to_the_longest(task: EmbedTask) -> None:
@@ -108,7 +109,7 @@ def test_join_pads_to_the_longest(task: EmbedTask) -> None:
 def test_a_network_that_wants_token_types_gets_zeros(folder: Path) -> None:
     types = TensorSpec("token_type_ids", "INT64", (-1, -1))
     graph = Signature((*GRAPH.inputs, types), GRAPH.outputs, "onnx", "fp32")
-    task = EmbedTask(folder, EmbedOptions(), 32, graph, 1000)
+    task = EmbedTask(folder, EmbedOptions(), graph, TextLimits(32, None, 1000))
     assert task.join(task.prepare(ask("hello")).pieces)["token_type_ids"].tolist() == [[0, 0, 0]]
 
 
@@ -158,8 +159,8 @@ def test_no_rows_are_refused(task: EmbedTask, shape: tuple[int, ...]) -> None:
 
 
 def test_too_many_tokens_are_refused(folder: Path) -> None:
-    task = EmbedTask(folder, EmbedOptions(), 32, GRAPH, 300)
-    assert len(task.prepare(ask(*["hello"] * 100)).pieces) == 100
+    task = EmbedTask(folder, EmbedOptions(), GRAPH, TextLimits(32, None, 300))
+    assert task.prepare(ask(*["hello"] * 100)).parameters == {"tokens": 300}
     with pytest.raises(RequestTooLarge, match="the 101 texts have more than 300 tokens; send fewer at a time"):
         task.prepare(ask(*["hello"] * 101))
 
@@ -193,11 +194,11 @@ def test_a_network_that_is_no_text_encoder_is_refused(
     specs = given if "needs a network" in message else known | given
     graph = Signature(tuple(specs.values()), tuple(TensorSpec(*output) for output in outputs), "onnx", "fp32")
     with pytest.raises(ConfigError, match=message):
-        EmbedTask(folder, EmbedOptions(), 32, graph, 1000)
+        EmbedTask(folder, EmbedOptions(), graph, TextLimits(32, None, 1000))
 
 
 def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
     for make in (lambda path: None, lambda path: path.write_text("{}")):
         make(tmp_path / "tokenizer.json")
         with pytest.raises(ConfigError, match=r"tokenizer.json: is not a tokenizer.json"):
-            EmbedTask(tmp_path, EmbedOptions(), 32, GRAPH, 1000)
+            EmbedTask(tmp_path, EmbedOptions(), GRAPH, TextLimits(32, None, 1000))

@@ -14,7 +14,7 @@ from penstock.core.tensors import Array, Tensor, TensorSpec
 from penstock.models.importing import import_checkpoint
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Prepared, TaskRequest
-from penstock.tasks.options import ScoreOptions
+from penstock.tasks.options import ScoreOptions, TextLimits
 from penstock.tasks.score import build_score_task
 from tests.checkpoints import reference_logits, save_classifier
 from tests.unit.tasks.runs import Loaded, column, load_model
@@ -86,20 +86,22 @@ def test_a_query_for_each_passage_gives_the_cosines(cosine: Loaded, folder: Path
 
 def test_vectors_of_any_length_give_cosines(folder: Path) -> None:
     graph = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 3)),), "onnx", "fp32")
-    task = build_score_task(folder, ScoreOptions(), 32, graph, 1000)
+    task = build_score_task(folder, ScoreOptions(), graph, TextLimits(32, None, 1000))
     vectors = [(np.array([row], np.float32),) for row in ([3, 4, 0], [0, 2, 0], [0, 0, 0])]
     request = ask(["a"], ["b", "c"])
-    (score,) = task.finish(request, Prepared([], ([0], [1, 2])), vectors)
+    (score,) = task.finish(request, Prepared([], order=np.array([0, 1, 2])), vectors)
     assert np.frombuffer(score.data, np.float32).tolist() == pytest.approx([0.8, 0.0])
 
 
 def test_many_pairs_are_scored_without_copying_all_vectors_at_once(folder: Path) -> None:
     graph = Signature(GRAPH_INPUTS, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
-    task = build_score_task(folder, ScoreOptions(), 32, graph, 1000)
+    task = build_score_task(folder, ScoreOptions(), graph, TextLimits(32, None, 1000))
     rng = np.random.default_rng(3)
     vectors = rng.normal(size=(50, 4)).astype(np.float32)
     first, second = (rng.integers(0, 50, 2500).tolist() for _ in range(2))
-    (score,) = task.finish(ask(["a"], ["b"]), Prepared([], (first, second)), [(row[None],) for row in vectors])
+    request = ask(["a"] * 2500, ["b"] * 2500)
+    order = np.array([*first, *second])
+    (score,) = task.finish(request, Prepared([], order=order), [(row[None],) for row in vectors])
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_allclose(
         np.frombuffer(score.data, np.float32), np.sum(unit[first] * unit[second], axis=1), atol=1e-6
@@ -108,7 +110,7 @@ def test_many_pairs_are_scored_without_copying_all_vectors_at_once(folder: Path)
 
 def test_each_text_is_encoded_once(cosine: Loaded) -> None:
     prepared = cosine.task.prepare(ask(["a"] * 4, ["b", "a", "b", "c"]))
-    assert len(prepared.pieces) == 3
+    assert sum(piece.rows for piece in prepared.pieces) == 3
     assert prepared.parameters == {"tokens": 9}
     scores = cosine.run(ask(["a"] * 4, ["b", "a", "b", "c"]))["score"][:, 0]
     assert scores[1] == pytest.approx(1, abs=1e-5)
@@ -162,7 +164,9 @@ def test_extreme_logits_overflow_nothing_and_keep_their_order(cross: Loaded, log
 def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, length: int) -> None:
     import_checkpoint(checkpoint, tmp_path / "short", engine="onnx")
     settings = ModelSettings(task="score", score=ScoreOptions(max_length=length))
-    pieces = Loaded(tmp_path / "short" / "1", settings).task.prepare(ask(QUERIES, PASSAGES)).pieces
+    task = Loaded(tmp_path / "short" / "1", settings).task
+    prepared = [task.prepare(ask([query], [passage])) for query, passage in zip(QUERIES, PASSAGES, strict=True)]
+    pieces = [each.pieces[0] for each in prepared]
     whole = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     whole.no_padding()
     for query, passage, piece in zip(QUERIES, PASSAGES, pieces, strict=True):
@@ -170,10 +174,10 @@ def test_a_pair_is_cut_at_its_passage_first(checkpoint: Path, tmp_path: Path, le
         whole.enable_truncation(length, strategy="only_second")
         if len(alone) < length - 3:
             expected = whole.encode(query, passage)
-            assert piece.arrays["input_ids"].tolist() == expected.ids
-            assert piece.arrays["token_type_ids"].tolist() == expected.type_ids
+            assert piece.arrays["input_ids"].tolist() == [expected.ids]
+            assert piece.arrays["token_type_ids"].tolist() == [expected.type_ids]
         else:
-            assert piece.arrays["input_ids"].tolist() == [101, *alone[: length - 3], 102, 102]
+            assert piece.arrays["input_ids"].tolist() == [[101, *alone[: length - 3], 102, 102]]
         whole.no_truncation()
 
 
@@ -189,9 +193,9 @@ def test_a_tokenizer_with_other_pairs_is_followed(checkpoint: Path, tmp_path: Pa
     tokenizer.no_padding()
     expected = tokenizer.encode("a cat", "purrs")
     (piece,) = task.prepare(ask(["a cat"], ["purrs"])).pieces
-    assert piece.arrays["input_ids"].tolist() == expected.ids
+    assert piece.arrays["input_ids"].tolist() == [expected.ids]
     assert expected.ids.count(102) == 3
-    assert piece.arrays["token_type_ids"].tolist() == expected.type_ids
+    assert piece.arrays["token_type_ids"].tolist() == [expected.type_ids]
 
 
 def test_only_the_head_of_a_long_passage_is_read(cross: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +226,8 @@ def test_a_query_of_many_passages_is_tokenized_once(cross: Loaded, monkeypatch: 
 
     monkeypatch.setattr(tokenizer, "_encode", encode)
     prepared = cross.task.prepare(ask(["what"], [f"passage {index}" for index in range(100)]))
-    assert (len(prepared.pieces), read.count("what"), len(read)) == (100, 1, 101)
-    assert prepared.parameters == {"tokens": sum(piece.length for piece in prepared.pieces)}
+    assert (sum(piece.rows for piece in prepared.pieces), read.count("what"), len(read)) == (100, 1, 101)
+    assert prepared.parameters == {"tokens": sum(piece.rows * piece.length for piece in prepared.pieces)}
 
 
 def test_warm_up_runs(cosine: Loaded, cross: Loaded) -> None:
@@ -280,9 +284,9 @@ def test_too_many_tokens_are_refused(model: str, request: pytest.FixtureRequest)
     loaded: Loaded = request.getfixturevalue(model)
     source: Path = request.getfixturevalue("folder")
     options = ScoreOptions(method="cross", output="logits") if model == "cross" else ScoreOptions()
-    task = build_score_task(source, options, 32, loaded.signature, 300)
+    task = build_score_task(source, options, loaded.signature, TextLimits(32, None, 300))
     fitting = [f"{number}" for number in range(50)]
-    assert len(task.prepare(ask(["x"], fitting)).pieces) >= 50
+    assert sum(piece.rows for piece in task.prepare(ask(["x"], fitting)).pieces) >= 50
     with pytest.raises(RequestTooLarge, match="have more than 300 tokens; send fewer at a time"):
         task.prepare(ask(["x"], ["hello there"] * 150))
 
@@ -311,7 +315,7 @@ VECTORS, LOGIT = ("sentence_embedding", "FP32", (-1, 384)), ("logits", "FP32", (
 def test_the_method_follows_from_the_network(
     folder: Path, given: Signature, options: dict[str, str], kind: str
 ) -> None:
-    task = build_score_task(folder, ScoreOptions.model_validate(options), 32, given, 1000)
+    task = build_score_task(folder, ScoreOptions.model_validate(options), given, TextLimits(32, None, 1000))
     assert type(task).__name__ == kind
 
 
@@ -336,11 +340,11 @@ def test_a_network_that_does_not_fit_is_refused(
     folder: Path, given: Signature, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_score_task(folder, ScoreOptions.model_validate(options), 32, given, 1000)
+        build_score_task(folder, ScoreOptions.model_validate(options), given, TextLimits(32, None, 1000))
 
 
 def test_a_cross_encoder_that_turns_out_too_wide_fails_the_request(folder: Path) -> None:
-    task = build_score_task(folder, ScoreOptions(), 32, graph(("logits", "FP32", (-1, -1))), 1000)
+    task = build_score_task(folder, ScoreOptions(), graph(("logits", "FP32", (-1, -1))), TextLimits(32, None, 1000))
     with pytest.raises(EngineFailed, match="gave 5 numbers for a pair"):
         task.finish(ask(["a"], ["b"]), Prepared([]), [(np.zeros((1, 5), np.float32),)])
 

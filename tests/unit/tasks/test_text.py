@@ -13,10 +13,10 @@ from tokenizers.processors import BertProcessing, RobertaProcessing, TemplatePro
 from tokenizers.trainers import BpeTrainer
 
 from penstock.core.errors import ConfigError, InvalidTensor, RequestTooLarge
-from penstock.core.signature import Signature
+from penstock.core.signature import PADDING, Signature, TokenRows
 from penstock.core.tensors import Tensor, TensorSpec, pack_bytes
 from penstock.models.samples.texts import passages, queries
-from penstock.tasks.options import ScoreOptions
+from penstock.tasks.options import ScoreOptions, TextLimits
 from penstock.tasks.pairs import PairTokens
 from penstock.tasks.text import MOST_CHARS_PER_TOKEN, TextNetwork, TextTokenizer
 
@@ -106,7 +106,7 @@ def test_a_long_text_has_the_tokens_of_its_whole(folder: Path, tmp_path: Path, k
     whole = Tokenizer.from_file(str(file))
     whole.enable_truncation(32)
     whole.no_padding()
-    network = TextNetwork("embed", file.parent, ScoreOptions(max_length=32), TOKENS, 10_000)
+    network = TextNetwork("embed", file.parent, ScoreOptions(max_length=32), TOKENS, TextLimits(32, None, 10_000))
     (head,) = network.read(Tensor("text", "BYTES", (1,), pack_bytes([LONG_TEXTS[kind]])), "")
     assert len(head) <= 32 * MOST_CHARS_PER_TOKEN
     assert list(network.encode([head])) == [whole.encode(LONG_TEXTS[kind]).ids]
@@ -114,7 +114,7 @@ def test_a_long_text_has_the_tokens_of_its_whole(folder: Path, tmp_path: Path, k
 
 @pytest.mark.parametrize("text", ["c" * 400, "c" * 40 + " " * 360], ids=["unbroken", "blank"])
 def test_texts_that_have_few_tokens_for_their_length_are_refused_before_they_are_read(folder: Path, text: str) -> None:
-    network = TextNetwork("embed", folder, ScoreOptions(max_length=16), TOKENS, 1000)
+    network = TextNetwork("embed", folder, ScoreOptions(max_length=16), TOKENS, TextLimits(32, None, 1000))
     assert len(list(network.encode([text] * 15))) == 15
     with pytest.raises(RequestTooLarge, match="the 100 texts are too long together; send fewer at a time"):
         next(network.encode([text] * 100))
@@ -122,7 +122,7 @@ def test_texts_that_have_few_tokens_for_their_length_are_refused_before_they_are
 
 @pytest.mark.parametrize("damaged_at", [0, 100, 300_000, 999_999])
 def test_what_is_no_utf8_is_found_where_it_is(folder: Path, damaged_at: int) -> None:
-    network = TextNetwork("embed", folder, ScoreOptions(max_length=4), TOKENS, 1000)
+    network = TextNetwork("embed", folder, ScoreOptions(max_length=4), TOKENS, TextLimits(32, None, 1000))
     raw = bytearray("ä".encode() * 500_000)
     raw[damaged_at] = 0xFF
     with pytest.raises(InvalidTensor, match=rf"element 0 is not valid UTF-8: .* at byte {damaged_at // 2 * 2}"):
@@ -142,9 +142,7 @@ def test_pairs_are_as_the_tokenizer_makes_them(folder: Path, tmp_path: Path, pro
     for first, second in texts:
         expected = whole.encode(first, second)
         ids = tokenizer.encode([first, second], with_special=False)
-        (piece,) = pairs.pieces([(next(ids), next(ids))])
-        found = piece.arrays["input_ids"].tolist(), piece.arrays["token_type_ids"].tolist()
-        assert found == (expected.ids, expected.type_ids)
+        assert list(pairs.rows([(next(ids), next(ids))])) == [(expected.ids, expected.type_ids)]
 
 
 def test_learning_of_pairs_leaves_the_limit(folder: Path) -> None:
@@ -155,20 +153,19 @@ def test_learning_of_pairs_leaves_the_limit(folder: Path) -> None:
 
 def test_a_text_that_fills_all_leaves_none_of_the_other(folder: Path) -> None:
     pairs = PairTokens(TextTokenizer(folder / "tokenizer.json", 8), 8)
-    pieces = list(pairs.pieces([([7] * 9, [8] * 9), ([7] * 4, [8] * 9), ([7], [8] * 2)]))
-    assert [piece.arrays["input_ids"].tolist() for piece in pieces] == [
+    rows = list(pairs.rows([([7] * 9, [8] * 9), ([7] * 4, [8] * 9), ([7], [8] * 2)]))
+    assert [ids for ids, _ in rows] == [
         [101, 7, 7, 7, 7, 7, 102, 102],
         [101, 7, 7, 7, 7, 102, 8, 102],
         [101, 7, 102, 8, 8, 102],
     ]
-    assert pieces[1].arrays["token_type_ids"].tolist() == [0, 0, 0, 0, 0, 0, 1, 1]
-    assert [piece.length for piece in pieces] == [8, 8, 6]
+    assert rows[1][1] == [0, 0, 0, 0, 0, 0, 1, 1]
 
 
 def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
     Tokenizer(WordLevel({"zebra": 0}, unk_token="zebra")).save(str(tmp_path / "unknown.json"))
-    (piece,) = PairTokens(TextTokenizer(tmp_path / "unknown.json", 8), 8).pieces([([0] * 9, [0])])
-    assert piece.arrays["input_ids"].tolist() == [0] * 8
+    ((ids, _),) = PairTokens(TextTokenizer(tmp_path / "unknown.json", 8), 8).rows([([0] * 9, [0])])
+    assert ids == [0] * 8
     Tokenizer(BPE({"z": 0}, [])).save(str(tmp_path / "broken.json"))
     with pytest.raises(ConfigError, match="makes no pairs of texts"):
         PairTokens(TextTokenizer(tmp_path / "broken.json", 8), 8)
@@ -178,12 +175,85 @@ def test_a_tokenizer_that_knows_no_text_is_refused(tmp_path: Path) -> None:
 def test_pairs_and_texts_are_padded_with_zeros(folder: Path, has_types: bool) -> None:
     names = ["input_ids", "attention_mask", "token_type_ids"][: 3 if has_types else 2]
     engine: Any = Signature(tuple(TensorSpec(name, "INT64", (-1, -1)) for name in names), (), "onnx", "fp32")
-    graph = TextNetwork("score", folder, ScoreOptions(max_length=16), engine, 100)
-    pieces = list(PairTokens(graph.tokenizer, 16).pieces([([7], [8]), ([7, 7], [8, 8])]))
-    joined = graph.join([*pieces, *graph.pieces(["cat"])[0]])
+    graph = TextNetwork("score", folder, ScoreOptions(max_length=16), engine, TextLimits(32, None, 100))
+    pairs = PairTokens(graph.tokenizer, 16).rows([([7], [8]), ([7, 7], [8, 8])])
+    ids, types = map(list, zip(*pairs, strict=True))
+    joined = graph.join([*graph.cut(ids, types).pieces, *graph.cut(list(graph.encode(["cat"]))).pieces])
     assert list(joined) == names
     assert joined["attention_mask"].sum(axis=1).tolist() == [5, 7, 3]
     assert joined["input_ids"][0].tolist() == [101, 7, 102, 8, 102, 0, 0]
     if has_types:
         expected = [[0, 0, 0, 1, 1, 0, 0], [0, 0, 0, 0, 1, 1, 1], [0] * 7]
         np.testing.assert_array_equal(joined["token_type_ids"], expected)
+
+
+LENGTHS = [3, 40, 16, 17, 3, 16, 1, 33, 3, 40, 3, 3]
+
+
+def rows_of(lengths: list[int]) -> list[list[int]]:
+    """Rows that begin with their place, so that each is found again."""
+    return [[place + 1, *range(1000, 1000 + length - 1)] for place, length in enumerate(lengths)]
+
+
+def network(folder: Path, limits: TextLimits, rows: TokenRows = TokenRows(), max_length: int = 40) -> TextNetwork:  # noqa: B008
+    engine = Signature(TOKENS.inputs, (), "torch", "fp16", "cuda", token_rows=rows)
+    return TextNetwork("embed", folder, ScoreOptions(max_length=max_length), engine, limits)
+
+
+@pytest.mark.parametrize("step", [1, 16])
+def test_rows_of_like_length_are_one_piece_and_are_found_again(folder: Path, step: int) -> None:
+    made = network(folder, TextLimits(1024, 65_536), TokenRows(step))
+    ids = rows_of(LENGTHS)
+    prepared = made.cut(ids)
+    padded = [min(-(-length // step) * step, 40) for length in LENGTHS]
+    assert [piece.length for piece in prepared.pieces] == list(dict.fromkeys(padded))
+    assert sum(piece.padding for piece in prepared.pieces) == sum(padded) - sum(LENGTHS)
+    assert prepared.parameters == {"tokens": sum(LENGTHS)}
+    joined = made.join(prepared.pieces)
+    assert joined["attention_mask"].sum(axis=1)[prepared.order].tolist() == LENGTHS
+    for place, row in enumerate(joined["input_ids"][prepared.order].tolist()):
+        assert [number for number in row if number] == ids[place]
+    answers = [[piece.arrays["input_ids"][:, :1]] for piece in prepared.pieces]
+    assert prepared.arrange(answers)[:, 0].tolist() == list(range(1, len(LENGTHS) + 1))
+
+
+@pytest.mark.parametrize(
+    ("limits", "length", "rows"),
+    [
+        (TextLimits(32), 10, [8, 8, 4]),
+        (TextLimits(32, 256), 10, [6, 6, 6, 2]),
+        (TextLimits(32, 256), 200, [1] * 20),
+        (TextLimits(2), 10, [1] * 20),
+        (TextLimits(1024, 65_536), 16, [20]),
+    ],
+)
+def test_a_piece_is_at_most_a_quarter_of_a_batch(
+    folder: Path, limits: TextLimits, length: int, rows: list[int]
+) -> None:
+    """So a request of many texts leaves room for others, and its batches are shared out."""
+    prepared = network(folder, limits, max_length=256).cut(rows_of([length] * 20))
+    assert [piece.rows for piece in prepared.pieces] == rows
+    assert prepared.order is None
+
+
+def test_a_text_without_tokens_is_a_row_of_padding(folder: Path) -> None:
+    made = network(folder, TextLimits(32))
+    (piece,) = made.cut([[]]).pieces
+    assert (piece.rows, piece.length, piece.padding) == (1, 1, 1)
+    assert made.join([piece])["attention_mask"].tolist() == [[0]]
+
+
+def test_an_engine_gets_the_rows_and_the_ids_that_it_takes(folder: Path) -> None:
+    made = network(folder, TextLimits(32), TokenRows(8, is_marked=True, vocabulary=1004))
+    (piece,) = made.cut(rows_of([4, 5])).pieces
+    ((name, array),) = made.join([piece, piece]).items()
+    assert (name, array.dtype) == ("input_ids", np.dtype(np.int32))
+    assert array.tolist() == 2 * [[1, 1000, 1001, 1002, *[PADDING] * 4], [2, 1000, 1001, 1002, 1003, *[PADDING] * 3]]
+    with pytest.raises(InvalidTensor, match=r"the tokenizer gives 1004 .* below 1004: take the tokenizer.json"):
+        made.cut(rows_of([4, 6]))
+
+
+def test_all_lengths_of_an_engine_with_steps_are_warmed_up(folder: Path) -> None:
+    made = network(folder, TextLimits(1024, 16_384), TokenRows(16))
+    shapes = [inputs["input_ids"].shape for inputs in made.warm_up_inputs()]
+    assert shapes == [(1, 16), (1, 40), (1024, 16), (512, 32), (409, 40)]

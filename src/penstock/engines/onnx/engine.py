@@ -13,7 +13,7 @@ import structlog
 
 from penstock.core.error_text import first_line
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
-from penstock.core.signature import Signature
+from penstock.core.signature import GPU_ROWS, Signature, TokenRows
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.engines.base import EngineSpec
 from penstock.engines.inputs import take_input
@@ -63,7 +63,9 @@ class OnnxEngine:
         self._has_bf16 = "BF16" in datatypes
         if device.startswith("cuda") and not datatypes & {"BF16", BYTES}:  # no memory of a GPU's holds those here
             self._gpu = int(device.partition(":")[2] or 0)
-        return Signature(inputs, outputs, "onnxruntime_onnx", read_precision(self._spec.file, inputs), device)
+        precision = read_precision(self._spec.file, inputs)
+        rows = GPU_ROWS if device.startswith("cuda") else TokenRows()
+        return Signature(inputs, outputs, "onnxruntime_onnx", precision, device, token_rows=rows)
 
     def _open(self) -> str:
         """Returns the device that took the model."""

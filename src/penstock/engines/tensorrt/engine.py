@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import ConfigError, EngineFailed, PenstockError
-from penstock.core.signature import Signature
+from penstock.core.signature import GPU_ROWS, Signature
 from penstock.core.tensors import Array
 from penstock.engines.base import EngineSpec
 from penstock.engines.options import TensorRtOptions
@@ -39,7 +39,8 @@ class TensorRtEngine:
         self._plan = plan = plan_engine(self._spec.file, self._limits, self._options, library, describe_gpu(gpu))
         built = self._open(plan)
         device = "cuda" if self._spec.device == "auto" else self._spec.device
-        return Signature(plan.inputs, plan.outputs, PLATFORM, plan.precision, device, describe(library, built))
+        note = describe(library, built)
+        return Signature(plan.inputs, plan.outputs, PLATFORM, plan.precision, device, note, GPU_ROWS)
 
     def _open(self, plan: EnginePlan) -> BuiltEngine:
         """One from the disk that the library does not take any more, as after another driver, is built anew."""

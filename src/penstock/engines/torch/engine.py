@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
-from penstock.core.signature import Signature
+from penstock.core.signature import GPU_ROWS, Signature, TokenRows
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.availability import TORCH_FOLDERS, require
 from penstock.engines.base import EngineSpec
@@ -50,7 +50,8 @@ class TorchEngine:
             torch.cuda.synchronize(target.device)  # the weights are there before another stream reads them
         if self._options.compile:
             self._compile()
-        return Signature(model.inputs, model.outputs, PLATFORM, model.precision, target.name)
+        rows = GPU_ROWS if target.kind == "cuda" else TokenRows()
+        return Signature(model.inputs, model.outputs, PLATFORM, model.precision, target.name, token_rows=rows)
 
     def _compile(self) -> None:
         """Compiles the module and runs it once, as it is compiled only then; raises ConfigError where that fails."""

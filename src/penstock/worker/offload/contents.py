@@ -10,24 +10,26 @@ from penstock.tasks.base import Piece, Prepared
 
 
 def describe_prepared(prepared: Prepared) -> tuple[dict[str, Any], list[Tensor]]:
-    tensors: list[Tensor] = []
-    pieces: list[tuple[int, int, Any, int]] = []
+    tensors = [] if prepared.order is None else [from_array("", prepared.order)]
+    pieces: list[tuple[int, int, Any, int, int]] = []
     own: dict[int, int] = {}  # keys that are equal to themselves alone, by identity
     for piece in prepared.pieces:
         tensors += [from_array(name, array) for name, array in piece.arrays.items()]
-        pieces.append((piece.rows, piece.length, _describe_key(piece.key, own), len(piece.arrays)))
-    return {"pieces": pieces, "parameters": prepared.parameters}, tensors
+        pieces.append((piece.rows, piece.length, _describe_key(piece.key, own), piece.padding, len(piece.arrays)))
+    has_order = prepared.order is not None
+    return {"pieces": pieces, "parameters": prepared.parameters, "has_order": has_order}, tensors
 
 
 def read_prepared(described: Mapping[str, Any], tensors: Iterable[Tensor]) -> Prepared:
     """The request without its context, which stays where it was prepared."""
     following = iter(tensors)
+    order = to_array(next(following)) if described["has_order"] else None
     own: dict[int, object] = {}
     pieces: list[Piece] = []
-    for rows, length, key, count in described["pieces"]:
+    for rows, length, key, padding, count in described["pieces"]:
         arrays = {tensor.name: to_array(tensor) for tensor in islice(following, count)}
-        pieces.append(Piece(arrays, rows, length, _read_key(key, own)))
-    return Prepared(pieces, parameters=described["parameters"])
+        pieces.append(Piece(arrays, rows, length, _read_key(key, own), padding))
+    return Prepared(pieces, parameters=described["parameters"], order=order)
 
 
 def describe_results(results: Sequence[Sequence[Array]]) -> tuple[list[int], list[Tensor]]:

@@ -23,6 +23,7 @@ from penstock.worker.offload.process import ContextLost, ProcessLost, RemoteCont
 log = structlog.get_logger()
 T = TypeVar("T")
 Reach = Callable[[Sequence[Arena]], TaskPeer]  # starts a process, or connects to a task worker
+LEAST_BYTES = 1024  # the way to a process and back costs more than preparing less
 ATTEMPTS = 3  # a request over which so many processes died may be why they did
 START_S = 60.0  # what calls wait for a process to be there
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
@@ -41,7 +42,7 @@ class TaskProcesses:
         self._calls: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    async def open(self, spec: TaskSpec) -> "TaskPool":
+    async def open(self, spec: TaskSpec, least_bytes: int = 0) -> "TaskPool":
         """Raises where the processes cannot build the task."""
         number = next(self._numbers)
         self._specs[number] = spec
@@ -55,7 +56,7 @@ class TaskProcesses:
         except BaseException:
             self.drop(number)
             raise
-        return TaskPool(self, number)
+        return TaskPool(self, number, least_bytes)
 
     async def close(self) -> None:
         """Returns when all have ended."""
@@ -140,10 +141,15 @@ class TaskProcesses:
 class TaskPool:
     """A block's way to the task processes, in place of its worker's threads."""
 
-    def __init__(self, processes: TaskProcesses, number: int) -> None:
+    def __init__(self, processes: TaskProcesses, number: int, least_bytes: int = 0) -> None:
+        """What has less than `least_bytes` is prepared by the worker itself."""
         self._processes = processes
         self._number = number
+        self._least_bytes = least_bytes
         self._is_closed = False
+
+    def takes(self, request: TaskRequest) -> bool:
+        return not self._least_bytes or sum(len(tensor.data) for tensor in request.inputs) >= self._least_bytes
 
     async def prepare(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
         """Raises Cancelled where nobody wants it any more when a process is free for it."""
@@ -193,6 +199,13 @@ class TaskPool:
             raise InternalError(f"handing the request to a task process failed: {type(error).__name__}") from error
 
 
+def choose_place(placement: str, device: str) -> tuple[str, int]:
+    """Where requests are prepared, and of how many bytes they are at least."""
+    if placement != "auto":
+        return placement, 0
+    return ("inline", 0) if device == "cpu" else ("pool", LEAST_BYTES)
+
+
 class TaskPlacement:
     """Where a block's requests are prepared and finished: here, in task processes, in task workers."""
 
@@ -204,13 +217,13 @@ class TaskPlacement:
 
     async def open(self, loaded: LoadedBlock) -> TaskPool | None:
         """None: the worker prepares and finishes the block's requests itself."""
-        placement = loaded.settings.placement
+        placement, least_bytes = choose_place(loaded.settings.placement, loaded.signature.device)
         if placement == "worker" and not self._has_workers:
             raise ConfigError("placement: worker needs worker.task_workers above 0 in the server's configuration")
         if placement == "inline" or loaded.task.is_prepare_cheap:
             return None
         processes = self._workers if placement == "worker" else self._processes
-        return await processes.open(loaded.spec)
+        return await processes.open(loaded.spec, least_bytes)
 
     async def close(self) -> None:
         await self._processes.close()

@@ -81,7 +81,7 @@ class Blocks:
         self._past: dict[str, BlockStatistics] = {}  # what runners that are gone have counted
         self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
-        self._placement = TaskPlacement(config.worker.task_processes, task_workers)
+        self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
         self._is_leaving = False
 
     def __len__(self) -> int:

@@ -44,6 +44,7 @@ class QueuedPiece:
     deadline: float
     priority: int = 1  # its level; 1 is the highest
     queue_deadline: float = inf
+    padding: int = 0  # of its tokens, what evens out its own rows
     arrived: float = 0.0
     sequence: int = 0
     level: Any = None  # the _Level that it waits in; None: in none
@@ -55,7 +56,11 @@ class Batch:
     closed: Closed
     rows: int
     length: int  # of the longest
-    real_tokens: int
+    tokens: int  # of the pieces as they are, without what they are padded with here
+
+    @property
+    def real_tokens(self) -> int:
+        return self.tokens - sum(entry.padding for entry in self.entries)
 
     @property
     def padded_tokens(self) -> int:
@@ -234,33 +239,33 @@ class Batcher:
 
     def _join(self, batch: Batch, line: Line, max_tokens: int | None) -> None:
         """Takes from the line what the budget allows."""
-        rows, length, real_tokens = batch.rows, batch.length, batch.real_tokens
+        rows, length, tokens = batch.rows, batch.length, batch.tokens
         entry = next(line, None)
         while entry is not None:
             with_rows = rows + entry.rows
             with_length = max(length, entry.length)
-            with_tokens = real_tokens + entry.rows * entry.length
+            with_tokens = tokens + entry.rows * entry.length
             refusal = self._refuses(with_rows, with_length, with_tokens, max_tokens)
             if refusal is None:
                 batch.entries.append(entry)
-                rows, length, real_tokens = with_rows, with_length, with_tokens
+                rows, length, tokens = with_rows, with_length, with_tokens
             else:
                 batch.closed = refusal
             try:
                 entry = line.send(refusal is None)
             except StopIteration:
                 break
-        batch.rows, batch.length, batch.real_tokens = rows, length, real_tokens
+        batch.rows, batch.length, batch.tokens = rows, length, tokens
 
-    def _refuses(self, rows: int, length: int, real_tokens: int, max_tokens: int | None) -> Closed | None:
+    def _refuses(self, rows: int, length: int, tokens: int, max_tokens: int | None) -> Closed | None:
         budget = self._budget
         if rows > budget.max_rows:
             return Closed.ROWS
         if max_tokens is not None and rows * length > max_tokens:
             return Closed.TOKENS
         if budget.order == "length":
-            padding = rows * length - real_tokens
-            if padding > budget.free_padding and padding > real_tokens * budget.max_padding:
+            padding = rows * length - tokens
+            if padding > budget.free_padding and padding > tokens * budget.max_padding:
                 return Closed.PADDING
         return None
 

@@ -11,7 +11,7 @@ from penstock.models.loading import LoadedBlock
 from penstock.tasks.base import Piece, Task
 from penstock.worker.offload.pool import TaskPool
 from penstock.worker.running.alarm import Alarm
-from penstock.worker.running.batcher import Batch, Batcher
+from penstock.worker.running.batcher import LEAST_PART, Batch, Batcher
 from penstock.worker.running.budget import delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import QueueRunner, WorkerTools
@@ -28,7 +28,8 @@ LEFT_FOR = 1000  # batches
 
 # While this many full batches wait for each instance, one is handed out ahead: an instance goes on with it at once,
 # whatever the loop does. Earlier it would only fix what is not yet known to be the best choice.
-AHEAD_FROM = 1
+AHEAD_FROM = 1.0
+AHEAD_FROM_ON_A_GPU = 1 / LEAST_PART  # which would idle for longer than a better choice saves
 
 
 class BatchRunner(QueueRunner):
@@ -38,7 +39,8 @@ class BatchRunner(QueueRunner):
         batcher = Batcher(settings.batching, delaying_levels(settings.priorities), 1 / (2 * instances))
         super().__init__(loaded, tools, tasks, execution, batcher)
         self._has_steady_cost = loaded.has_steady_cost
-        self._plenty_tokens = AHEAD_FROM * instances * (settings.batching.max_tokens or 0)
+        ahead_from = AHEAD_FROM if loaded.description.device == "cpu" else AHEAD_FROM_ON_A_GPU
+        self._plenty_tokens = ahead_from * instances * (settings.batching.max_tokens or 0)
         self._slowest_ns = 0.0  # of late
         self._waited = 0  # batches in a row, on the loop
         self._inline_from = INLINE_AFTER  # the batch that may run there again

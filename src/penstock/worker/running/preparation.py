@@ -140,7 +140,7 @@ class Preparation:
             go()
 
     def _begin(self, job: WorkerJob) -> None:
-        if self._tasks is not None and not self._task.is_prepare_cheap:
+        if self._tasks is not None and not self._task.is_prepare_cheap and self._tasks.takes(job.request):
             self._spawn(self._prepare_there(job, self._tasks))
             return
         self._line.append(job)

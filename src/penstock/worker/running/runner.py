@@ -229,7 +229,7 @@ class QueueRunner(BlockRunner):
             self._preparation.finish(job)
             return
         job.queued = [
-            QueuedPiece(job, i, p.rows, p.length, p.key, job.deadline, job.priority, job.queue_deadline)
+            QueuedPiece(job, i, p.rows, p.length, p.key, job.deadline, job.priority, job.queue_deadline, p.padding)
             for i, p in enumerate(outcome.pieces)
         ]
         self._batcher.append(job.queued, now())

@@ -27,12 +27,15 @@ def test_pieces_keep_all_they_have():
         "texts": np.array([[b"a", b""], ["zażółć".encode(), b"\0"]], dtype=object),
         "slice": np.arange(64, dtype=np.int16).reshape(8, 8)[2:4, 1:5],
     }
-    sent = Prepared([Piece(arrays, 3, 17, ("a", (1, -2))), Piece({}, key=None)], parameters={"tokens": 4, "is": True})
+    pieces = [Piece(arrays, 3, 17, ("a", (1, -2)), 5), Piece({}, key=None)]
+    sent = Prepared(pieces, parameters={"tokens": 4, "is": True}, order=np.array([1, 0], np.int32))
     found = roundtrip(sent)
+    assert found.order is not None
+    assert (found.order.tolist(), found.order.dtype) == ([1, 0], np.dtype(np.int32))
     assert found.parameters == sent.parameters
     first, second = found.pieces
-    assert (first.rows, first.length, first.key) == (3, 17, ("a", (1, -2)))
-    assert (second.rows, second.length, second.key, second.arrays) == (1, 1, None, {})
+    assert (first.rows, first.length, first.key, first.padding) == (3, 17, ("a", (1, -2)), 5)
+    assert (second.rows, second.length, second.key, second.padding, second.arrays) == (1, 1, None, 0, {})
     assert list(first.arrays) == list(arrays)
     for name, array in arrays.items():
         assert first.arrays[name].dtype == array.dtype

@@ -26,7 +26,7 @@ from penstock.models.samples.photos import photos
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.worker.offload.peer import start_process
-from penstock.worker.offload.pool import TaskProcesses
+from penstock.worker.offload.pool import LEAST_BYTES, TaskPool, TaskProcesses, choose_place
 from penstock.worker.offload.process import RemoteContext
 from tests.unit.worker.offload.task_calls import (
     NOWHERE,
@@ -84,8 +84,19 @@ async def test_texts_are_finished_by_the_worker_itself(processes, tmp_path):
     prepared = await pool.prepare(request)
     check_pieces(prepared, task.prepare(request))
     assert not isinstance(prepared.context, RemoteContext)
-    results = [[np.full((1, 4), number, np.float32)] for number in range(len(texts))]
+    results = [[np.full((piece.rows, 4), number, np.float32)] for number, piece in enumerate(prepared.pieces)]
     assert same(task.finish(request, prepared, results), task.finish(request, task.prepare(request), results))
+
+
+def test_by_itself_a_model_on_a_gpu_leaves_long_requests_to_task_processes(processes):
+    assert choose_place("auto", "cpu") == ("inline", 0)
+    assert choose_place("auto", "cuda:1") == ("pool", LEAST_BYTES)
+    assert choose_place("pool", "cpu") == ("pool", 0)
+    assert choose_place("inline", "cuda") == ("inline", 0)
+    pool = TaskPool(processes, 1, LEAST_BYTES)
+    halves = [TaskRequest([Tensor("text", "BYTES", (1,), bytes(size))] * 2, []) for size in (511, 512)]
+    assert [pool.takes(request) for request in halves] == [False, True]
+    assert TaskPool(processes, 1).takes(TaskRequest([], []))
 
 
 async def test_tensors_of_every_kind_and_size(processes):

@@ -395,3 +395,28 @@ def test_the_delayed_come_behind_every_level_and_by_level_among_themselves() -> 
     batcher.expire(1.0)
     batcher.append([entry("low", level=1000), entry("high", level=1)], 1.0)
     assert [owners(batcher.next_batch(2.0)) for _ in range(4)] == [["high"], ["low"], ["slow1"], ["slow2"]]
+
+
+def test_padding_within_a_piece_is_no_reason_to_refuse_others_but_is_counted() -> None:
+    batcher = Batcher(budget(64, max_padding=0.0))
+    pieces = [entry("a", 16, rows=4), entry("b", 16, rows=2), entry("c", 32, rows=2)]
+    pieces[0].padding, pieces[1].padding = 30, 5
+    batcher.append(pieces, 0.0)
+    batch = batcher.next_batch(0.0)
+    assert batch is not None
+    assert owners(batch) == ["a", "b"]
+    assert (batch.padded_tokens, batch.real_tokens) == (96, 61)
+
+
+def test_a_request_of_many_rows_is_served_in_parts_and_lets_others_in_between() -> None:
+    """As the text tasks cut it: a thousand long texts are pieces of at most a quarter of a batch."""
+    batcher = Batcher(budget(1024, max_tokens=65_536, max_padding=0.1), share=0.25)
+    batcher.append([entry("large", 256, rows=64) for _ in range(128)], 0.0)
+    batcher.append([entry("other", 16, rows=8)], 0.0)
+    served: list[set[object]] = []
+    while len(batcher):
+        batch = batcher.next_batch(0.0)
+        assert batch is not None
+        assert batch.padded_tokens <= 65_536
+        served.append(set(owners(batch)))
+    assert served.index({"other"}) == IN_A_ROW
