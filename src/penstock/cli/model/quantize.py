@@ -25,7 +25,7 @@ def quantize(
     repository: Repository = MODELS,
     version: Annotated[str, typer.Option(metavar="N", help="Which to convert. [default: the newest served]")] = "",
     precision: Annotated[
-        Literal["int8", "fp16"], typer.Option(help="INT8 is for CPUs, FP16 for GPUs or for size.")
+        Literal["int8", "fp16"], typer.Option(help="INT8 is for CPUs and TensorRT, FP16 for GPUs or for size.")
     ] = "int8",
     method: Annotated[
         Literal["auto", "dynamic", "static", "openvino", "tensorrt"],

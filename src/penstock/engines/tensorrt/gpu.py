@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from penstock.core.errors import ConfigError, EngineFailed
 
 ADVICE = "pip install 'penstock-serve[tensorrt]'"
+INSUFFICIENT_DRIVER = 35
 NO_MEMORY = "the GPU is out of memory: lower batching.max_rows, batching.max_tokens or instances.count"
 
 
@@ -166,4 +167,6 @@ def _no_gpu(device: str, why: str) -> ConfigError:
 
 def _words(cuda: Any, error: Any) -> str:
     _, text = cuda.cudaGetErrorString(error)
-    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    said = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+    is_driver = int(error) == INSUFFICIENT_DRIVER  # which it says also where there is none
+    return f"{said}, or there is no driver" if is_driver else said

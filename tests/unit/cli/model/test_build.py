@@ -11,6 +11,7 @@ from penstock.cli import main as cli
 from penstock.core.errors import ConfigError, UnknownModel
 from tests.servers import write_identity
 
+pytest.importorskip("tensorrt_rtx_bindings")  # not for every machine
 SRCNN = Path(__file__).parents[4] / "models" / "srcnn"
 SETTINGS = "task: upscale\nengine: tensorrt\nbatching: {max_rows: 2}\nupscale: {tile: 64}\n"
 

@@ -15,6 +15,7 @@ from penstock.engines.tensorrt.kept import key_of
 from penstock.engines.tensorrt.library import TensorRtLibrary, find_library
 from penstock.engines.tensorrt.shapes import ShapeLimits
 
+pytest.importorskip("tensorrt_rtx_bindings")  # not for every machine
 SRCNN = Path(__file__).parents[4] / "models" / "srcnn" / "1" / "model.onnx"
 TILES = ShapeLimits(rows=2, side=64)
 

@@ -262,6 +262,7 @@ def test_another_gpu_is_another_engine(trt: HostTrt, file: Path, tmp_path: Path)
 
 
 def test_tensorrt_rtx_says_which_gpus_it_is_for() -> None:
+    pytest.importorskip("tensorrt_rtx_bindings")  # not for every machine
     gpu = HostGpu()
     check_gpu(library := find_library("tensorrt_rtx"), gpu)
     gpu.name, gpu.capability = "NVIDIA H200", "9.0"
@@ -272,6 +273,7 @@ def test_tensorrt_rtx_says_which_gpus_it_is_for() -> None:
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
 def test_without_a_gpu_it_is_told_what_can_be_done(file: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_bindings")
     engine = build_engine(file, ModelSettings(engine="tensorrt"), 1)
     with pytest.raises(ConfigError, match=r"runs on an NVIDIA GPU.*'penstock model build' builds") as raised:
         engine.load()

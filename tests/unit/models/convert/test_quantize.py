@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def test_a_variant_is_a_version_whose_report_holds(
     assert settings["file"] == file
     assert settings["engine"] == ("openvino" if file == "model.xml" else "tensorrt" if method == "tensorrt" else "onnx")
 
-    if method == "tensorrt":
+    if method == "tensorrt" and find_spec("tensorrt_rtx_bindings"):  # not for every machine
         assert settings["instances"] == {"device": "cuda"}
         plan = plan_engine(folder / file, ShapeLimits(rows=4), TensorRtOptions(), find_library("auto"))
         assert (plan.precision, len(build_engine_file(plan)) > 1000) == (precision, True)
@@ -291,6 +292,16 @@ def test_a_number_that_another_run_took_meanwhile_is_left_to_it(
         (folder / "model.onnx").write_text("mine")
         assert publish(folder, dense.path, {}) == "3"
     assert [(dense.path / version / "model.onnx").read_text() for version in ("2", "3")] == ["theirs", "mine"]
+
+
+def test_a_model_on_tensorrt_needs_no_gpu_to_be_converted(tmp_path: Path) -> None:
+    """It is held against itself on ONNX Runtime, and what is made of it stays TensorRT's."""
+    write_dense(tmp_path, settings="engine: tensorrt\n")
+    outcome = quantize(read_model_folder(tmp_path / "dense"), Order(precision="fp16"))
+    assert (outcome.version, outcome.report["method"], outcome.report["engine"]) == ("2", "tensorrt", "tensorrt")
+    assert outcome.report["original"]["engine"] == "onnx"
+    settings = read_model_folder(tmp_path / "dense").settings_of("2")
+    assert (settings.engine, settings.instances.device, settings.precision) == ("tensorrt", "cuda", "auto")
 
 
 @pytest.mark.parametrize(
