@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits, Telemetry
-from penstock.core.errors import EngineFailed, PenstockError
+from penstock.core.errors import DeviceOutOfMemory, EngineFailed, PenstockError
 from penstock.core.manifest import DeclaredTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, from_array, to_array
@@ -34,7 +34,7 @@ MODEL = Signature((TensorSpec("x", "FP32", (-1, 1)),), (TensorSpec("y", "FP32", 
 
 
 class Doubler:
-    """Doubles its input; fails on negative numbers; waits while the gate is shut."""
+    """Doubles its input; fails on negative numbers and on too many rows; waits while the gate is shut."""
 
     def __init__(self) -> None:
         self.gate = threading.Event()
@@ -43,6 +43,7 @@ class Doubler:
         self.batches: list[int] = []
         self.values: list[float] = []  # the first of each batch
         self.threads: set[str] = set()
+        self.most_rows = 2**30
         self.is_closed = False
 
     def load(self) -> Signature:
@@ -59,6 +60,8 @@ class Doubler:
         self.threads.add(threading.current_thread().name)
         if (inputs["x"] < 0).any():
             raise EngineFailed("negative")
+        if len(inputs["x"]) > self.most_rows:
+            raise DeviceOutOfMemory("cuda:0 is out of memory")
         return [inputs["x"] * 2]
 
     def close(self) -> None:

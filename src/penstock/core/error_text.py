@@ -84,3 +84,11 @@ def _within(text: str, budget: int) -> str:
 def _cost(char: str) -> int:
     """gRPC writes a byte as itself or as %XX."""
     return 1 if " " <= char <= "~" and char != "%" else 3 * len(char.encode("utf-8", "replace"))
+
+
+def show_size(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} GiB"

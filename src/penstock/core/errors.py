@@ -24,6 +24,7 @@ PenstockError
 │   └── PreconditionFailed  it is not any more what the caller has read
 ├── Unavailable             nobody can run it now
 │   ├── ModelNotReady       known, but loading, failed or unloaded
+│   ├── DeviceOutOfMemory   a GPU has no room for the model, or for what it computes
 │   ├── Draining            this process is leaving
 │   ├── SessionMoved        its session has another gateway now: nothing ran
 │   ├── GatewayLost         the gateway that had its session is gone, and whether it ran is not known
@@ -175,6 +176,12 @@ class Unavailable(PenstockError):
 
 class ModelNotReady(Unavailable):
     code = "model_not_ready"
+
+
+class DeviceOutOfMemory(Unavailable):
+    """Its fields `device`, `needed_bytes` and `free_bytes` say where and how much, as far as that is known."""
+
+    code = "device_out_of_memory"
 
 
 class Draining(Unavailable):

@@ -30,6 +30,7 @@ _CODES: Mapping[str, tuple[grpc.StatusCode, int]] = {
     "rate_limited": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
     "unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
     "model_not_ready": (grpc.StatusCode.UNAVAILABLE, 503),
+    "device_out_of_memory": (grpc.StatusCode.RESOURCE_EXHAUSTED, 503),
     "draining": (grpc.StatusCode.UNAVAILABLE, 503),
     "session_moved": (grpc.StatusCode.UNAVAILABLE, 503),
     "gateway_lost": (grpc.StatusCode.UNAVAILABLE, 503),

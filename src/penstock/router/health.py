@@ -7,10 +7,11 @@ doubles while they fail. Some slots always stay, however bad they are: a job tha
 from dataclasses import dataclass
 from math import inf
 
-from penstock.core.errors import DeadlineExceeded, EngineFailed, InternalError, WireError
+from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFailed, InternalError, WireError
 from penstock.core.settings import Health
 
-FAULTS = frozenset({EngineFailed.code, InternalError.code, WireError.code})  # of the model or its worker
+# Of the model or its worker. Where a GPU has no room for anything any more, another may have.
+FAULTS = frozenset({EngineFailed.code, InternalError.code, WireError.code, DeviceOutOfMemory.code})
 TIMEOUT = DeadlineExceeded.code
 MAX_MESSAGE = 300  # characters of what failed that are kept
 

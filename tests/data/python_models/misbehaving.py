@@ -62,6 +62,9 @@ class Model:
 
     # --- failures
 
+    def do_fill_the_gpu(self, answer):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
     def do_raise(self, answer):
         raise ValueError("the moon is not full")
 

@@ -19,6 +19,7 @@ from penstock.engines.base import EngineSpec
 from penstock.engines.inputs import take_input
 from penstock.engines.onnx.binding import DeviceBinding
 from penstock.engines.onnx.network import read_precision
+from penstock.engines.out_of_memory import out_of_memory
 
 _TYPES = {
     **{f"tensor({dtype.name})": datatype for datatype, dtype in NUMPY_TYPES.items()},
@@ -109,6 +110,8 @@ class OnnxEngine:
                 for _ in range(count)
             ]
         except Exception as error:
+            if (lack := out_of_memory(error, device)) is not None:
+                raise lack from error
             reason = first_line(error) if kind == "cpu" else _end(error)
             raise ConfigError(f"{self._spec.file}: ONNX Runtime cannot load it on {device}: {reason}") from error
         if provider not in sessions[0].get_providers():
@@ -146,6 +149,8 @@ class OnnxEngine:
         except ort.capi.onnxruntime_pybind11_state.InvalidArgument as error:
             raise InvalidTensor(f"the model refuses this input: {first_line(error)}") from error
         except Exception as error:
+            if (lack := out_of_memory(error, self._spec.device)) is not None:
+                raise lack from error
             raise EngineFailed(f"ONNX Runtime failed: {first_line(error)}") from error
 
     def _bound(self, instance: int, index: int) -> DeviceBinding:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.error_text import shorten
-from penstock.core.errors import EngineFailed, InvalidRequest
+from penstock.core.errors import DeviceOutOfMemory, EngineFailed, InvalidRequest
 from penstock.core.tensors import TensorSpec, to_array
 from penstock.engines.hosting.inside import inherit
+from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.python import model as python_model
 from penstock.engines.python.limit import MIB, is_out_of_memory, set_limit, widen_limit
 from penstock.engines.python.model import ModelContext, RequestContext, answers_of, describe, load_model, to_tensors
@@ -80,7 +81,9 @@ class ModelHost:
         except BaseException as error:  # noqa: BLE001 - it is the model's, and goes to whoever asked
             if is_out_of_memory(error):
                 return self._out_of_memory(error)
-            return _failed(EngineFailed.code, f"the model failed: {describe(error, _OURS)}")
+            lacks_device = "cuda" in str(error).lower() and out_of_memory(error, "the GPU") is not None
+            kind = DeviceOutOfMemory if lacks_device else EngineFailed
+            return _failed(kind.code, f"the model failed: {describe(error, _OURS)}")
 
     def _out_of_memory(self, error: BaseException) -> Message:
         """The engine ends this process when it has the answer."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.availability import TORCH_FOLDERS, require
 from penstock.engines.base import EngineSpec
 from penstock.engines.options import TorchOptions
+from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.torch.arrays import check_input, to_array, to_tensor
 from penstock.engines.torch.devices import Target, choose
 from penstock.engines.torch.files import open_file
@@ -22,7 +24,6 @@ from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief, pick
 PLATFORM = "pytorch_libtorch"
 UNLOADED = TorchModel((), (), "", None, lambda tensors: tensors)
 _PROBE_SIZE = 2  # stands in for an open dimension; a compiler takes 0 and 1 for fixed
-_ADVICE = "lower batching.max_rows or batching.max_tokens, or send less at a time"
 # How PyTorch words what is wrong with an input, for which it has no type of error. Datatypes are checked beforehand.
 _DATATYPE = re.compile(r"dtype|scalar type|data type", re.IGNORECASE)
 _INPUT_FAULT = re.compile(r"shape|size|dimension|out of range|Guard failed|channels", re.IGNORECASE)
@@ -141,9 +142,10 @@ class TorchEngine:
 
     def _explain(self, error: Exception) -> PenstockError:
         text = brief(error)
-        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "can't allocate memory" in text:
+        if (lack := out_of_memory(error, self._target.name)) is not None:
+            traceback.clear_frames(error.__traceback__)  # they hold what the failed run had in memory
             self._free()
-            return EngineFailed(f"{self._target.name} is out of memory: {_ADVICE}")
+            return lack
         if "CUDA error" in text:
             return EngineFailed(f"PyTorch failed: {text}; after an error of CUDA only a new worker can go on")
         if "same device" in text:

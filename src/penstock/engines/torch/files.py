@@ -6,6 +6,7 @@ from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.tensors import BYTES
 from penstock.engines.availability import TORCH_FOLDERS
 from penstock.engines.options import TorchOptions
+from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import TorchModel, brief
 
@@ -21,6 +22,8 @@ def open_file(file: Path, options: TorchOptions, target: Target) -> TorchModel:
     except PenstockError:
         raise
     except Exception as error:
+        if (lack := out_of_memory(error, target.name)) is not None:
+            raise lack from error
         raise ConfigError(f"{file}: PyTorch cannot load it: {brief(error)}", file=str(file)) from error
 
 

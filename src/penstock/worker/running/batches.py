@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from penstock.core.errors import PenstockError
+import structlog
+
+from penstock.core.errors import DeviceOutOfMemory, PenstockError
 from penstock.core.tensors import Array
 from penstock.engines.base import Engine
 from penstock.models.loading import LoadedBlock
@@ -16,6 +18,7 @@ from penstock.worker.running.budget import delaying_levels
 from penstock.worker.running.instances import BatchOutcome, as_engine_failure
 from penstock.worker.running.runner import QueueRunner, WorkerTools
 
+log = structlog.get_logger()
 # A batch whose like took less than this of its thread runs on the loop: handing it to another and back would cost more.
 INLINE_NS = 100_000
 INLINE_BYTES = 64 * 1024
@@ -134,7 +137,13 @@ class BatchExecution:
             outcome.output_ns += time.perf_counter_ns() - computed
             return results
         except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
-            if len(pieces) == 1:
-                return [as_engine_failure(error)]
-            # One of them is at fault: alone, each gets its own answer.
-            return [self._run_batch(outcome, [piece])[0] for piece in pieces]
+            failure = as_engine_failure(error)
+        # From here on nothing holds what the failed run had in memory.
+        if len(pieces) == 1:
+            return [failure]
+        if isinstance(failure, DeviceOutOfMemory):
+            log.warning("batch_halved", pieces=len(pieces), reason=failure.message)
+            half = len(pieces) // 2
+            return [*self._run_batch(outcome, pieces[:half]), *self._run_batch(outcome, pieces[half:])]
+        # One of them is at fault: alone, each gets its own answer.
+        return [self._run_batch(outcome, [piece])[0] for piece in pieces]

@@ -14,7 +14,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.waiting import eventually
-from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.errors import ConfigError, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.signature import Signature
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.core.yaml_file import read_yaml
@@ -161,6 +161,8 @@ def test_an_exception_comes_with_its_traceback_and_harms_nobody(start_python: St
     assert rest[-1] == "ValueError: the moon is not full"
     with pytest.raises(InvalidTensor, match=r"^X must not be negative$"):
         engine.infer_with(0, X, [], do("refuse"))
+    with pytest.raises(DeviceOutOfMemory, match=r"CUDA out of memory"):
+        engine.infer_with(0, X, [], do("fill_the_gpu"))
     assert pid(engine) == before
 
 

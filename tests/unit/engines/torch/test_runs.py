@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.errors import ConfigError, DeviceOutOfMemory
 from penstock.core.manifest import DeclaredTensor
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
@@ -262,13 +262,13 @@ def test_instances_overlap_on_a_gpu_and_keep_their_answers_apart(file: Path) -> 
         assert all(pool.map(run, range(300)))
 
 
-@pytest.mark.skipif(not HAS_CUDA, reason="needs an NVIDIA GPU")
-def test_a_gpu_without_memory_fails_with_advice_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if HAS_CUDA else [])])
+def test_a_device_without_memory_fails_with_advice_and_goes_on(tmp_path: Path, device: str) -> None:
     torch.jit.script(Grows()).save(str(tmp_path / "model.pt"))
-    engine = on("cuda", tmp_path / "model.pt")
+    engine = on(device, tmp_path / "model.pt")
     engine.load()
     for _ in range(2):
-        with pytest.raises(EngineFailed, match=r"cuda is out of memory: lower batching\.max_rows"):
+        with pytest.raises(DeviceOutOfMemory, match=rf"{device} is out of memory.*: lower batching\.max_rows"):
             engine.infer(0, {"x": np.full((1, WIDTH), 10_000, np.float32)}, [])
         (found,) = engine.infer(0, {"x": np.ones((1, WIDTH), np.float32)}, [])
         assert np.array_equal(found, np.ones((1, WIDTH)))

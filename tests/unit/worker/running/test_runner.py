@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 import pytest
 
 from benchmarks.waiting import until
-from penstock.core.errors import DeadlineExceeded, EngineFailed, InvalidTensor
+from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.settings import Batching
 from penstock.core.tensors import Array, Tensor
 from penstock.models.settings import ModelSettings
@@ -65,6 +65,28 @@ async def test_one_requests_error_does_not_fail_its_neighbours(bed: Bed) -> None
     assert (bed.value(1), bed.value(3)) == (2.0, 6.0)
     assert isinstance(bed.answers[2], EngineFailed)
     assert bed.runner.statistics.fail.count == 1
+
+
+async def test_a_batch_that_a_device_has_no_memory_for_is_run_in_halves(bed: Bed) -> None:
+    bed.engine.gate.clear()
+    bed.engine.most_rows = 2
+    bed.send(0, 0)
+    await asyncio.sleep(0)
+    for n in range(1, 9):
+        bed.send(n, n)
+    await asyncio.sleep(0)
+    bed.engine.gate.set()
+    await bed.wait(9)
+    assert [bed.value(n) for n in range(9)] == [2.0 * n for n in range(9)]
+    assert bed.engine.batches == [1, 8, 4, 2, 2, 4, 2, 2]
+    bed.engine.most_rows = 0
+    bed.send(9, 9)
+    await bed.wait(10)
+    assert isinstance(bed.answers[9], DeviceOutOfMemory)
+    bed.engine.most_rows = 8
+    bed.send(10, 10)
+    await bed.wait(11)
+    assert bed.value(10) == 20.0
 
 
 async def test_a_bad_request_is_answered_at_once(bed: Bed) -> None:
