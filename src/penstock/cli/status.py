@@ -9,6 +9,7 @@ from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.http import no_answer, open_path
 from penstock.cli.terminal.options import HTTP_ADDRESS, AsJson, HttpAddress
 from penstock.cli.terminal.output import plain, print_json
+from penstock.core.error_text import show_size
 from penstock.core.errors import InternalError, Unavailable
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ def _print(http: str, found: dict[str, Any]) -> None:
         memory = f"{worker['memory_bytes'] / 2**20:.0f} MiB"
         workers.add_row(worker["id"], str(worker["pid"]), str(worker["jobs"]), memory, str(len(worker["blocks"])))
     console.print(workers if workers.rows else "no worker is connected")
+    if devices := found.get("devices"):
+        _print_devices(console, {block["block_id"]: block["model"] for block in found["blocks"]}, devices)
     blocks = Table("model", "version", "block", "state", "runs on", "waiting", "running", "reason")
     for block in found["blocks"]:
         queue = found["queues"].get(block["block_id"], {"waiting": 0, "running": 0})
@@ -84,6 +87,20 @@ def _print(http: str, found: dict[str, Any]) -> None:
 def _runs_on(block: dict[str, Any]) -> str:
     """Empty for a block that was not loaded yet, and of a server that is older."""
     return " ".join(filter(None, (block.get(key, "") for key in ("platform", "precision", "device"))))
+
+
+def _print_devices(console: "Console", models: dict[str, str], devices: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("GPU", "memory", "free", "busy", "workers", "blocks")
+    for device in devices:
+        used, total = device["used_bytes"], device["memory_bytes"]
+        busy = "-" if device["busy"] is None else f"{device['busy']:.0%}"
+        held = [f"{models.get(block_id, block_id)} {show_size(size)}" for block_id, size in device["blocks"].items()]
+        memory = f"{show_size(used)} of {show_size(total)}"
+        name = f"{device['name']}\n{device['uuid']}"
+        table.add_row(name, memory, show_size(total - used), busy, "\n".join(device["workers"]), "\n".join(held))
+    console.print(table)
 
 
 def _print_generation(console: "Console", models: dict[str, str], generation: dict[str, dict[str, int]]) -> None:

@@ -117,6 +117,7 @@ class Residence(Section):
     load: Literal["eager", "lazy"] = "eager"  # lazy: with the first request
     idle_unload_s: Annotated[float, Field(ge=0)] = 0.0  # 0: stays
     max_waiting_s: Annotated[float, Field(gt=0, le=86_400)] = 60.0  # what a request waits for a load at most
+    device_memory_bytes: Annotated[int, Field(ge=0)] = 0  # of a GPU; 0: as last measured, else its files
 
 
 class Timeouts(Section):

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from penstock.core.blocks import BlockDescription, Control
+from penstock.core.cluster.devices import gather
 from penstock.core.error_text import for_clients
 from penstock.core.errors import InvalidRequest, ModelNotReady, UnknownModel
 from penstock.core.principals import Principal
@@ -180,6 +181,7 @@ class Catalogue:
         max_rows = {
             block.block_id: block.settings.batching.max_rows for block in self.resolver.blocks() if block.max_batch_size
         }
+        workers = list(self._dispatcher.workers())
         return Standing(
             server=SERVER_NAME,
             version=self.server_version,
@@ -190,9 +192,19 @@ class Catalogue:
                 for v in self.resolver.views()
             ],
             workers=[
-                WorkerStanding(w.worker_id, w.pid, w.jobs, w.memory_bytes, sorted(w.blocks), sorted(w.dormant), w.zone)
-                for w in self._dispatcher.workers()
+                WorkerStanding(
+                    w.worker_id,
+                    w.pid,
+                    w.jobs,
+                    w.memory_bytes,
+                    sorted(w.blocks),
+                    sorted(w.dormant),
+                    w.zone,
+                    [*w.devices],
+                )
+                for w in workers
             ],
+            devices=gather((w.worker_id, device) for w in workers for device in w.devices),
         )
 
     def status(self) -> dict[str, object]:

@@ -134,7 +134,8 @@ class DeployedBlock:
             has_failed = FAILED in states and LOADING not in states
             return (FAILED, reason) if has_failed else (LOADING, "loading")
         if DORMANT in states:
-            return DORMANT, ""
+            # Lazy, idle or evicted ones have no reason; what found no room says so.
+            return DORMANT, next((each.reason for each in self.workers.values() if each.state is DORMANT), "")
         return (FAILED, reason) if states == {FAILED} else (LOADING, "loading")
 
     def failure(self) -> str:

@@ -3,13 +3,14 @@
 A manager that does not lead has one, too, in which no workers come: with it, it answers what only reads.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
 from penstock.core.blocks import WorkerRecord
 from penstock.core.cluster.access_view import AccessView
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.generation import GenerationStanding
 from penstock.core.routes import NameRoute
 from penstock.manager.deployed_block import DeployedBlock, WorkerState
@@ -79,6 +80,7 @@ class Load:
     busy: int = 0  # instances
     instances: int = 0
     counts: dict[str, BlockCount] = field(default_factory=dict)  # by block
+    devices: Sequence[WorkerDevice] = ()
 
 
 class Report(NamedTuple):

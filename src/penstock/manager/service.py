@@ -42,7 +42,7 @@ from penstock.manager.telling.boards import (
 from penstock.manager.telling.ledger import Ledger, LedgerDelta
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.pb.v1 import manager_pb2_grpc
-from penstock.wire.forms import decode_standing
+from penstock.wire.forms import decode_devices, decode_standing
 from penstock.wire.values import as_values
 
 T = TypeVar("T")
@@ -235,6 +235,7 @@ def _load(load: pb.WorkerLoad) -> Load:
         load.busy,
         load.instances,
         {each.block_id: _count(each) for each in load.counts},
+        decode_devices(load.devices),
     )
 
 

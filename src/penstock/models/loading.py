@@ -13,9 +13,11 @@ from penstock.core.config import Limits
 from penstock.core.signature import Signature
 from penstock.engines.base import Engine, EngineHome
 from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
+from penstock.models.device_meter import DeviceMeter
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
 from penstock.models.settings import NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import Task
+from penstock.telemetry.devices import Gpus
 
 STEADY_BYTES = 4 * 1024 * 1024  # what takes longer to look through will not be quick
 # The C library keeps what was freed for itself unless it is asked; not all have this.
@@ -59,6 +61,7 @@ class LoadedBlock(LoadedModel):
     description: BlockDescription
     has_steady_cost: bool
     size_bytes: int = 0  # what it added to the worker's memory, at least its files' size
+    device_bytes: int = 0  # what it took of its GPU's memory, where somebody can tell
 
 
 def load_model(model: ModelFile, instances: int = 1) -> LoadedModel:
@@ -67,7 +70,12 @@ def load_model(model: ModelFile, instances: int = 1) -> LoadedModel:
 
 
 def load_block(
-    block_id: str, folder: Path, version: str, limits: Limits, home: EngineHome | None = None
+    block_id: str,
+    folder: Path,
+    version: str,
+    limits: Limits,
+    home: EngineHome | None = None,
+    gpus: Gpus | None = None,
 ) -> LoadedBlock:
     """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
     model = read_version(folder, version)
@@ -76,6 +84,7 @@ def load_block(
     fingerprint = fingerprint_of(model.path, files)
     engine = build_engine(file, settings, settings.instance_count(), home)
     trim()  # what others have freed must not hide what this one takes
+    meter = DeviceMeter(gpus or Gpus())
     before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
     loaded = _load(engine, ModelFile(file, model.path / version, settings), limits, settings.warm_up)
     settings = loaded.settings  # with what its device asks for
@@ -100,7 +109,8 @@ def load_block(
     # A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known.
     is_steady = signature.device == "cpu" and settings.engine in NETWORK_ENGINES and has_steady_cost(file)
     size = max(added_bytes, size_bytes(files))
-    return LoadedBlock(loaded.spec, loaded.task, engine, description, is_steady, size)
+    device_bytes = meter.taken_bytes(signature.device)
+    return LoadedBlock(loaded.spec, loaded.task, engine, description, is_steady, size, device_bytes)
 
 
 def _load(engine: Engine, model: ModelFile, limits: Limits, is_warmed_up: bool) -> LoadedModel:

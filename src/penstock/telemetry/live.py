@@ -3,14 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
+from penstock.core.cluster.devices import DeviceStanding
 from penstock.telemetry.live_view import (
     Batches,
+    BlockOnDevice,
     BlockStanding,
     Generating,
     Happened,
     InstancesAtWork,
     Latency,
     LiveBlock,
+    LiveDevice,
     LiveView,
     LiveWorker,
     Now,
@@ -52,6 +55,7 @@ def compare(before: Snapshot, after: Snapshot, seconds: float, at: float, standi
             _worker(name, known.get(name), grown.get(name, {}), after.get(name, nothing).gauges, seconds)
             for name in sorted(names)
         ],
+        devices=[_device(device, standing.blocks, grown) for device in standing.devices],
     )
 
 
@@ -238,6 +242,37 @@ def _worker(
         batches_per_s=batches.per_s,
         rows_per_s=batches.rows_per_s,
         tokens_per_s=tokens_per_s,
+        devices=standing.devices,
+    )
+
+
+def _device(
+    device: DeviceStanding, blocks: Iterable[BlockStanding], grown: Mapping[str, Mapping[Series, float]]
+) -> LiveDevice:
+    """What it was busy with is told by the time that its blocks computed on the workers that have it."""
+    counts = _Figures(grown.get(worker, {}) for worker in device.workers)
+    spent_s = {
+        block.block_id: counts.having(("model", block.model), ("version", block.version)).total(
+            "penstock_compute_seconds_sum"
+        )
+        for block in blocks
+        if block.block_id in device.blocks
+    }
+    total_s = sum(spent_s.values())
+
+    def busy(block_id: str) -> float | None:
+        if device.busy is None or not total_s:
+            return None
+        return round(device.busy * spent_s.get(block_id, 0.0) / total_s, 4)
+
+    return LiveDevice(
+        device.uuid,
+        device.name,
+        device.memory_bytes,
+        device.used_bytes,
+        device.busy,
+        device.workers,
+        [BlockOnDevice(block_id, size_bytes, busy(block_id)) for block_id, size_bytes in device.blocks.items()],
     )
 
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from penstock.core.cluster.devices import DeviceStanding, WorkerDevice
+
 Rates = dict[str, float]  # each second, by name
 
 
@@ -112,6 +114,7 @@ class WorkerStanding:
     blocks: list[str]
     dormant: list[str]
     zone: str
+    devices: list[WorkerDevice] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class Standing:
     draining: bool
     blocks: list[BlockStanding] = field(default_factory=list)
     workers: list[WorkerStanding] = field(default_factory=list)
+    devices: list[DeviceStanding] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +153,27 @@ class LiveWorker:
     batches_per_s: float
     rows_per_s: float
     tokens_per_s: float = 0.0  # generated
+    devices: list[WorkerDevice] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOnDevice:
+    block_id: str
+    memory_bytes: int  # what loading it took, on all workers
+    busy: float | None  # its part of the device's, by the time that it computed; none where nobody can tell
+
+
+@dataclass(frozen=True, slots=True)
+class LiveDevice:
+    """A GPU, whoever uses it."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+    used_bytes: int
+    busy: float | None  # share of the time; none where nobody can tell
+    workers: list[str]
+    blocks: list[BlockOnDevice]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +191,4 @@ class LiveView:
     blocks: list[LiveBlock]
     workers: list[LiveWorker]
     generating: Generating | None = None  # of all blocks; none: no text has been generated
+    devices: list[LiveDevice] = field(default_factory=list)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import psutil
 
+from penstock.telemetry.devices import open_gpus
+
 PACKAGES = {"penstock": "penstock-serve"} | {
-    name: name for name in ("onnxruntime", "onnxruntime-gpu", "openvino", "numpy", "grpcio")
+    name: name for name in ("onnxruntime", "onnxruntime-gpu", "openvino", "torch", "numpy", "grpcio")
 }  # as they are told of, and as they are installed
 
 
@@ -18,10 +20,15 @@ def describe_machine() -> dict[str, str]:
         "processor": processor(),
         "cores": str(cores),
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        **({"gpu": ", ".join(gpus)} if (gpus := _gpus()) else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: found for name, package in PACKAGES.items() if (found := installed_version(package))},
     }
+
+
+def _gpus() -> list[str]:
+    return [f"{gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB" for gpu in open_gpus().visible]
 
 
 def processor() -> str:

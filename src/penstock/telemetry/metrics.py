@@ -52,6 +52,7 @@ TOKEN_SECONDS = (
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 TOKENS_PER_S = (1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1000)
 MODEL = ("model", "version")
+DEVICE = ("uuid", "name")
 
 
 def share_metrics(folder: Path, process: str) -> None:
@@ -245,5 +246,9 @@ class WorkerMetrics(_Metrics):
     loads = _counter("loads", "Blocks loaded and unloaded", *MODEL, "event")
     instances = _gauge("instances", "Instances", *MODEL, "state")
     waiting = _gauge("worker_waiting", "Pieces waiting on workers", *MODEL)
-    memory_bytes = _gauge("worker_memory_bytes", "Resident memory", "worker")
+    memory_bytes = _gauge("worker_memory_bytes", "Resident memory, with the processes that it started", "worker")
+    device_memory = _gauge("device_memory_bytes", "Of a GPU", *DEVICE, "kind", over_processes="livemax")
+    device_busy = _gauge("device_busy", "Share of the time that a GPU was busy", *DEVICE, over_processes="livemax")
+    worker_device_memory = _gauge("worker_device_memory_bytes", "Of a GPU, in use by a worker", "worker", "uuid")
+    block_device_memory = _gauge("block_device_memory_bytes", "Of a GPU, taken by loading a block", *MODEL, "uuid")
     generation = cast(GenerationMetrics, partial(GenerationMetrics))

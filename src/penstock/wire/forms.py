@@ -7,10 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.errors import WireError
 from penstock.core.generation import GenerationStanding
 from penstock.core.statistics import BATCH_DURATIONS, DURATIONS, BatchStatistics, BlockStatistics, Duration
 from penstock.pb.v1 import job_pb2 as pb
+from penstock.wire.values import as_values
 
 _DESCRIPTION: TypeAdapter[BlockDescription] = TypeAdapter(BlockDescription)
 _PLAIN = ("block_id", "model", "version", "last_inference_ms", "inference_count", "execution_count")
@@ -60,6 +62,14 @@ def encode_standing(standing: GenerationStanding | None) -> pb.GenerationStandin
 
 def decode_standing(message: pb.GenerationStanding) -> GenerationStanding:
     return GenerationStanding(*(getattr(message, each.name) for each in fields(GenerationStanding)))
+
+
+def encode_devices(devices: Iterable[WorkerDevice]) -> list[pb.DeviceUse]:
+    return [pb.DeviceUse(**asdict(device)) for device in devices]
+
+
+def decode_devices(messages: Iterable[pb.DeviceUse]) -> list[WorkerDevice]:
+    return [WorkerDevice(**as_values(message)) for message in messages]
 
 
 def _plain(block: object) -> dict[str, Any]:

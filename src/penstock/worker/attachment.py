@@ -20,7 +20,7 @@ from penstock.pb.v1 import manager_pb2_grpc
 from penstock.wire.forms import encode_standing
 from penstock.wire.heard import Heard, Verdict
 from penstock.wire.leader import Leader
-from penstock.worker.machine import Machine
+from penstock.worker.machine import Machine, OnDevice
 from penstock.worker.residency.blocks import WorkInHand
 from penstock.worker.residency.residency import HeldBlock
 from penstock.worker.residency.steps import Assigned
@@ -41,6 +41,7 @@ class AttachmentOwner:
     meet: Callable[[Iterable[str]], None]  # all gateways
     statistics: Callable[[], Sequence[BlockStatistics]]
     work: Callable[[], WorkInHand]
+    on_devices: Callable[[], Iterable[OnDevice]]
     refused: Callable[[NameTaken], None]  # for good: another has its name
     removed: Callable[[], None]  # an operator wants nothing more of this process
     access: Callable[[AccessView], None]  # whom the worker's own door lets in
@@ -139,7 +140,7 @@ class Attachment:
         if time.monotonic() < self._next_load and not is_first:
             return
         self._next_load = time.monotonic() + LOAD_S
-        load = self._machine.load()
+        load = self._machine.load(self._owner.on_devices())
         work = self._owner.work()
         load.jobs, load.waiting, load.busy, load.instances = work
         counts = {each.block_id: _counts(each) for each in self._owner.statistics()}

@@ -74,8 +74,9 @@ class GatewayLink:
         """Whether the gateway acts on the last hello: what it sent before knowing it has all arrived."""
         return self._unanswered_hellos == 0
 
-    def beat(self, silence_s: float, memory_bytes: int) -> None:
-        self._send(pb.Frame(beat=pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes)))
+    def beat(self, silence_s: float, memory_bytes: int, devices: Iterable[pb.DeviceUse] = ()) -> None:
+        beat = pb.Beat(sent_ns=time.time_ns(), jobs=len(self._jobs), memory_bytes=memory_bytes, devices=devices)
+        self._send(pb.Frame(beat=beat))
         if now() - self._last_statistics >= STATISTICS_S:
             self._last_statistics = now()
             self._send(encode_statistics(0, self._owner.statistics()))

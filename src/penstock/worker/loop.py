@@ -8,7 +8,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-import psutil
 import structlog
 
 from penstock.core.blocks import BlockDescription, BlockState
@@ -17,15 +16,17 @@ from penstock.core.cluster.local import LocalOffer, LocalWorker
 from penstock.core.config import Config
 from penstock.core.errors import NameTaken, PenstockError
 from penstock.pb.v1 import job_pb2
+from penstock.telemetry.devices import open_gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
 from penstock.wire.credentials.curve import CurveKeys
-from penstock.wire.forms import encode_description
+from penstock.wire.forms import encode_description, encode_devices
 from penstock.wire.leader import Leader
 from penstock.wire.sockets import host_identity
 from penstock.worker.attachment import Attachment, AttachmentOwner
+from penstock.worker.gauges import DeviceGauges
 from penstock.worker.job import WorkerJob
 from penstock.worker.link import GatewayLink, LinkOwner
 from penstock.worker.local import LocalLink, LocalOwner
@@ -37,6 +38,7 @@ from penstock.worker.running.budget import credits_of
 log = structlog.get_logger()
 TICK_S = 0.05
 FLUSH_S = 0.25  # counts to the shared metrics
+LOOK_S = 1.0  # at what it uses of its machine
 HEARD_S = 1.0  # what gateways get to answer the last hello
 
 
@@ -87,7 +89,8 @@ class Worker:
         self._stop = asyncio.Event()
         self._failure: NameTaken | None = None
         owner = BlocksOwner(self._spawn, self._announce, lambda: self._attachment.report(), self._hand_back)
-        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, lambda: leader.address)
+        gpus = open_gpus()
+        self._blocks = blocks = Blocks(config, metrics, traces, owner, task_workers, lambda: leader.address, gpus)
         self._door = door
         self._is_door_wanted = False
         self._local = LocalLink(
@@ -101,12 +104,13 @@ class Worker:
             self._meet,
             blocks.statistics,
             blocks.work,
+            blocks.on_devices,
             self._refused,
             self._removed,
             self._tokens_changed,
             self._open_door,
         )
-        machine = Machine(worker_id, config.cluster.node_name, config.worker, self._keys.text)
+        machine = Machine(worker_id, config.cluster.node_name, config.worker, self._keys.text, gpus)
         if door is not None:
             machine.set_door(door.address, door.is_tls)
         self._machine = machine
@@ -114,7 +118,8 @@ class Worker:
 
     async def run(self, stop: asyncio.Event) -> None:
         self._stop = stop
-        for coroutine in (self._attachment.attend_forever(), self._beat_forever(), self._tick_forever()):
+        attending, beating = self._attachment.attend_forever(), self._beat_forever()
+        for coroutine in (attending, beating, self._look_forever(), self._tick_forever()):
             self._spawn(coroutine)
         await stop.wait()
         await self._drain()
@@ -243,11 +248,18 @@ class Worker:
 
     async def _beat_forever(self) -> None:
         while True:
-            memory_bytes = psutil.Process().memory_info().rss
-            self._metrics.memory_bytes.labels(self._worker_id).set(memory_bytes)
+            devices = encode_devices(self._machine.devices(self._blocks.on_devices()))
             for link in self._links.values():
-                link.beat(self._config.data_plane.silence_s, memory_bytes)
+                link.beat(self._config.data_plane.silence_s, self._machine.memory_bytes, devices)
             await asyncio.sleep(self._config.data_plane.beat_s)
+
+    async def _look_forever(self) -> None:
+        shown = DeviceGauges(self._metrics, self._worker_id)
+        while True:
+            await asyncio.to_thread(self._machine.look)
+            self._metrics.memory_bytes.labels(self._worker_id).set(self._machine.memory_bytes)
+            shown.show(self._machine.devices(self._blocks.on_devices()), self._blocks.names())
+            await asyncio.sleep(LOOK_S)
 
     async def _tick_forever(self) -> None:
         next_flush = 0.0

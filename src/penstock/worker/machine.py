@@ -2,32 +2,54 @@
 
 import os
 import time
-from collections.abc import Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import psutil
-import structlog
 
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.config import WorkerSettings
+from penstock.engines.hosting.usage import children_use
 from penstock.pb.v1 import manager_pb2 as pb
 from penstock.telemetry.control_groups import control_groups
+from penstock.telemetry.devices import GpuReading, Gpus
 from penstock.telemetry.machine import installed_version
+from penstock.wire.forms import encode_devices
 from penstock.wire.sockets import host_identity
 
-log = structlog.get_logger()
+
+class OnDevice(NamedTuple):
+    """What a block took of a GPU's memory when it was loaded."""
+
+    block_id: str
+    device: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """At the worker with the processes that it started."""
+
+    at: float
+    cpu_s: float
+    memory_bytes: int
+    pids: frozenset[int]
+    gpus: Mapping[str, GpuReading] = field(default_factory=dict)  # by uuid
 
 
 class Machine:
-    def __init__(self, worker_id: str, node: str, settings: WorkerSettings, curve_key: str = "") -> None:
+    def __init__(
+        self, worker_id: str, node: str, settings: WorkerSettings, curve_key: str = "", gpus: Gpus | None = None
+    ) -> None:
         """`curve_key`: the public one, by which gateways know the worker's process."""
         self._curve_key = curve_key
         self._node = node
         self._worker_id = worker_id
         self._settings = settings
         self._process = psutil.Process()
-        self._looked = (time.monotonic(), self._cpu_s())
-        self._gpus = _Gpus()
+        self._gpus = gpus or Gpus()
+        self._last = self._told = self._look()
         self.door, self._is_door_tls = "", False
 
     def set_door(self, address: str, is_tls: bool) -> None:
@@ -45,7 +67,7 @@ class Machine:
             labels=settings.labels,
             cpus=min(len(os.sched_getaffinity(0)), *cpus),
             memory_bytes=min([settings.memory_budget_bytes or memory[0], *memory]),
-            gpu_memory_bytes=self._gpus.total_bytes(),
+            gpu_memory_bytes=self._gpus.memory_bytes,
             version=installed_version("penstock-serve"),
             shared=shared,
             weight=settings.weight_of(self._worker_id),
@@ -69,74 +91,59 @@ class Machine:
         ]
         return [machine, *groups, *gpus]
 
-    def load(self) -> pb.WorkerLoad:
-        """In use since this was last asked."""
-        before, used_s = self._looked
-        self._looked = (time.monotonic(), self._cpu_s())
-        passed_s = max(self._looked[0] - before, 0.001)
-        load = pb.WorkerLoad(
-            cpu=max(0.0, self._looked[1] - used_s) / passed_s, memory_bytes=self._process.memory_info().rss
-        )
-        if (gpu := self._gpus.load()) is not None:
-            load.gpu, load.gpu_memory_bytes = gpu
+    def look(self) -> None:
+        """Reads files and asks the driver: not for the event loop. What the others tell is of the last look."""
+        self._last = self._look()
+
+    @property
+    def memory_bytes(self) -> int:
+        """The worker's, and what the processes that it started have for themselves."""
+        return self._last.memory_bytes
+
+    def devices(self, blocks: Iterable[OnDevice]) -> list[WorkerDevice]:
+        placed: dict[str, dict[str, int]] = {}
+        for block in blocks:
+            if (gpu := self._gpus.find(block.device)) is not None:
+                placed.setdefault(gpu.uuid, {})[block.block_id] = block.memory_bytes
+        look = self._last
+        return [
+            WorkerDevice(
+                gpu.device,
+                gpu.uuid,
+                gpu.name,
+                gpu.memory_bytes,
+                reading.used_bytes,
+                reading.busy,
+                reading.bytes_of(look.pids),
+                placed.get(gpu.uuid, {}),
+            )
+            for gpu in self._gpus.visible
+            if (reading := look.gpus.get(gpu.uuid)) is not None
+        ]
+
+    def load(self, blocks: Iterable[OnDevice] = ()) -> pb.WorkerLoad:
+        """In use, and the cores since this was last asked."""
+        last, told = self._last, self._told
+        self._told = last
+        cpu = max(0.0, last.cpu_s - told.cpu_s) / max(last.at - told.at, 0.001)
+        load = pb.WorkerLoad(cpu=cpu, memory_bytes=last.memory_bytes)
+        devices = self.devices(blocks)
+        load.devices.extend(encode_devices(devices))
+        if devices:
+            load.gpu_memory_bytes = sum(device.used_bytes for device in devices)
+        if busy := [device.busy for device in devices if device.busy is not None]:
+            load.gpu = sum(busy) / len(busy)
         return load
 
-    def _cpu_s(self) -> float:
+    def _look(self) -> _Look:
+        children = children_use(self._process.pid)
         times = self._process.cpu_times()
-        return times.user + times.system + times.children_user + times.children_system
-
-
-class _Gpus:
-    """Those of the machine that CUDA shows this process, where NVIDIA's library is there to ask."""
-
-    def __init__(self) -> None:
-        self._library: Any = None
-        self._all: list[object] = []
-        self._handles: list[object] = []
-        try:
-            library = import_module("pynvml")
-            library.nvmlInit()
-            found = [library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount())]
-            ids = [str(library.nvmlDeviceGetUUID(handle)) for handle in found]
-            self._handles = [found[index] for index in _visible(ids, os.environ.get("CUDA_VISIBLE_DEVICES"))]
-            self._all, self._library = found, library
-        except Exception as error:  # noqa: BLE001 - no library, no driver, no permission: there is none to tell of
-            log.debug("no_gpu", error=str(error))
-
-    def total_bytes(self) -> int:
-        return self._sum_bytes(self._handles)
-
-    def shared(self) -> dict[str, int]:
-        """The memory of all, and of those that other processes may be shown as well."""
-        names = ",".join(str(self._all.index(handle)) for handle in self._handles)
-        found = {"gpus": self._sum_bytes(self._all), f"gpus/{names}": self.total_bytes()}
-        return {name: size for name, size in found.items() if size}
-
-    def _sum_bytes(self, handles: list[object]) -> int:
-        return sum(int(self._library.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles)
-
-    def load(self) -> tuple[float, int] | None:
-        """The mean share of the time that they were busy, and the memory in use."""
-        library = self._library
-        if not self._handles:
-            return None
-        try:
-            busy = [library.nvmlDeviceGetUtilizationRates(handle).gpu / 100 for handle in self._handles]
-            used = sum(int(library.nvmlDeviceGetMemoryInfo(handle).used) for handle in self._handles)
-        except Exception as error:  # noqa: BLE001 - a device that fell off is no reason to end
-            log.debug("gpu_not_read", error=str(error))
-            return None
-        return sum(busy) / len(busy), used
-
-
-def _visible(ids: Sequence[str], shown: str | None) -> list[int]:
-    """By CUDA's rule: numbers or beginnings of ids, up to the first that is none. So Ray gives each worker its own."""
-    if shown is None:
-        return list(range(len(ids)))
-    found: list[int] = []
-    for name in (each.strip() for each in shown.split(",")):
-        matches = [index for index, gpu in enumerate(ids) if name in (str(index), gpu) or gpu.startswith(name or "-")]
-        if not matches:
-            break
-        found += matches[:1]
-    return found
+        gone_s = times.children_user + times.children_system
+        readings = {gpu.uuid: self._gpus.read(gpu) for gpu in self._gpus.visible}
+        return _Look(
+            time.monotonic(),
+            times.user + times.system + gone_s + children.cpu_s,
+            self._process.memory_info().rss + children.memory_bytes,
+            frozenset([self._process.pid, *children.pids]),
+            {uuid: reading for uuid, reading in readings.items() if reading is not None},
+        )

@@ -21,6 +21,17 @@ STATUS = {
     "inflight_bytes": 10,
     "workers": [{"id": "worker-0", "pid": 7, "jobs": 2, "memory_bytes": 2**20, "blocks": ["blk-1"]}],
     "blocks": [{"block_id": "blk-1", "model": "m", "version": "1", "state": "failed", "reason": "no graph"} | RUNNING],
+    "devices": [
+        {
+            "uuid": "GPU-1",
+            "name": "NVIDIA H",
+            "memory_bytes": 4 * 2**30,
+            "used_bytes": 2**30,
+            "busy": 0.25,
+            "workers": ["worker-0"],
+            "blocks": {"blk-1": 2**29},
+        }
+    ],
     "queues": {"blk-1": {"waiting": 4, "running": 5}},
     "limits": {"store": "redis", "away": True, "share": 0.5},
     "generation": {
@@ -87,6 +98,10 @@ def test_the_tables_show_what_the_server_says(answer: type[Answer]) -> None:
         "blk-1",
         "no graph",
         "m 1: chosen: faster",
+        "1.0 GiB of 4.0 GiB",
+        "3.0 GiB",
+        "25%",
+        "m 512 MiB",
     ):
         assert expected in shown
     rows = [[cell.strip() for cell in line.split("│")] for line in shown.splitlines()]

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.cluster.leaders import ManagerRecord
 from penstock.manager.admin.board import ClusterBoard
 from penstock.manager.deployed_block import WorkerState
@@ -22,6 +23,7 @@ from penstock.manager.telling.boards import AssignedBlock
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import cluster_pb2_grpc
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
+from penstock.wire.forms import decode_devices
 
 
 class Cluster:
@@ -90,7 +92,8 @@ async def test_changes_of_one_worker_at_once_are_all_made(cluster: Cluster) -> N
 
 async def test_status_and_lists(cluster: Cluster) -> None:
     await cluster.join("w1", cpus=4.0, labels={"disk": "ssd"})
-    await cluster.work("w1", Load(cpu=0.5, memory_bytes=7, jobs=1))
+    device = WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, None, 50, {"blk-m-2": 40})
+    await cluster.work("w1", Load(cpu=0.5, memory_bytes=7, jobs=1, devices=[device]))
     status = await cluster.stub.Status(pb.StatusRequest())
     assert (status.manager_id, status.is_leader, status.epoch) == ("first", True, cluster.manager.epoch)
     assert {each.manager_id: each.is_leader for each in status.managers} == {"first": True, "second": False}
@@ -99,6 +102,7 @@ async def test_status_and_lists(cluster: Cluster) -> None:
     (worker,) = (await cluster.stub.ListWorkers(pb.ListWorkersRequest())).workers
     assert (worker.state, worker.facts.cpus, dict(worker.facts.labels)) == ("alive", 4.0, {"disk": "ssd"})
     assert (worker.load.cpu, worker.load.HasField("gpu"), len(worker.blocks)) == (0.5, False, 1)
+    assert decode_devices(worker.load.devices) == [device]
     (block,) = (await cluster.blocks()).values()
     assert (block.spec.model, block.spec.version, block.role, block.state) == ("m", "2", "chosen", "ready")
     assert [holder.worker_id for holder in block.holders] == list(block.placed) == ["w1"]

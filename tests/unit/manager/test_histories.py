@@ -51,6 +51,7 @@ class Bed:
             lambda endpoints: None,
             list,
             lambda: WorkInHand(0, 0, 0, 0),
+            list,
             self.refused,
             lambda: None,
             lambda access: None,

@@ -1,14 +1,15 @@
 """The live view from two looks at the metrics: rates, percentiles, beginnings anew, and nothing at all."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
 import pytest
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
+from penstock.core.cluster.devices import WorkerDevice, gather
 from penstock.telemetry.live import compare, percentile
-from penstock.telemetry.live_view import BlockStanding, Happened, Latency, Standing, WorkerStanding
+from penstock.telemetry.live_view import BlockOnDevice, BlockStanding, Happened, Latency, Standing, WorkerStanding
 from penstock.telemetry.snapshot import ProcessFigures, Series, SnapshotReader
 
 MINILM = {"model": "minilm", "version": "1"}
@@ -201,6 +202,32 @@ def test_each_worker_by_itself():
     )
     assert (joined.id, joined.state) == ("worker-2", "empty")
     assert live.blocks[0].instances.busy == 1
+
+
+def test_a_gpus_time_is_shared_out_by_what_its_blocks_computed():
+    seen = [
+        ("worker-0", WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, 0.8, 30, {"blk-m": 20, "blk-s": 10})),
+        ("worker-2", WorkerDevice("cuda:0", "GPU-1", "H", 100, 61, 0.7, None, {"blk-m": 20})),
+        ("worker-2", WorkerDevice("cuda:1", "GPU-2", "H", 50, 0, None, None, {"blk-m": 1})),
+    ]
+    standing = replace(STANDING, devices=gather(seen))
+
+    def computed(minilm_s: float, srcnn_s: float):
+        return timed("compute", {"1.0": 1}, minilm_s, **MINILM) | timed("compute", {"1.0": 1}, srcnn_s, **SRCNN)
+
+    before, after = (
+        {name: ProcessFigures(computed(*spent)) for name, spent in found.items()}
+        for found in (
+            {"worker-0": (0.0, 0.0), "worker-1": (0.0, 0.0), "worker-2": (1.0, 0.0)},
+            {"worker-0": (0.5, 1.0), "worker-1": (7.0, 0.0), "worker-2": (1.5, 0.0)},
+        )
+    )
+    shared, other = compare(before, after, 2.0, 1000.0, standing).devices
+    assert (shared.uuid, shared.used_bytes, shared.busy, shared.workers) == ("GPU-1", 61, 0.8, ["worker-0", "worker-2"])
+    assert shared.blocks == [BlockOnDevice("blk-m", 40, 0.4), BlockOnDevice("blk-s", 10, 0.4)]
+    assert (other.busy, other.blocks) == (None, [BlockOnDevice("blk-m", 1, None)])
+    (idle, _) = compare(after, after, 2.0, 1000.0, standing).devices
+    assert [block.busy for block in idle.blocks] == [None, None]
 
 
 def test_troubles_are_counted_since_the_last_look_and_since_the_start():

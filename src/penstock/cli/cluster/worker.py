@@ -104,11 +104,17 @@ def _row(worker: dict[str, Any]) -> tuple[object, ...]:
         facts.get("zone", ""),
         _of(f"{load.get('cpu') or 0:.1f}", f"{facts.get('cpus') or 0:g}"),
         _of(_size(load.get("memory_bytes")), _size(facts.get("memory_bytes"))),
-        _of(_size(load.get("gpu_memory_bytes")), _size(facts.get("gpu_memory_bytes"))),
+        _gpu(facts, load),
         load.get("jobs", 0),
         len(worker["blocks"]),
         _labels(facts.get("labels", {})),
     )
+
+
+def _gpu(facts: dict[str, Any], load: dict[str, Any]) -> str:
+    """Memory, and how busy they are."""
+    memory = _of(_size(load.get("gpu_memory_bytes")), _size(facts.get("gpu_memory_bytes")))
+    return memory if load.get("gpu") is None else f"{memory}, {load['gpu']:.0%}"
 
 
 def _of(used: str, whole: str) -> str:

@@ -10,10 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from penstock.telemetry.live_view import Generating, Happened, LiveBlock, LiveView, LiveWorker
+from penstock.core.error_text import show_size
+from penstock.telemetry.live_view import Generating, Happened, LiveBlock, LiveDevice, LiveView, LiveWorker
 
 FIXED_LINES = 19  # all but the rows of blocks and workers, and what is said of generated text
 GENERATING_LINES = 2
+DEVICE_LINES = 2  # of their table, which is shown where there is room for it
+DEVICE_COLUMNS = 62  # of a device's row, before its blocks
 WIDE = 110
 WORKER_COLUMNS = 64  # of a worker's row, before the blocks that it holds
 BAR_CELLS = 24
@@ -34,6 +37,7 @@ def screen(http: str, history: History, width: int, height: int | None, trouble:
         return Text(f"reconnecting: {trouble}" if trouble else f"waiting for the first look at {http}", "yellow")
     view = history[-1]
     fixed = FIXED_LINES + (GENERATING_LINES if view.generating is not None else 0)
+    fixed += bool(view.devices)
     left = None if height is None else max(2, height - fixed)
     workers = view.workers if left is None else view.workers[: max(1, left - len(view.blocks), left // 3)]
     blocks = view.blocks if left is None else _busiest(view.blocks, left - len(workers))
@@ -42,10 +46,14 @@ def screen(http: str, history: History, width: int, height: int | None, trouble:
         beside = Table.grid(padding=(0, 4))
         beside.add_row(phases, _closed(view), _sparks(history))
         phases = beside
+    rows = len(workers) + len(blocks) + DEVICE_LINES + len(view.devices)
+    has_room = view.devices and (left is None or rows <= left)
+    devices: list[RenderableType] = ["", _devices(view, width)] if has_room else []
     return Group(
         _head(http, view, trouble), *_summary(view, width >= WIDE), "", phases, "",
         _blocks(blocks, len(view.blocks) - len(blocks), width), "",
         _workers(workers, len(view.workers) - len(workers), view.blocks, width),
+        *devices,
         "" if height is None else Text("q quits", "dim"),
     )  # fmt: skip
 
@@ -70,7 +78,7 @@ def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
     yield _line("requests", f"[bold]{_number(view.work.requests_per_s)}[/] /s   {codes}")
     yield _line(
         "inside",
-        f"[bold]{now.inflight_requests}[/] in flight ({_bytes(now.inflight_bytes)})   waiting {now.waiting}   "
+        f"[bold]{now.inflight_requests}[/] in flight ({show_size(now.inflight_bytes)})   waiting {now.waiting}   "
         f"running {now.running}   on workers {now.waiting_on_workers}",
     )
     padding = "" if batches.padding is None else f"   padding x{batches.padding:.2f}"
@@ -79,6 +87,8 @@ def _summary(view: LiveView, is_wide: bool) -> Iterable[RenderableType]:
         yield _line("closed by", _shares(batches.closed))
     if view.generating is not None:
         yield from _generating(view.generating)
+    if view.devices:
+        yield _line("GPUs", "   ".join(map(_in_brief, view.devices)))
     troubles = [(each.name.replace("_", " "), getattr(view.troubles, each.name)) for each in fields(view.troubles)]
     yield _line("trouble", "   ".join(f"{name} {_happened(found)}" for name, found in troubles))
 
@@ -99,6 +109,11 @@ def _generating(found: Generating) -> Iterable[RenderableType]:
         f"p50 {_ms(first.p50_ms)}  p99 {_ms(first.p99_ms)} ms   next p50 {_ms(between.p50_ms)}  "
         f"p99 {_ms(between.p99_ms)} ms   prompts {_number(found.prompt_tokens_per_s)}/s{prefix}{preempted}",
     )
+
+
+def _in_brief(device: LiveDevice) -> str:
+    memory = f"{show_size(device.used_bytes)} of {show_size(device.memory_bytes)}"
+    return f"[bold]{_share(device.busy)}[/] {memory} {escape(device.name)}"
 
 
 def _cache(found: Generating) -> str:
@@ -201,12 +216,31 @@ def _workers(workers: Iterable[LiveWorker], left_out: int, blocks: Sequence[Live
         instances = worker.instances
         held = ", ".join(escape(models.get(block, block)) for block in worker.blocks)
         table.add_row(
-            escape(worker.id), _state(worker.state), _bytes(worker.memory_bytes), str(instances.busy),
+            escape(worker.id), _state(worker.state), show_size(worker.memory_bytes), str(instances.busy),
             str(instances.idle), _share(instances.busy_share), _number(worker.batches_per_s),
             _number(worker.rows_per_s), held,
         )  # fmt: skip
     table.columns[-1].justify = "left"
     table.columns[-1].max_width = max(10, width - WORKER_COLUMNS)
+    return table
+
+
+def _devices(view: LiveView, width: int) -> Table:
+    """GPUs, and what each block has of them."""
+    table = _table("GPU", "  memory", "of", "busy", "workers", "blocks")
+    models = {block.block_id: block.model for block in view.blocks}
+    for device in view.devices:
+        held = ", ".join(
+            f"{escape(models.get(block.block_id, block.block_id))} {show_size(block.memory_bytes)} {_share(block.busy)}"
+            for block in device.blocks
+        )
+        table.add_row(
+            escape(device.name), show_size(device.used_bytes), show_size(device.memory_bytes), _share(device.busy),
+            str(len(device.workers)), held,
+        )  # fmt: skip
+    table.columns[0].max_width = 22
+    table.columns[-1].justify = "left"
+    table.columns[-1].max_width = max(10, width - DEVICE_COLUMNS)
     return table
 
 
@@ -244,11 +278,3 @@ def _ms(value: float | None) -> str:
 
 def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
-
-
-def _bytes(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} GiB"

@@ -1,11 +1,13 @@
-"""How much memory a model's process has, with the processes that it made; some forms escape its limit.
+"""How much memory and time a process takes with those that it made: a model's, whose limit some forms escape; a worker.
 
 Pages of files are not counted: the system takes them back when it needs them.
 """
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
+_TICKS = os.sysconf("SC_CLK_TCK")
 _CHEAP = ("RssAnon", "RssShmem", "VmSwap")
 _EXACT = ("Pss_Anon", "Pss_Shmem", "SwapPss")
 
@@ -22,6 +24,28 @@ def used_bytes(pid: int, not_its_own: int, worth_a_look: int) -> int:
         return total
     exact = [_fields(f"/proc/{each}/smaps_rollup", _EXACT) for each in family]
     return min(total, _total([one or other for one, other in zip(exact, rough, strict=True)], not_its_own))
+
+
+class ChildrenUse(NamedTuple):
+    pids: list[int]
+    memory_bytes: int  # their own: what they share with each other or with whom made them is not in it
+    cpu_s: float
+
+
+def children_use(pid: int) -> ChildrenUse:
+    """Of all that the process started, and that these started."""
+    pids = list(descendants(pid))
+    memory = [_fields(f"/proc/{each}/status", ("RssAnon",)).get("RssAnon", 0) for each in pids]
+    return ChildrenUse(pids, sum(memory), sum(map(_cpu_s, pids)))
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return sum(map(int, fields[11:13])) / _TICKS  # in user mode and in the kernel
 
 
 def descendants(pid: int) -> Iterator[int]:

@@ -174,6 +174,7 @@ class Status(BaseModel):
     workers: list[dict[str, Any]]
     blocks: list[dict[str, Any]]
     grpc_server: dict[str, str]  # `server`, and the `reason` why it is this one
+    devices: list[dict[str, Any]]  # GPUs, and what blocks have of them
     limits: dict[str, Any]
     generation: dict[str, dict[str, int]]  # by block that generates text: how its engines stand
 

@@ -15,8 +15,9 @@ from penstock.manager.reign import Load
 from penstock.manager.telling.etags import tagged
 from penstock.pb.v1 import cluster_pb2 as pb
 from penstock.pb.v1 import manager_pb2
-from penstock.wire.forms import encode_standing
+from penstock.wire.forms import encode_devices, encode_standing
 
+MESSAGES = ("counts", "devices")  # of a load
 UNKNOWN = "unknown"  # how a worker is, to a manager that does not lead
 
 
@@ -114,5 +115,5 @@ def _reported(block_id: str, found: WorkerState) -> manager_pb2.BlockState:
 
 def _load(load: Load) -> manager_pb2.WorkerLoad:
     counts = [manager_pb2.BlockCounts(block_id=name, **asdict(each)) for name, each in sorted(load.counts.items())]
-    told = {name: value for name, value in asdict(load).items() if name != "counts" and value is not None}
-    return manager_pb2.WorkerLoad(**told, counts=counts)
+    told = {name: value for name, value in asdict(load).items() if name not in MESSAGES and value is not None}
+    return manager_pb2.WorkerLoad(**told, counts=counts, devices=encode_devices(load.devices))

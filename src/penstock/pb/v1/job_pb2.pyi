@@ -227,14 +227,43 @@ class BlockOffer(_message.Message):
     def __init__(self, block_id: _Optional[str] = ..., model: _Optional[str] = ..., version: _Optional[str] = ..., credits: _Optional[int] = ..., description: _Optional[bytes] = ..., weight: _Optional[float] = ..., is_dormant: _Optional[bool] = ...) -> None: ...
 
 class Beat(_message.Message):
-    __slots__ = ("sent_ns", "jobs", "memory_bytes")
+    __slots__ = ("sent_ns", "jobs", "memory_bytes", "devices")
     SENT_NS_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     sent_ns: int
     jobs: int
     memory_bytes: int
-    def __init__(self, sent_ns: _Optional[int] = ..., jobs: _Optional[int] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[DeviceUse]
+    def __init__(self, sent_ns: _Optional[int] = ..., jobs: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., devices: _Optional[_Iterable[_Union[DeviceUse, _Mapping]]] = ...) -> None: ...
+
+class DeviceUse(_message.Message):
+    __slots__ = ("device", "uuid", "name", "memory_bytes", "used_bytes", "busy", "worker_bytes", "blocks")
+    class BlocksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    WORKER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    device: str
+    uuid: str
+    name: str
+    memory_bytes: int
+    used_bytes: int
+    busy: float
+    worker_bytes: int
+    blocks: _containers.ScalarMap[str, int]
+    def __init__(self, device: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., busy: _Optional[float] = ..., worker_bytes: _Optional[int] = ..., blocks: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class TensorDescriptor(_message.Message):
     __slots__ = ("name", "datatype", "shape", "contents")

@@ -87,7 +87,7 @@ class SharedCapacity(_message.Message):
     def __init__(self, name: _Optional[str] = ..., cpus: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu_memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "waiting", "busy", "instances", "counts")
+    __slots__ = ("cpu", "memory_bytes", "gpu", "gpu_memory_bytes", "jobs", "waiting", "busy", "instances", "counts", "devices")
     CPU_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class WorkerLoad(_message.Message):
     BUSY_FIELD_NUMBER: _ClassVar[int]
     INSTANCES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     cpu: float
     memory_bytes: int
     gpu: float
@@ -106,7 +107,8 @@ class WorkerLoad(_message.Message):
     busy: int
     instances: int
     counts: _containers.RepeatedCompositeFieldContainer[BlockCounts]
-    def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., waiting: _Optional[int] = ..., busy: _Optional[int] = ..., instances: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[_job_pb2.DeviceUse]
+    def __init__(self, cpu: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., gpu: _Optional[float] = ..., gpu_memory_bytes: _Optional[int] = ..., jobs: _Optional[int] = ..., waiting: _Optional[int] = ..., busy: _Optional[int] = ..., instances: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[BlockCounts, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[_job_pb2.DeviceUse, _Mapping]]] = ...) -> None: ...
 
 class BlockCounts(_message.Message):
     __slots__ = ("block_id", "requests", "errors", "latency_s", "generation")

@@ -1,10 +1,11 @@
 """What every lane does for the dispatcher, and what the dispatcher hears from it."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.core.blocks import BlockDescription
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.errors import PenstockError
 from penstock.core.requests import InferResponse
 from penstock.core.statistics import BlockStatistics
@@ -24,6 +25,7 @@ class Member:
     dormant: set[str] = field(default_factory=set)  # of its blocks
     jobs: int = 0
     memory_bytes: int = 0
+    devices: Sequence[WorkerDevice] = ()
 
     def resident(self) -> set[str]:
         """The blocks that it has in memory."""

@@ -21,7 +21,7 @@ from penstock.wire.beats import GatewayHeart
 from penstock.wire.credentials.curve import CurveKeys
 from penstock.wire.endpoints import Endpoint
 from penstock.wire.failures import decode_failure
-from penstock.wire.forms import decode_description, decode_statistics
+from penstock.wire.forms import decode_description, decode_devices, decode_statistics
 from penstock.wire.sockets import RouterSocket
 
 log = structlog.get_logger()
@@ -168,6 +168,7 @@ class ZmqLane:
                 self._on_results(member.key, frame.results)
             case "beat":
                 member.jobs, member.memory_bytes = frame.beat.jobs, frame.beat.memory_bytes
+                member.devices = decode_devices(frame.beat.devices)
             case "hello":
                 self._on_hello(member.key, frame.hello)
             case "hand_back":

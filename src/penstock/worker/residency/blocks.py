@@ -13,18 +13,21 @@ import structlog
 
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Config
-from penstock.core.errors import Unavailable, message_of
+from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, Unavailable, message_of
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics, summed
 from penstock.engines.base import EngineHome
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.cache import OpenedModel
 from penstock.models.registry.sources import ModelSources
+from penstock.telemetry.devices import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import Holder, WorkerJob
+from penstock.worker.machine import OnDevice
 from penstock.worker.offload.pool import TaskPlacement, TaskPool
 from penstock.worker.residency import steps
+from penstock.worker.residency.claims import DeviceClaims
 from penstock.worker.residency.dormant import Dormant
 from penstock.worker.residency.residency import HeldBlock, Residency
 from penstock.worker.residency.resident import Resident, make_runner
@@ -66,6 +69,7 @@ class Blocks:
         owner: BlocksOwner,
         task_workers: Sequence[Path] = (),
         manager: Callable[[], str] = str,
+        gpus: Gpus | None = None,
     ) -> None:
         """`task_workers` are their sockets; `manager` tells the one that models are fetched from."""
         self._config = config
@@ -82,6 +86,8 @@ class Blocks:
         self._tools = WorkerTools(PreparedRoom(config.limits.max_prepared_bytes), metrics, traces)
         self._loader = ThreadPoolExecutor(1, thread_name_prefix="load")
         self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
+        self._gpus = gpus or Gpus()
+        self._claims = DeviceClaims(self._gpus)
         self._is_leaving = False
 
     def __len__(self) -> int:
@@ -110,6 +116,19 @@ class Blocks:
         waiting = sum(runner.waiting for runner in runners) + sum(map(len, self._dormant.values()))
         return WorkInHand(len(self), waiting, instances - sum(runner.idle for runner in runners), instances)
 
+    def on_devices(self) -> list[OnDevice]:
+        """The blocks in memory that run on a GPU."""
+        return [
+            OnDevice(block_id, each.runner.description.device, each.device_bytes)
+            for block_id, each in self._resident.items()
+            if each.runner.description.device != "cpu"
+        ]
+
+    def names(self) -> dict[str, tuple[str, str]]:
+        """Model and version of the blocks in memory."""
+        described = {block_id: each.runner.description for block_id, each in self._resident.items()}
+        return {block_id: (block.model, block.version) for block_id, block in described.items()}
+
     def statistics(self) -> list[BlockStatistics]:
         living = (each.runner.statistics for each in (*self._resident.values(), *self._ending))
         return summed((*self._past.values(), *living))
@@ -135,7 +154,8 @@ class Blocks:
         """Comes often enough that nobody waits noticeably longer than they should."""
         at = self._look()
         for block_id, dormant in self._dormant.items():
-            dormant.expire(at, self._residency.why_waiting(block_id))
+            kind = DeviceOutOfMemory if self._residency.lacks_device(block_id) else ModelNotReady
+            dormant.expire(at, self._residency.why_waiting(block_id), kind)
         self._perform(self._residency.tick(at))
 
     def flush(self) -> None:
@@ -173,7 +193,8 @@ class Blocks:
         at = now()
         busy = [block_id for block_id, each in self._resident.items() if len(each.runner)]
         used = [block_id for block_id, each in self._resident.items() if each.has_run()]
-        self._residency.look(busy, used, at)
+        rooms = {device: self._claims.room(device) for device in self._residency.devices_wanted()}
+        self._residency.look(busy, used, at, rooms)
         return at
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -185,7 +206,10 @@ class Blocks:
                 case steps.SurveyBlocks():
                     self._owner.spawn(self._survey(action.blocks))
                 case steps.LoadBlock():
-                    self._owner.spawn(self._load(action))
+                    if self._claims.claim(action.device, action.device_bytes):
+                        self._owner.spawn(self._load(action))
+                    else:
+                        self._residency.postponed(action.block)
                 case steps.RestBlock():
                     self._rest(action.block_id)
                 case steps.UnloadBlock():
@@ -211,7 +235,7 @@ class Blocks:
         try:
             opened = await self._sources.open(block.folder)
             try:
-                found = await asyncio.to_thread(survey, block, opened.folder)
+                found = await asyncio.to_thread(survey, block, opened.folder, self._gpus)
             finally:
                 opened.close()
         except Exception as error:  # noqa: BLE001 - it is reported, whatever is wrong with it
@@ -223,8 +247,10 @@ class Blocks:
         self._perform(self._residency.surveyed(block, found.outlook, self._look()))
 
     def _failed(self, block: Assigned, error: Exception) -> None:
-        """What could not be fetched may be had later: it is asked for for as long as the block is wanted."""
-        self._perform(self._residency.failed(block, message_of(error), self._look()))
+        """What could not be fetched may be had later, and so may a GPU's memory: it is asked for for as long as the
+        block is wanted."""
+        is_device_full = isinstance(error, DeviceOutOfMemory)
+        self._perform(self._residency.failed(block, message_of(error), self._look(), is_device_full))
 
         async def again() -> None:
             await asyncio.sleep(AGAIN_S)
@@ -232,7 +258,7 @@ class Blocks:
             if held is not None and held.block == block and not self._is_leaving:
                 await self._survey_one(block)
 
-        if isinstance(error, Unavailable) and block.folder.startswith(SOURCE):
+        if is_device_full or (isinstance(error, Unavailable) and block.folder.startswith(SOURCE)):
             self._owner.spawn(again())
 
     async def _load(self, action: steps.LoadBlock) -> None:
@@ -247,9 +273,13 @@ class Blocks:
                 opened.close()
                 raise
         except Exception as error:  # noqa: BLE001 - a model that cannot load is reported, whatever it raised
+            self._claims.release()
             self._failed(block, error)
             return
-        is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look())
+        self._claims.release()
+        gpu = self._gpus.find(loaded.description.device)
+        on_device = (gpu.device, loaded.device_bytes) if gpu is not None else ("", 0)
+        is_wanted, actions = self._residency.loaded(block, loaded.size_bytes, self._look(), on_device)
         if is_wanted and not self._is_leaving:
             self._take_up(loaded, tasks, opened)
             seconds = round(now() - started, 3)
@@ -264,7 +294,7 @@ class Blocks:
         """The model, and its place in task processes or task workers where it wants one."""
         home = EngineHome(self._config.data_dir, self._config.worker.engine_cache_bytes)
         loaded = await asyncio.get_running_loop().run_in_executor(
-            self._loader, load_block, block.block_id, folder, block.version, self._config.limits, home
+            self._loader, load_block, block.block_id, folder, block.version, self._config.limits, home, self._gpus
         )
         try:
             return loaded, await self._placement.open(loaded)
@@ -276,7 +306,7 @@ class Blocks:
         block_id = loaded.description.block_id
         old = self._resident.get(block_id)
         runner = make_runner(loaded, self._tools, tasks)
-        self._resident[block_id] = Resident(runner, loaded.size_bytes, files)
+        self._resident[block_id] = Resident(runner, loaded.size_bytes, files, loaded.device_bytes)
         self._holders[block_id] = runner
         dormant = self._dormant.pop(block_id, None)
         if dormant is not None:
@@ -320,7 +350,7 @@ class Blocks:
         dormant = self._dormant.pop(block.block_id, None)
         if dormant is not None:
             del self._holders[block.block_id]
-            dormant.fail(action.reason)
+            dormant.fail(action.reason, DeviceOutOfMemory if action.is_device_full else ModelNotReady)
 
     def _hand_back(self, jobs: list[WorkerJob]) -> None:
         if jobs:

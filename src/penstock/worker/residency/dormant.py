@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from penstock.core.blocks import BlockDescription
-from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull
+from penstock.core.errors import DeadlineExceeded, ModelNotReady, PenstockError, QueueFull, Unavailable
 from penstock.core.statistics import BlockStatistics
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.worker.job import Holder, WorkerJob
@@ -81,14 +81,14 @@ class Dormant:
             job.is_gone = True
         return list(waiting)
 
-    def fail(self, reason: str) -> None:
+    def fail(self, reason: str, kind: type[Unavailable] = ModelNotReady) -> None:
         """The block could not be loaded."""
         description = self.description
-        error = ModelNotReady(f"model '{description.model}' version {description.version} failed to load: {reason}")
+        error = kind(f"model '{description.model}' version {description.version} failed to load: {reason}")
         for job in list(self._waiting):
             self._fail(job, error)
 
-    def expire(self, at: float, why: str) -> None:
+    def expire(self, at: float, why: str, kind: type[Unavailable] = ModelNotReady) -> None:
         """Fails what has waited for as long as it may; `why` says what the load waits for."""
         max_waiting_s = self.description.settings.residence.max_waiting_s
         for job in list(self._waiting):
@@ -96,7 +96,7 @@ class Dormant:
                 self._fail(job, DeadlineExceeded(f"the deadline passed before the model was loaded: {why}"))
             elif job.arrived + max_waiting_s <= at:
                 model = self.description.model
-                self._fail(job, ModelNotReady(f"model '{model}' was not loaded within {max_waiting_s:g} s: {why}"))
+                self._fail(job, kind(f"model '{model}' was not loaded within {max_waiting_s:g} s: {why}"))
 
     def _fail(self, job: WorkerJob, error: PenstockError) -> None:
         self._waiting.pop(job, None)

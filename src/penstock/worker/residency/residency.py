@@ -6,16 +6,21 @@ suffice, a load waits until another block falls idle. A reload of a block that s
 both its revisions are in memory, whatever the budget. So for a version that replaces another. A new version of a model
 that serves is loaded even where it is lazy, so that it is known to load before it is asked. What is no longer wanted
 takes jobs until none has come for a moment: gateways hear of it one after the other.
+
+A block on a GPU also waits for its memory, whose other users nobody here decides on: what is free is told with each
+look. Those of this worker that nobody uses make room there, too. A reload needs its room beside what serves.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
 from penstock.core.blocks import BlockState
+from penstock.core.error_text import show_size
 from penstock.worker.residency.steps import (
     Action,
     Assigned,
+    DeviceRoom,
     FailBlock,
     ForgetBlock,
     LoadBlock,
@@ -44,6 +49,8 @@ class HeldBlock:
     resident_bytes: int = 0
     last_used: float = 0.0
     leaves: float = inf  # since when nobody wants it: it goes when it has been idle for a moment
+    device_bytes: int = 0  # what it takes of its GPU: as the size, or as its settings say
+    on_device: tuple[str, int] = ("", 0)  # of what is resident: the GPU, and what loading it took there
 
 
 @dataclass(slots=True)
@@ -71,6 +78,7 @@ class Residency:
         self._loading: _Loading | None = None
         self._leaving_bytes = 0  # let go of, but not yet out of memory
         self._busy: set[str] = set()
+        self._rooms: Mapping[str, DeviceRoom] = {}  # on GPUs that somebody waits for
 
     @property
     def occupied_bytes(self) -> int:
@@ -79,17 +87,33 @@ class Residency:
 
     def why_waiting(self, block_id: str) -> str:
         if self._loading is None:
+            if self.lacks_device(block_id):
+                return self._no_device_room(self.held[block_id])
             return "the models in use leave no room in worker.memory_budget_bytes"
         return "it is being loaded" if self._loading.block.block_id == block_id else "others are loaded before it"
 
+    def lacks_device(self, block_id: str) -> bool:
+        """Whether a GPU has too little memory free for a block that waits for it."""
+        held = self.held.get(block_id)
+        return held is not None and _device_of(held) in self._rooms and self._lacking_bytes(held) > 0
+
+    def devices_wanted(self) -> set[str]:
+        """The GPUs that blocks wait for: what is free there is to be told with the next look."""
+        waiting = [*self._line, *([self._loading.block.block_id] if self._loading is not None else [])]
+        return {device for block_id in waiting if (device := _device_of(self.held.get(block_id)))}
+
     # --- what happens
 
-    def look(self, busy: Iterable[str], used: Iterable[str], now: float) -> None:
-        """Which blocks in memory have jobs at this moment, and which ran some since the last look.
+    def look(
+        self, busy: Iterable[str], used: Iterable[str], now: float, rooms: Mapping[str, DeviceRoom] | None = None
+    ) -> None:
+        """Which blocks in memory have jobs at this moment, which ran some since the last look, and what is free on the
+        GPUs that are wanted.
 
         The shell looks before everything that may evict, so that nothing decides on yesterday's idleness.
         """
         self._busy = set(busy)
+        self._rooms = rooms or {}
         for block_id in (*self._busy, *used):
             if (held := self.held.get(block_id)) is not None:
                 held.last_used = now
@@ -123,11 +147,15 @@ class Residency:
             return []  # what is wanted now has a survey of its own
         is_first = held.outlook is None
         if held.outlook is None or held.outlook.files_bytes != outlook.files_bytes:
-            held.size_bytes = outlook.files_bytes
+            held.size_bytes, held.device_bytes = outlook.files_bytes, outlook.device_bytes
         held.outlook, held.is_surveyed = outlook, True
+        if outlook.residence.device_memory_bytes:
+            held.device_bytes = outlook.device_bytes
         actions: list[Action] = []
         if held.size_bytes > self._budget:
             actions.append(self._fail(held, self._too_large(held.size_bytes)))
+        elif outlook.device and held.device_bytes > outlook.device_total_bytes:
+            actions.append(self._fail(held, _too_large_for(outlook, held.device_bytes), is_device_full=True))
         elif held.is_resident:
             self._line[block.block_id] = _Want(Why.RELOAD, may_evict=False)
         elif block.block_id not in self._line and not self._is_loading(block.block_id):
@@ -155,8 +183,13 @@ class Residency:
             want.why, want.may_evict, want.until = Why.DEMAND, True, max(want.until, until)
         return self._advance(now)
 
-    def loaded(self, block: Assigned, size_bytes: int, now: float) -> tuple[bool, list[Action]]:
-        """Whether what was loaded is to be taken up, and what to do next. `released` must tell when it is gone."""
+    def loaded(
+        self, block: Assigned, size_bytes: int, now: float, on_device: tuple[str, int] = ("", 0)
+    ) -> tuple[bool, list[Action]]:
+        """Whether what was loaded is to be taken up, and what to do next. `released` must tell when it is gone.
+
+        `on_device`: its GPU, and what it took of its memory.
+        """
         assert self._loading is not None, "nothing was being loaded"
         loading, self._loading = self._loading, None
         held = self.held.get(block.block_id)
@@ -170,20 +203,35 @@ class Residency:
         if held.is_resident:
             self._leaving_bytes += held.resident_bytes
         held.is_resident, held.resident_bytes, held.size_bytes = True, size_bytes, size_bytes
+        held.on_device = on_device
+        if on_device[1] and held.outlook is not None and not held.outlook.residence.device_memory_bytes:
+            held.device_bytes = on_device[1]
         held.state, held.reason, held.last_used = BlockState.READY, "", now
         if loading.want.why is Why.DEMAND:
             self._busy.add(block.block_id)  # those who wait for it come next
         return True, self._advance(now)
 
-    def failed(self, block: Assigned, reason: str, now: float) -> list[Action]:
-        """It could not be loaded, or its folder not be read."""
+    def postponed(self, block: Assigned) -> None:
+        """It was not begun: somebody else is about to take the room on its GPU. It is looked at again."""
+        assert self._loading is not None, "nothing was being loaded"
+        loading, self._loading = self._loading, None
+        self._rooms = {}
+        if block.block_id in self.held and not loading.is_orphan:
+            self._line.setdefault(block.block_id, loading.want)
+
+    def failed(self, block: Assigned, reason: str, now: float, is_device_full: bool = False) -> list[Action]:
+        """It could not be loaded, or its folder not be read. Where its GPU had no room, it takes more than was free."""
         held = self.held.get(block.block_id)
         is_current = held is not None and held.block == block
+        if held is not None and is_device_full:
+            held.device_bytes = max(held.device_bytes, self._room_on(_device_of(held)).free_bytes + 1)
         if self._loading is not None and self._loading.block == block:
             loading, self._loading = self._loading, None
             if not is_current:
                 self._queue_again(loading)
-        actions: list[Action] = [self._fail(held, reason)] if held is not None and is_current else []
+        actions: list[Action] = []
+        if held is not None and is_current:
+            actions.append(self._fail(held, reason, is_device_full))
         return actions + self._advance(now)
 
     def released(self, size_bytes: int, now: float) -> list[Action]:
@@ -204,7 +252,8 @@ class Residency:
             del self._line[block_id]
             held = self.held[block_id]
             if held.block.is_new and held.state is BlockState.LOADING:
-                actions.append(self._fail(held, NO_ROOM))
+                lacks = self.lacks_device(block_id)
+                actions.append(self._fail(held, self._no_device_room(held) if lacks else NO_ROOM, lacks))
             elif held.state is not BlockState.DORMANT:
                 actions.append(self._rest(held))
         return actions + self._advance(now)
@@ -224,7 +273,10 @@ class Residency:
             short = self.occupied_bytes + held.size_bytes - self._replaced_bytes(held) - self._budget
             leaving_bytes = self._leaving_bytes + self._unwanted_bytes()
             if held.is_resident or short <= 0:
-                return [*actions, self._start(held, want)]
+                if self._lacking_bytes(held) <= 0:
+                    return [*actions, self._start(held, want)]
+                actions += self._make_device_room(held, want, now)
+                continue
             if short <= leaving_bytes:
                 return actions  # its room is on the way; nobody may take it meanwhile
             if not want.may_evict:
@@ -236,6 +288,33 @@ class Residency:
                 return actions
             # Everything else is in use; a smaller one further down the line may fit.
         return actions
+
+    def _make_device_room(self, held: HeldBlock, want: _Want, now: float) -> list[Action]:
+        device, block_id = _device_of(held), held.block.block_id
+        if device not in self._rooms or self._leaving_bytes or self._room_on(device).claimed_bytes:
+            return []  # it is decided when that is known, what goes has gone, and what others load is there
+        if held.is_resident:
+            return [self._fail(held, self._no_device_room(held), is_device_full=True)]
+        if not want.may_evict:
+            del self._line[block_id]
+            return [self._rest(held, self._no_device_room(held))]
+        victims = self._victims(self._lacking_bytes(held), now, held.block.replaces, device)
+        return [action for victim in victims for action in self._send_to_rest(victim, "evicted")]
+
+    def _lacking_bytes(self, held: HeldBlock) -> int:
+        """On its GPU. Where nobody has told what is free there, all of it."""
+        return held.device_bytes - self._room_on(device).free_bytes if (device := _device_of(held)) else 0
+
+    def _room_on(self, device: str) -> DeviceRoom:
+        return self._rooms.get(device, DeviceRoom(0))
+
+    def _no_device_room(self, held: HeldBlock) -> str:
+        device = _device_of(held)
+        return (
+            f"it needs {show_size(held.device_bytes)} on {device}, where {show_size(self._room_on(device).free_bytes)} "
+            "are free: end what else uses that GPU, take another (instances.device), or say what the model really "
+            "takes (residence.device_memory_bytes)"
+        )
 
     def _trim(self, now: float) -> list[Action]:
         """A block may turn out larger than its files: then others go as soon as they may."""
@@ -253,18 +332,20 @@ class Residency:
             want.why = Why.RELOAD
         room_bytes = 0 if held.is_resident else max(0, held.size_bytes - self._replaced_bytes(held))
         self._loading = _Loading(held.block, want, room_bytes)
-        return LoadBlock(held.block, want.why)
+        device = _device_of(held)
+        return LoadBlock(held.block, want.why, device, held.device_bytes if device else 0)
 
-    def _victims(self, needed_bytes: float, now: float, spared: Sequence[str]) -> list[HeldBlock]:
-        """The least recently used that make so much room together; none where all of them would not."""
+    def _victims(self, needed_bytes: float, now: float, spared: Sequence[str], device: str = "") -> list[HeldBlock]:
+        """The least recently used that make so much room together, in memory or on a GPU; none where all of them would
+        not."""
         victims: list[HeldBlock] = []
         for held in self._idle(now):
             if needed_bytes <= 0:
                 break
-            if held.block.block_id in spared:
+            if held.block.block_id in spared or (device and held.on_device[0] != device):
                 continue
             victims.append(held)
-            needed_bytes -= held.resident_bytes
+            needed_bytes -= held.on_device[1] if device else held.resident_bytes
         return victims if needed_bytes <= 0 else []
 
     def _idle(self, now: float) -> list[HeldBlock]:
@@ -284,14 +365,14 @@ class Residency:
         self._leaving_bytes += held.resident_bytes
         return [UnloadBlock(held.block.block_id, event), self._rest(held)]
 
-    def _rest(self, held: HeldBlock) -> RestBlock:
-        held.state, held.reason = BlockState.DORMANT, ""
+    def _rest(self, held: HeldBlock, reason: str = "") -> RestBlock:
+        held.state, held.reason = BlockState.DORMANT, reason
         return RestBlock(held.block.block_id)
 
-    def _fail(self, held: HeldBlock, reason: str) -> FailBlock:
+    def _fail(self, held: HeldBlock, reason: str, is_device_full: bool = False) -> FailBlock:
         held.state, held.reason = BlockState.FAILED, reason
         self._line.pop(held.block.block_id, None)
-        return FailBlock(held.block, reason)
+        return FailBlock(held.block, reason, is_device_full)
 
     def _withdraw(self, block_id: str, now: float) -> list[Action]:
         """What is in memory takes jobs for a moment longer."""
@@ -350,3 +431,15 @@ class Residency:
             f"it takes {size_bytes} bytes of memory, more than worker.memory_budget_bytes ({self._budget:.0f}): "
             "raise the budget, or serve the model from a worker that has it to itself"
         )
+
+
+def _device_of(held: HeldBlock | None) -> str:
+    """The GPU whose memory is counted for it; empty: none."""
+    return held.outlook.device if held is not None and held.outlook is not None and held.device_bytes else ""
+
+
+def _too_large_for(outlook: Outlook, device_bytes: int) -> str:
+    return (
+        f"it needs {show_size(device_bytes)} on {outlook.device}, which has {show_size(outlook.device_total_bytes)} in "
+        "all: take another GPU (instances.device), or say what the model really takes (residence.device_memory_bytes)"
+    )

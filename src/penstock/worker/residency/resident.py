@@ -22,6 +22,7 @@ class Resident:
     runner: BlockRunner
     size_bytes: int
     files: OpenedModel  # which stay for as long
+    device_bytes: int = 0  # of its GPU's memory
     answered: int = 0  # when last looked at
 
     def has_run(self) -> bool:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from penstock.core.settings import Residence
 
@@ -32,6 +33,16 @@ class Outlook:
     residence: Residence
     keep_s: float = 0.0  # after its last use nobody may evict it: sessions have their state in it
     files_bytes: int = 0
+    device: str = ""  # the GPU whose memory it takes; empty: none that is counted
+    device_bytes: int = 0  # of it: as its settings say, or by its files
+    device_total_bytes: int = 0
+
+
+class DeviceRoom(NamedTuple):
+    """On a GPU at one moment."""
+
+    free_bytes: int  # less what others are about to take
+    claimed_bytes: int = 0  # by those that load there: how much of it they have already, nobody can tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,8 @@ class SurveyBlocks:
 class LoadBlock:
     block: Assigned
     why: Why
+    device: str = ""
+    device_bytes: int = 0  # to be claimed there
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class FailBlock:
 
     block: Assigned
     reason: str
+    is_device_full: bool = False
 
 
 Action = SurveyBlocks | LoadBlock | RestBlock | UnloadBlock | ForgetBlock | FailBlock

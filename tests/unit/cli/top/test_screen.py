@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.top.screen import History, screen
+from penstock.core.cluster.devices import DeviceStanding
 from penstock.telemetry.live import compare
 from penstock.telemetry.live_view import BlockStanding, Standing, WorkerStanding
 from penstock.telemetry.snapshot import ProcessFigures, Series
@@ -11,7 +12,9 @@ from penstock.telemetry.snapshot import ProcessFigures, Series
 TEXT = ("generation_steps", "generated_tokens", "prompt_tokens", "preemptions")
 
 
-def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "", generates: bool = False) -> list[str]:
+def drawn(
+    blocks: int, workers: int, width: int, height: int, trouble: str = "", generates: bool = False, devices: int = 0
+) -> list[str]:
     standing = Standing(
         "penstock",
         "9",
@@ -25,6 +28,10 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "",
             WorkerStanding(f"worker-{i}", 7, 3, 10**9, [f"blk-{j}" for j in range(blocks)], [], "")
             for i in range(workers)
         ],
+        devices=[
+            DeviceStanding(f"GPU-{i}", "NVIDIA [b]H200", 140 * 2**30, 2**30, 0.5, ["worker-0"], {"blk-0": 2**29})
+            for i in range(devices)
+        ],
     )
     last = f"[red]a-model-with-a-long-name-{blocks - 1}"
     labels = frozenset({"code": "a_code_of_some_length", "model": last, "version": "12"}.items())
@@ -37,6 +44,20 @@ def drawn(blocks: int, workers: int, width: int, height: int, trouble: str = "",
     with console.capture() as capture:
         console.print(screen("http://127.0.0.1:8080", history, width, height, trouble))
     return capture.get().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_gpus_have_rows_where_there_are_any(width: int) -> None:
+    for generates in (False, True):
+        lines = drawn(1, 1, width, 24, generates=generates, devices=2)
+        assert len(lines) <= 24
+        assert max(map(len, lines)) <= width
+        (brief,) = (line for line in lines if line.startswith("GPUs"))
+        assert brief.split()[1:7] == ["50%", "1.0", "GiB", "of", "140.0", "GiB"]
+    lines = drawn(1, 1, width, 30, devices=2)
+    rows = [line.split() for line in lines if line.startswith("NVIDIA [b]H200")]
+    assert [row[2:8] for row in rows] == [["1.0", "GiB", "140.0", "GiB", "50%", "1"]] * 2
+    assert not [line for line in drawn(1, 1, width, 24) if line.startswith("GPU")]
 
 
 @pytest.mark.parametrize("generates", [False, True])

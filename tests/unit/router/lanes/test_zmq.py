@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockDescription
+from penstock.core.cluster.devices import WorkerDevice
 from penstock.core.config import DataPlane
 from penstock.core.errors import EngineFailed, InvalidRequest, WorkerLost
 from penstock.core.requests import Controls, InferRequest
@@ -17,7 +18,7 @@ from penstock.pb.v1 import job_pb2 as pb
 from penstock.router.lanes.members import ELSEWHERE, SAME_HOST, SAME_ZONE
 from penstock.wire import frames
 from penstock.wire.beats import WorkerHeart
-from penstock.wire.forms import encode_statistics
+from penstock.wire.forms import encode_devices, encode_statistics
 from penstock.wire.sockets import host_identity
 from tests.unit.router.peers import Bed, Peer, block, offer, request
 
@@ -257,9 +258,11 @@ async def test_beats_go_both_ways(bed: Bed) -> None:
     frame, _ = await worker.get("beat")
     assert frame.beat.jobs == 1
     assert frame.beat.sent_ns > 0
-    worker.send(beat=pb.Beat(jobs=3, memory_bytes=1000))
+    device = WorkerDevice("cuda:0", "GPU-1", "H", 100, 60, 0.5, None, {"blk-m": 40})
+    worker.send(beat=pb.Beat(jobs=3, memory_bytes=1000, devices=encode_devices([device])))
     (known,) = bed.dispatcher.workers()
     await until(lambda: (known.jobs, known.memory_bytes) == (3, 1000))
+    assert known.devices == [device]
 
 
 async def test_a_gateway_that_stops_says_bye(bed: Bed) -> None:

@@ -12,15 +12,17 @@ from prometheus_client import CollectorRegistry
 from benchmarks.waiting import until
 from penstock.core.blocks import BlockState
 from penstock.core.config import Config, Telemetry, WorkerSettings
-from penstock.core.errors import ModelNotReady, PenstockError
+from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, PenstockError
 from penstock.core.tensors import Tensor, from_array, to_array
 from penstock.models.registry.scan import scan
 from penstock.tasks.base import TaskRequest
+from penstock.telemetry.devices import Gpus
 from penstock.telemetry.metrics import WorkerMetrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.job import WorkerJob
 from penstock.worker.residency.blocks import Blocks, BlocksOwner, now
 from penstock.worker.residency.steps import Assigned
+from tests.nvml import GIB, FakeGpu, FakeNvml
 from tests.registry_bed import registry_bed
 from tests.servers import write_factor
 
@@ -43,7 +45,13 @@ def pad(repository: Path, name: str) -> None:
 class Bed:
     """The blocks of one worker, which ticks."""
 
-    def __init__(self, repository: Path, budget_bytes: int = 0, manager: Callable[[], str] = str) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        budget_bytes: int = 0,
+        manager: Callable[[], str] = str,
+        gpus: Gpus | None = None,
+    ) -> None:
         self.repository = repository
         self.handed_back: list[WorkerJob] = []
         self.answers: dict[int, list[Tensor] | PenstockError] = {}
@@ -53,7 +61,8 @@ class Bed:
         self._registry = CollectorRegistry()
         config = Config(worker=WorkerSettings(memory_budget_bytes=budget_bytes), data_dir=repository / "data")
         owner = BlocksOwner(self._spawn, self._announce, lambda: None, self.handed_back.extend)
-        self.blocks = Blocks(config, WorkerMetrics(self._registry), Traces(Telemetry(), "test"), owner, (), manager)
+        metrics, traces = WorkerMetrics(self._registry), Traces(Telemetry(), "test")
+        self.blocks = Blocks(config, metrics, traces, owner, (), manager, gpus)
         self._spawn(self._tick_forever())
 
     def assign(self, *names: str, revision: int = 1) -> None:
@@ -219,6 +228,20 @@ async def test_a_model_larger_than_the_budget_says_so(tmp_path: Path) -> None:
     bed.assign("m")
     await until(lambda: bed.state("m") is BlockState.FAILED, "it failed")
     assert "worker.memory_budget_bytes" in dict(bed.blocks.held())["blk-m"].reason
+    await bed.close()
+
+
+async def test_requests_of_a_model_that_its_gpu_has_no_room_for_hear_what_it_needs_and_what_is_free(
+    tmp_path: Path,
+) -> None:
+    bed = Bed(tmp_path, gpus=Gpus(FakeNvml(FakeGpu(8 * GIB, 7 * GIB))))
+    residence = "{load: lazy, device_memory_bytes: 3221225472, max_waiting_s: 0.2}"
+    write_factor(tmp_path, "m", 2.0)
+    (tmp_path / "m" / "model.yaml").write_text(f"instances: {{device: cuda}}\nresidence: {residence}\n")
+    bed.assign("m")
+    await until(lambda: bed.state("m") is BlockState.DORMANT)
+    with pytest.raises(DeviceOutOfMemory, match=r"it needs 3\.0 GiB on cuda:0, where 1\.0 GiB are free"):
+        await bed.ask("m")
     await bed.close()
 
 

@@ -10,7 +10,7 @@ from penstock.core.blocks import BlockState
 from penstock.core.settings import Residence
 from penstock.worker.residency import steps
 from penstock.worker.residency.residency import Residency
-from penstock.worker.residency.steps import Action, Assigned, Outlook, Why
+from penstock.worker.residency.steps import Action, Assigned, DeviceRoom, Outlook, Why
 
 START, RELOAD, DEMAND = Why.START, Why.RELOAD, Why.DEMAND
 
@@ -696,3 +696,135 @@ def test_a_random_life_keeps_its_promises(seed: int) -> None:
     assert not world.surveys
     assert world.loading is None
     assert not world.leaving
+
+
+# --- room on a GPU
+
+
+def on_gpu(device_bytes: int = 50, told_bytes: int = 0, total_bytes: int = 100) -> Outlook:
+    residence = Residence(max_waiting_s=60.0, device_memory_bytes=told_bytes)
+    return Outlook(residence, 0.0, 10, "cuda:0", told_bytes or device_bytes, total_bytes)
+
+
+def free(size_bytes: int, claimed_bytes: int = 0) -> dict[str, DeviceRoom]:
+    return {"cuda:0": DeviceRoom(size_bytes, claimed_bytes)}
+
+
+def loaded_there(residency: Residency, name: str, device_bytes: int, now: float = 0.0) -> None:
+    residency.look((), (), now)
+    is_wanted, _ = residency.loaded(block(name), 10, now, ("cuda:0", device_bytes))
+    assert is_wanted
+
+
+def test_a_block_waits_until_it_is_known_what_is_free() -> None:
+    residency = Residency()
+    assert deploy(residency, on_gpu(), "a") == []
+    assert residency.devices_wanted() == {"cuda:0"}
+    residency.look((), (), 1.0, free(50))
+    assert residency.tick(1.0) == [steps.LoadBlock(block("a"), START, "cuda:0", 50)]
+    loaded_there(residency, "a", 30)
+    assert residency.devices_wanted() == set()
+
+
+def test_what_a_gpu_could_never_hold_fails_and_says_what_there_is() -> None:
+    residency = Residency()
+    (failed,) = deploy(residency, on_gpu(2 * 2**30, total_bytes=2**30), "a")
+    assert isinstance(failed, steps.FailBlock)
+    assert failed.is_device_full
+    assert "it needs 2.0 GiB on cuda:0, which has 1.0 GiB in all" in failed.reason
+
+
+def test_what_does_not_fit_at_the_start_is_dormant_with_the_reason_and_waits_when_it_is_wanted() -> None:
+    residency = Residency()
+    deploy(residency, on_gpu(50 * 2**20, total_bytes=2**30), "a")
+    residency.look((), (), 1.0, free(2**20))
+    assert residency.tick(1.0) == [steps.RestBlock("blk-a")]
+    assert state(residency) is BlockState.DORMANT
+    assert "it needs 50 MiB on cuda:0, where 1 MiB are free" in residency.held["blk-a"].reason
+    assert residency.demand("blk-a", 2.0) == []
+    residency.look((), (), 3.0, free(2**20))
+    assert residency.tick(3.0) == []
+    assert residency.lacks_device("blk-a")
+    assert "where 1 MiB are free" in residency.why_waiting("blk-a")
+    residency.look((), (), 4.0, free(60 * 2**20))
+    assert residency.tick(4.0) == [steps.LoadBlock(block("a"), DEMAND, "cuda:0", 50 * 2**20)]
+
+
+def test_idle_blocks_of_the_same_gpu_make_room_and_no_others() -> None:
+    residency = Residency()
+    deploy(residency, EAGER, "cpu")
+    assert residency.loaded(block("cpu"), 10, 0.0)[0]
+    for second, name in enumerate(("old", "new"), start=1):
+        deploy(residency, on_gpu(), name)
+        residency.look((), (), second, free(100))
+        residency.tick(second)
+        loaded_there(residency, name, 30, second)
+    deploy(residency, on_gpu(60), "a")
+    residency.look((), (), 5.0, free(40))
+    assert residency.tick(5.0) == [steps.RestBlock("blk-a")]
+    residency.look((), (), 6.0, free(40))
+    assert residency.demand("blk-a", 6.0) == [steps.UnloadBlock("blk-old", "evicted"), steps.RestBlock("blk-old")]
+    residency.look((), (), 7.0, free(40))
+    assert residency.tick(7.0) == []  # what goes has not gone: nobody else must
+    residency.look((), (), 8.0, free(70))
+    assert residency.released(10, 8.0) == [steps.LoadBlock(block("a"), DEMAND, "cuda:0", 60)]
+
+
+def test_a_load_that_ran_out_of_memory_needs_more_than_was_free() -> None:
+    residency = Residency()
+    deploy(residency, on_gpu(50), "a")
+    residency.look((), (), 1.0, free(80))
+    residency.tick(1.0)
+    residency.look((), (), 2.0, free(80))
+    (failed,) = residency.failed(block("a"), "out of memory", 2.0, is_device_full=True)
+    assert failed == steps.FailBlock(block("a"), "out of memory", is_device_full=True)
+    assert residency.surveyed(block("a"), on_gpu(50), 17.0) == []
+    residency.look((), (), 18.0, free(80))
+    assert residency.tick(18.0) == []
+    residency.look((), (), 19.0, free(81))
+    assert residency.tick(19.0) == [steps.LoadBlock(block("a"), START, "cuda:0", 81)]
+
+
+def test_what_a_load_took_counts_from_then_on_unless_the_settings_say_otherwise() -> None:
+    residency = Residency()
+    for name, outlook, expected in (("a", on_gpu(50), 30), ("b", on_gpu(told_bytes=45), 45)):
+        deploy(residency, outlook, name)
+        residency.look((), (), 1.0, free(100))
+        residency.tick(1.0)
+        loaded_there(residency, name, 30)
+        assert residency.held[f"blk-{name}"].device_bytes == expected
+
+
+def test_a_reload_without_room_beside_what_serves_fails_and_the_old_one_serves_on() -> None:
+    residency = Residency()
+    deploy(residency, on_gpu(50), "a")
+    residency.look((), (), 1.0, free(100))
+    residency.tick(1.0)
+    loaded_there(residency, "a", 60)
+    assert reload(residency, on_gpu(50), "a", 2, 2.0) == []
+    residency.look((), (), 3.0, free(40))
+    (failed,) = residency.tick(3.0)
+    assert isinstance(failed, steps.FailBlock)
+    assert failed.is_device_full
+    assert residency.held["blk-a"].is_resident
+
+
+def test_a_load_whose_room_another_worker_claims_is_begun_later() -> None:
+    residency = Residency()
+    deploy(residency, on_gpu(50), "a")
+    residency.look((), (), 1.0, free(50))
+    (load,) = residency.tick(1.0)
+    residency.postponed(block("a"))
+    assert residency.tick(1.1) == []
+    residency.look((), (), 1.2, free(50))
+    assert residency.tick(1.2) == [load]
+
+
+def test_while_others_load_there_nothing_is_given_up_or_evicted() -> None:
+    residency = Residency()
+    deploy(residency, on_gpu(50), "a")
+    residency.look((), (), 1.0, free(20, claimed_bytes=40))
+    assert residency.tick(1.0) == []
+    residency.look((), (), 2.0, free(60))
+    assert residency.tick(2.0) == [steps.LoadBlock(block("a"), START, "cuda:0", 50)]
+    assert residency.devices_wanted() == {"cuda:0"}  # what is free when a load fails counts, too

@@ -7,8 +7,10 @@ import pytest
 from penstock.core.errors import ConfigError
 from penstock.core.settings import Instances, Residence, Sessions
 from penstock.models.settings import ModelSettings
+from penstock.telemetry.devices import Gpus
 from penstock.worker.residency.steps import Assigned
 from penstock.worker.residency.survey import outlook_of, survey, undescribed
+from tests.nvml import GIB, FakeGpu, FakeNvml
 from tests.small_models import write_folder
 
 
@@ -22,7 +24,7 @@ def assigned(folder: Path, version: str = "1") -> Assigned:
 
 
 def test_settings_and_size_are_told(model: Path) -> None:
-    outlook = survey(assigned(model), model).outlook
+    outlook = survey(assigned(model), model, Gpus()).outlook
     assert outlook.files_bytes == 105 + (model / "model.yaml").stat().st_size
     assert outlook.residence == Residence(load="lazy", idle_unload_s=7.0, max_waiting_s=8.0)
     assert outlook.keep_s == 0.0
@@ -30,10 +32,10 @@ def test_settings_and_size_are_told(model: Path) -> None:
 
 def test_what_is_wrong_is_told(model: Path) -> None:
     with pytest.raises(ConfigError, match="there is no version 3"):
-        survey(assigned(model, "3"), model)
+        survey(assigned(model, "3"), model, Gpus())
     (model / "model.yaml").write_text("task: nonsense\n")
     with pytest.raises(ConfigError, match=r"model\.yaml:1"):
-        survey(assigned(model), model)
+        survey(assigned(model), model, Gpus())
 
 
 def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
@@ -47,4 +49,15 @@ def test_a_block_that_was_never_loaded_says_so(model: Path) -> None:
 
 def test_a_model_with_state_is_kept_for_its_sessions() -> None:
     settings = ModelSettings(sessions=Sessions(is_stateful=True, idle_s=40.0))
-    assert outlook_of(settings, 0).keep_s == 40.0
+    assert outlook_of(settings, 0, Gpus()).keep_s == 40.0
+
+
+def test_a_model_on_a_gpu_takes_its_files_and_what_cuda_takes_or_what_it_says() -> None:
+    gpus = Gpus(FakeNvml(FakeGpu(8 * GIB)))
+    outlook = outlook_of(ModelSettings(instances=Instances(device="cuda")), 1000, gpus)
+    assert (outlook.device, outlook.device_bytes, outlook.device_total_bytes) == ("cuda:0", 1000 + GIB // 2, 8 * GIB)
+    told = ModelSettings(instances=Instances(device="cuda:0"), residence=Residence(device_memory_bytes=7))
+    assert outlook_of(told, 1000, gpus).device_bytes == 7
+    for device in ("cpu", "auto", "cuda:1"):
+        outlook = outlook_of(ModelSettings(instances=Instances(device=device)), 1000, gpus)
+        assert (outlook.device, outlook.device_bytes) == ("", 0)

@@ -103,7 +103,7 @@ class Stream:
 def catalogue(served) -> Catalogue:
     class Workers:
         worker_id, pid, jobs, memory_bytes, blocks = "worker-0", 5, 2, 99, {"blk-echo-1": None}
-        dormant, zone = frozenset[str](), ""
+        dormant, zone, devices = frozenset[str](), "", ()
 
     class Dispatcher:
         def workers(self) -> list[Any]:

@@ -2,7 +2,7 @@
 import { LineChart, WINDOW_S } from "./charts.js";
 import { bytes, count, ms, msNumber, msParts, percent } from "./format.js";
 import { showGenerating } from "./generation.js";
-import { showBlocks, showClosed, showPhases, showTroubles, showWorkers } from "./tables.js";
+import { showBlocks, showClosed, showDevices, showPhases, showTroubles, showWorkers } from "./tables.js";
 
 const QUIET_MS = 5000; // without an event for so long, what is shown is old
 const RETRY_MS = 1000;
@@ -98,6 +98,7 @@ function show(event) {
   showBlocks(event.blocks);
   showGenerating(events);
   showWorkers(event.workers, event.blocks);
+  showDevices(event.devices, event.blocks);
   drawRequests(event.at);
   for (const name of Object.keys(valuesOf(event)))
     charts[name].draw(events.map(each => ({ at: each.at, seconds: each.seconds, values: valuesOf(each)[name] })), event.at);

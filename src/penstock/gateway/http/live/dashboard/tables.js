@@ -131,3 +131,20 @@ export function showWorkers(workers, blocks) {
     ]];
   }), "No worker is connected.");
 }
+
+export function showDevices(devices, blocks) {
+  const models = Object.fromEntries(blocks.map(block => [block.block_id, block.model]));
+  const share = busy => busy === null ? "–" : `${percent(busy)} %`;
+  byId("devices-card").hidden = !devices.length;
+  showRows(byId("devices"), devices.map(device => {
+    const { used_bytes: used, memory_bytes: all } = device;
+    const held = device.blocks.map(block =>
+      `${models[block.block_id] ?? block.block_id} ${bytes(block.memory_bytes)} ${share(block.busy)}`).join(", ");
+    return [device.uuid, [
+      named(device.name, device.uuid),
+      meter(`${bytes(used)} of ${bytes(all)}`, used / all), bytes(all - used),
+      device.busy === null ? "–" : meter(share(device.busy), device.busy),
+      device.workers.join(", "), held ? make("div", { class: "name" }, held) : "–",
+    ]];
+  }), "No GPU is there.");
+}

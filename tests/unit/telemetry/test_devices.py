@@ -1,0 +1,94 @@
+"""GPUs as the driver tells of them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.telemetry.devices import Gpus, visible
+from tests.nvml import GIB, FakeGpu, FakeNvml
+
+# Just enough of NVIDIA's library for the real binding: two GPUs, of which the second tells neither load nor processes.
+STUB = """
+#include <string.h>
+typedef unsigned int u; typedef unsigned long long ull;
+static int gpus[2];
+u nvmlInitWithFlags(u flags) { return 0; }
+u nvmlDeviceGetCount_v2(u *count) { *count = 2; return 0; }
+u nvmlDeviceGetHandleByIndex_v2(u index, void **handle) { *handle = &gpus[index]; return index < 2 ? 0 : 2; }
+u nvmlDeviceGetUUID(void *gpu, char *text, u size) { strcpy(text, gpu == gpus ? "GPU-a" : "GPU-b"); return 0; }
+u nvmlDeviceGetName(void *gpu, char *text, u size) { strcpy(text, "Stub"); return 0; }
+u nvmlDeviceGetMemoryInfo(void *gpu, ull *memory) { memory[0] = 1000; memory[1] = 300; memory[2] = 600; return 0; }
+u nvmlDeviceGetUtilizationRates(void *gpu, u *rates) { rates[0] = 42; rates[1] = 7; return gpu == gpus ? 0 : 3; }
+typedef struct { u pid; ull used; u instance, compute; } process;
+u nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, u *count, process *found) {
+    if (gpu != gpus) return 3;
+    if (*count < 2) { *count = 2; return 7; }
+    *count = 2; found[0].pid = 11; found[0].used = 250; found[1].pid = 12; found[1].used = -1ull;
+    return 0;
+}
+"""
+SAY = """
+import sys
+from penstock.telemetry.devices import open_gpus
+gpus = open_gpus()
+print([(g.device, g.uuid, g.name, g.memory_bytes) for g in gpus.visible])
+print([gpus.read(g) for g in gpus.visible], [gpus.free_bytes(g) for g in gpus.visible])
+print("pynvml" in sys.modules)
+"""
+
+
+def say(**environment: str) -> list[str]:
+    told = {"PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"], **environment}
+    return subprocess.run(
+        [sys.executable, "-c", SAY], env=told, text=True, capture_output=True, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_drivers_own_binding_reads_its_library(tmp_path: Path) -> None:
+    (tmp_path / "stub.c").write_text(STUB)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "stub.c"], check=True)
+    gpus, readings, _ = say(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
+    assert gpus == "[('cuda:0', 'GPU-b', 'Stub', 1000), ('cuda:1', 'GPU-a', 'Stub', 1000)]"
+    assert readings == (
+        "[GpuReading(used_bytes=700, free_bytes=300, busy=None, processes={}), "
+        "GpuReading(used_bytes=700, free_bytes=300, busy=0.42, processes={11: 250})] [300, 300]"
+    )
+
+
+def test_without_a_driver_there_are_none_and_nothing_is_imported() -> None:
+    if shutil.which("nvidia-smi"):
+        pytest.skip("there is a driver")
+    assert say() == ["[]", "[] []", "False"]
+
+
+def test_what_cuda_shows_is_read_by_its_numbers() -> None:
+    first, second = FakeGpu(used=GIB, busy=50), FakeGpu(24 * GIB, 3 * GIB, None, {7: GIB, 8: None, 9: GIB})
+    gpus = Gpus(FakeNvml(first, second), "1,0")
+    assert [(gpu.device, gpu.uuid) for gpu in gpus.visible] == [("cuda:0", "GPU-1"), ("cuda:1", "GPU-0")]
+    assert gpus.shared() == {"gpus": 32 * GIB, "gpus/1,0": 32 * GIB}
+    assert [gpus.find(device) for device in ("cuda", "cuda:1", "cuda:2", "cpu", "mps", "auto")] == [
+        *gpus.visible,
+        *[None] * 4,
+    ]
+    reading = gpus.read(gpus.visible[0])
+    assert reading is not None
+    assert (reading.used_bytes, reading.free_bytes, reading.busy) == (3 * GIB, 21 * GIB, None)
+    assert [reading.bytes_of(pids) for pids in ({7}, {7, 9}, {8}, {1})] == [GIB, 2 * GIB, None, None]
+    second.is_lost = True
+    assert gpus.read(gpus.visible[0]) is None
+    assert gpus.free_bytes(gpus.visible[0]) is None
+    assert gpus.memory_bytes == 32 * GIB
+
+
+@pytest.mark.parametrize(
+    ("shown", "found"),
+    [(None, [0, 1]), ("", []), ("1", [1]), ("1,0", [1, 0]), ("GPU-b", [1]), ("0,7,1", [0]), ("GPU-none", [])],
+)
+def test_only_gpus_that_cuda_shows_count(shown: str | None, found: list[int]) -> None:
+    assert visible(["GPU-a1", "GPU-b2"], shown) == found
