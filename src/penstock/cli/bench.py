@@ -1,4 +1,4 @@
-"""`penstock bench`: load on a running server, and what it made of it."""
+"""`penstock bench`: load on a running server, and what it made of it; or a model alone on a device."""
 
 import os
 from collections.abc import Iterable
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from penstock.cli.frames import SIZES, bench_frames, find_folder
 from penstock.cli.terminal.access import Access, shows_key
 from penstock.cli.terminal.load import (
     BatchSize,
@@ -23,6 +24,7 @@ from penstock.cli.terminal.load import (
 )
 from penstock.cli.terminal.options import GRPC_ADDRESS, HTTP_ADDRESS, GrpcAddress, HttpAddress
 from penstock.cli.terminal.output import make_console, print_json
+from penstock.cli.terminal.repository import ServedModels
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -75,9 +77,37 @@ def bench(
     processes: Annotated[int, typer.Option(min=0, max=64, help="Of the generator; 0: by the cores.")] = 0,
     grpc: GrpcAddress = GRPC_ADDRESS,
     http: HttpAddress = HTTP_ADDRESS,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="cpu, cuda, cuda:1 or mps: without a server, the model alone in this process, in ms a frame.",
+        ),
+    ] = "",
+    batch_sizes: Annotated[
+        str, typer.Option(metavar="STEPS", help="With --device: frames in a batch. [default: 1:32:*2]")
+    ] = "",
+    engine: Annotated[
+        str, typer.Option(help="With --device: another engine than the model's own: onnx, torch, openvino.")
+    ] = "",
+    models: ServedModels = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, histograms included.")] = False,
 ) -> None:
-    """Load a running server in steps. Each ends when three windows in a row agree within 10%."""
+    """Load a running server in steps, until three windows in a row agree within 10%; with --device, a model alone."""
+    if device:
+        if concurrency or rate:
+            raise InvalidRequest("--device measures a model without a server: leave out --concurrency and --rate")
+        from penstock.experiments.frames import FrameBench
+        from penstock.experiments.load.steps import parse_counts
+        from penstock.experiments.tuning.data import TuneData
+
+        sizes = parse_counts(batch_sizes or SIZES, "batch-sizes")
+        seconds = (window or OF_TENSORS.window_s, OF_TENSORS.warm_up_s if warm_up is None else warm_up)
+        asked_data = TuneData(data, 1, read_shapes(shape))
+        bench_frames(FrameBench(find_folder(model, models), device, sizes, engine, *seconds, asked_data), as_json)
+        return
+    if batch_sizes or engine:
+        raise InvalidRequest("--batch-sizes and --engine go with --device")
     from penstock.client.options import read_address
     from penstock.experiments.load.described import AskedLoad, choose_load, describe
     from penstock.experiments.load.loadtest import LoadTest, run_steps

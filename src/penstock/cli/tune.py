@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.frames import find_folder
 from penstock.cli.terminal.interrupts import interruptible
 from penstock.cli.terminal.load import BatchSize, LoadProtocol, Shapes, check_protocol, read_shapes
 from penstock.cli.terminal.options import AsJson
 from penstock.cli.terminal.output import make_console
-from penstock.cli.terminal.repository import ServedModels, find_repository
+from penstock.cli.terminal.repository import ServedModels
 from penstock.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -94,14 +95,9 @@ def tune(
 def _find(model: str, models: Path | None, output: Path) -> "TuneModel":
     from penstock.experiments.tuning.model import TuneModel
     from penstock.experiments.variants import Variants
-    from penstock.models.folder import find_model, read_model_folder
 
-    path = Path(model)
-    if not (path / "model.yaml").is_file():
-        path = find_model(find_repository(models), model)
-    folder = read_model_folder(path.resolve())
-    served = folder.of_version(folder.versions[-1])
-    return TuneModel(served, Variants(path.resolve().parent, output / "variants"))
+    served = find_folder(model, models)
+    return TuneModel(served, Variants(served.path.parent, output / "variants"))
 
 
 @contextmanager

@@ -48,7 +48,7 @@ def _why_not_onnx(device: str) -> str | None:
 
     from penstock.engines.onnx.engine import PROVIDERS
 
-    provider = PROVIDERS[device]
+    provider = PROVIDERS[device.partition(":")[0]]
     if provider not in onnxruntime.get_available_providers():
         return f"the installed ONNX Runtime has no {provider}"
     return None

@@ -2,13 +2,24 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from penstock.core.yaml_file import laid_over
 from penstock.engines.availability import why_not
 from penstock.engines.onnx.variants import weighted_nodes
-from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.tuning.space import (
+    Configuration,
+    Space,
+    Variant,
+    budgets,
+    delays,
+    elsewhere,
+    is_gpu,
+    layouts,
+    row_counts,
+)
 from penstock.experiments.variants import Variants, settings_problem, write_repository
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
@@ -61,19 +72,24 @@ class TuneModel:
             batching.max_delay_ms,
         )
 
-    def space(self, inputs: set[str], concurrency: int) -> tuple[Space, dict[Variant, str]]:
-        """What may be chosen, and why each variant that is left out cannot run here."""
+    def space(self, inputs: set[str], under_way: int) -> tuple[Space, dict[Variant, str]]:
+        """What may be chosen, and why each variant that is left out cannot run here.
+
+        `under_way`: items of all callers' requests.
+        """
         shipped = self.shipped()
         refused = {each: reason for each in self._conceivable() if (reason := self._why_not(each))}
         variants = [shipped.variant, *(each for each in self._conceivable() if each not in refused)]
-        has_lengths = bool(inputs & TEXT_INPUTS)
+        has_lengths, cores = bool(inputs & TEXT_INPUTS), len(os.sched_getaffinity(0))
+        is_both = len({is_gpu(each.device) for each in variants}) > 1
         space = Space(
             shipped,
             tuple(dict.fromkeys(variants)),
-            layouts(len(os.sched_getaffinity(0)), shipped.variant.device),
-            budgets(shipped.max_tokens, has_lengths, concurrency),
-            row_counts(shipped.max_rows, has_lengths, concurrency),
+            layouts(cores, shipped.variant.device),
+            budgets(shipped.max_tokens, has_lengths, under_way),
+            row_counts(shipped.max_rows, has_lengths, under_way),
             delays(shipped.max_delay_ms),
+            elsewhere(shipped, cores, has_lengths, under_way) if is_both else None,
         )
         if self.folder.settings.sessions.is_stateful:  # its sessions stay with one instance
             space = Space(shipped, space.variants, (), (), (), space.delays_ms)
@@ -119,10 +135,12 @@ class TuneModel:
 
     def _conceivable(self) -> tuple[Variant, ...]:
         settings = self.folder.settings
-        if settings.engine == "torch":
-            return ON_TORCH
         is_onnx = settings.engine in ("onnx", "openvino") and settings.file.endswith(".onnx")
-        return ON_ONNX if is_onnx and not self.is_converted else ()
+        found = ON_TORCH if settings.engine == "torch" else ON_ONNX if is_onnx and not self.is_converted else ()
+        own = settings.instances.device
+        if not own.startswith("cuda:"):
+            return found
+        return tuple(replace(each, device=own) if is_gpu(each.device) else each for each in found)  # the same GPU
 
     def _why_not(self, variant: Variant) -> str | None:
         shipped = self.shipped()

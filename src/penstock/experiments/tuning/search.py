@@ -85,7 +85,7 @@ class TuneSearch:
 
     def rounds(self) -> Generator[Round, Told, Decision]:
         shipped = self._space.shipped
-        yield from self._stage(VARIANTS, [shipped.with_variant(each) for each in self._space.variants])
+        yield from self._stage(VARIANTS, [self._space.start(each) for each in self._space.variants])
         front = self._front()
         for axis in self._space.axes(shipped):
             options = [option for each in front for option in self._space.axes(each)[axis]]

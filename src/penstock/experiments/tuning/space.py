@@ -1,5 +1,6 @@
 """What tuning may choose from: the values of each setting, and what a candidate changes in a model's settings."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -8,6 +9,10 @@ MOST_LAYOUTS = 6
 TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens, where the model has no budget of its own; likeliest first
 ROW_BUDGETS = (8, 1, 16)  # rows of a tensor or tiles of an image
 DELAYS_MS = (1.0, 4.0)
+# Of a GPU, which one batch keeps busy only if it is large.
+GPU_LAYOUTS = ((2, 1), (4, 1), (1, 1), (8, 1))
+GPU_TOKENS, GPU_ROWS, GPU_TILES = 65_536, 1024, 16
+CPU_TOKENS, CPU_ROWS = 256, 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,6 +84,21 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceSpace:
+    """On a device of another kind than the shipped one's: what to begin with, and every option beside it."""
+
+    start: Mapping[str, Any]
+    layouts: tuple[tuple[int, int], ...]
+    max_tokens: tuple[int | None, ...]
+    max_rows: tuple[int, ...]
+
+    def keeping(self, *names: str, **changes: tuple[Any, ...]) -> "DeviceSpace":
+        """Begins with the shipped values of these settings."""
+        start = {name: value for name, value in self.start.items() if name not in names}
+        return replace(self, start=start, **changes)
+
+
+@dataclass(frozen=True, slots=True)
 class Space:
     """Every option beside the shipped one's own value; the likeliest first, for time may be short."""
 
@@ -88,16 +108,43 @@ class Space:
     max_tokens: tuple[int | None, ...]
     max_rows: tuple[int, ...]
     delays_ms: tuple[float, ...]
+    elsewhere: DeviceSpace | None = (
+        None  # for variants on a GPU where what is shipped runs on the CPU, or the other way
+    )
+
+    def start(self, variant: Variant) -> Configuration:
+        """With the shipped batching, or with one that suits the variant's device."""
+        if self.elsewhere is None or is_gpu(variant.device) == is_gpu(self.shipped.device):
+            return self.shipped.with_variant(variant)
+        return self.shipped.with_variant(variant, **self.elsewhere.start)
 
     def axes(self, of: Configuration) -> dict[str, list[Configuration]]:
         """What to try around a candidate, one setting at a time."""
+        is_there = self.elsewhere is not None and is_gpu(of.device) != is_gpu(self.shipped.device)
+        choices: Space | DeviceSpace = self.elsewhere if self.elsewhere is not None and is_there else self
         found = {
-            "instances and threads": [replace(of, instances=count, threads=each) for count, each in self.layouts],
-            "batch budget": [replace(of, max_tokens=tokens) for tokens in self.max_tokens],
-            "rows in a batch": [replace(of, max_rows=rows) for rows in self.max_rows],
+            "instances and threads": [replace(of, instances=count, threads=each) for count, each in choices.layouts],
+            "batch budget": [replace(of, max_tokens=tokens) for tokens in choices.max_tokens],
+            "rows in a batch": [replace(of, max_rows=rows) for rows in choices.max_rows],
             "delay": [replace(of, max_delay_ms=delay) for delay in self.delays_ms],
         }
         return {name: [each for each in options if each != of] for name, options in found.items()}
+
+
+def is_gpu(device: str) -> bool:
+    return device != "cpu"
+
+
+def elsewhere(shipped: Configuration, cores: int, has_lengths: bool, under_way: int) -> DeviceSpace:
+    """Of the other kind of device than the shipped one's. `under_way`: the items of all callers' requests."""
+    device = "cpu" if is_gpu(shipped.device) else "cuda"
+    (instances, threads), *others = layouts(cores, device)
+    tokens, rows = (GPU_TOKENS, GPU_ROWS) if is_gpu(device) else (CPU_TOKENS, CPU_ROWS)
+    if not has_lengths:  # rows bound a request there, and tokens are rows or tiles
+        tokens, rows = (GPU_TILES if is_gpu(device) else 1), shipped.max_rows
+    start = {"instances": instances, "threads": threads, "max_tokens": tokens, "max_rows": rows}
+    fitting = tuple(size for size in (rows // 4, rows * 2) if has_lengths and rows // 4 <= size <= max(rows, under_way))
+    return DeviceSpace(start, tuple(others), budgets(tokens, has_lengths, under_way), fitting)
 
 
 def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
@@ -105,8 +152,8 @@ def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:
 
     Threads are powers of two up to the cores: most instances and most threads of one come first.
     """
-    if device != "cpu":
-        return ((4, 1), (2, 1), (8, 1), (1, 1))
+    if is_gpu(device):
+        return GPU_LAYOUTS
     threads = [1, *(2**power for power in range(cores.bit_length() - 1, 0, -1))]
     found = [(cores // each, each) for each in threads]
     found.insert(2, (max(1, cores // 2), 1))

@@ -89,7 +89,7 @@ class Tuner:
             raise ConfigError(f"{self._model.folder.name}: cannot be tuned as it is: {error}") from error
         servers.load = self._load = servers.load.fitted(rate)
         names = {str(entry["name"]) for entry in inputs}
-        space, self._refused = self._model.space(names, servers.load.concurrency)
+        space, self._refused = self._model.space(names, servers.load.concurrency * servers.load.items)
         space = _without(space, self._options.keep)
         rule, floor = floor_of(self._model, self._options.min_accuracy)
         self._checked = check_variants(self._model, space.variants, self._options.min_accuracy, self._say)
@@ -202,9 +202,11 @@ def _without(space: Space, kept: tuple[str, ...]) -> Space:
     if "engine" in kept:
         space = replace(space, variants=(space.shipped.variant,))
     if "instances" in kept:
-        space = replace(space, layouts=())
+        there = space.elsewhere and space.elsewhere.keeping("instances", "threads", layouts=())
+        space = replace(space, layouts=(), elsewhere=there)
     if "batching" in kept:
-        space = replace(space, max_tokens=(), max_rows=())
+        there = space.elsewhere and space.elsewhere.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
+        space = replace(space, max_tokens=(), max_rows=(), elsewhere=there)
     return replace(space, delays_ms=()) if "delay" in kept else space
 
 

@@ -145,7 +145,7 @@ def test_nothing_to_change_is_no_place(model: TuneModel) -> None:
 
 
 def test_the_space_is_what_this_machine_can_run(model: TuneModel) -> None:
-    space, refused = model.space({"x"}, concurrency=8)
+    space, refused = model.space({"x"}, under_way=8)
     assert space.shipped == Configuration("onnx", "fp32", "cpu", 1, 1, None, 16, 0.0)
     assert {Variant("onnx", "fp32"), Variant("onnx", "int8"), Variant("openvino", "fp32")} <= set(space.variants)
     assert "CUDA" in refused[Variant("onnx", "fp32", "cuda")]

@@ -9,7 +9,16 @@ from math import exp
 import pytest
 
 from penstock.experiments.tuning.search import FINALS, VARIANTS, Decision, Pace, Round, Told, TuneSearch
-from penstock.experiments.tuning.space import Configuration, Space, Variant, budgets, delays, layouts, row_counts
+from penstock.experiments.tuning.space import (
+    Configuration,
+    Space,
+    Variant,
+    budgets,
+    delays,
+    elsewhere,
+    layouts,
+    row_counts,
+)
 from penstock.experiments.tuning.trials import LEAST, Measure, Trials
 
 BF16, FP32, INT8 = Variant("openvino", "bf16"), Variant("openvino", "fp32"), Variant("openvino", "int8")
@@ -271,3 +280,50 @@ def test_a_request_never_has_to_be_smaller_than_before() -> None:
     assert row_counts(8, may_lower=False, concurrency=32) == (16,)
     assert row_counts(8, may_lower=True, concurrency=8) == (4,)
     assert row_counts(32, may_lower=False, concurrency=32) == ()
+
+
+# --- on a GPU
+
+CUDA = Variant("onnx", "fp16", "cuda")
+
+
+def test_on_a_gpu_it_begins_with_large_batches_and_tries_others_there() -> None:
+    space = replace(SPACE, variants=(BF16, CUDA), elsewhere=elsewhere(SHIPPED, 16, has_lengths=True, under_way=4096))
+    assert space.start(BF16) == SHIPPED
+    there = space.start(CUDA)
+    assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0)
+    axes = space.axes(there)
+    assert [(each.instances, each.threads) for each in axes["instances and threads"]] == [(4, 1), (1, 1), (8, 1)]
+    assert [each.max_tokens for each in axes["batch budget"]] == [131_072, 32_768, 262_144]
+    assert [each.max_rows for each in axes["rows in a batch"]] == [256, 2048]
+    assert all(each.instances <= 2 for each in space.axes(SHIPPED)["instances and threads"])
+    changes = there.changes(SHIPPED)
+    assert changes["instances.device"] == "cuda"
+    assert changes["batching.max_rows"] == 1024
+
+
+def test_what_is_kept_stays_on_another_device_as_well() -> None:
+    there = elsewhere(SHIPPED, 16, has_lengths=True, under_way=64)
+    assert there.max_rows == (256,)  # so many are never under way
+    kept = there.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
+    space = replace(SPACE, variants=(BF16, CUDA), elsewhere=kept)
+    assert (space.start(CUDA).max_tokens, space.start(CUDA).max_rows) == (SHIPPED.max_tokens, SHIPPED.max_rows)
+    assert space.axes(space.start(CUDA))["batch budget"] == []
+
+
+def test_from_a_gpu_back_to_the_processor_the_cores_are_shared_out() -> None:
+    shipped = replace(SHIPPED, device="cuda:1", max_tokens=65_536, max_rows=1024, instances=2)
+    there = elsewhere(shipped, 4, has_lengths=True, under_way=32)
+    assert there.start == {"instances": 4, "threads": 1, "max_tokens": 256, "max_rows": 32}
+    of_images = elsewhere(SHIPPED, 4, has_lengths=False, under_way=32)
+    assert (of_images.start["max_rows"], of_images.start["max_tokens"], of_images.max_rows) == (32, 16, ())
+
+
+def test_the_gpu_wins_where_it_is_faster() -> None:
+    def faster(candidate: Configuration) -> float:
+        return 900.0 if candidate.device == "cuda" else speed(candidate)
+
+    space = replace(SPACE, variants=(*SPEEDS, CUDA), elsewhere=elsewhere(SHIPPED, 2, has_lengths=True, under_way=32))
+    winner = tune(Machine(0, speed=faster), space=space)[0].winner
+    assert winner.variant == CUDA
+    assert winner.max_rows == 1024
