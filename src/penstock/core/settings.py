@@ -35,7 +35,7 @@ class Batching(Section):
 
 
 class Instances(Section):
-    count: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # auto: cores / threads; on a GPU 4
+    count: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = "auto"  # auto: cores / threads; on a GPU 2
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps
 

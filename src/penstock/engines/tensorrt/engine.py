@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.core.errors import ConfigError, EngineFailed, PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.core.signature import GPU_ROWS, Signature
 from penstock.core.tensors import Array
 from penstock.engines.base import EngineSpec
 from penstock.engines.options import TensorRtOptions
+from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.tensorrt.build import EnginePlan, build_engine_file, capabilities_of, plan_engine
-from penstock.engines.tensorrt.gpu import Gpu, open_gpu
+from penstock.engines.tensorrt.gpu import Gpu, failure, open_gpu
 from penstock.engines.tensorrt.kept import BuiltEngine, KeptEngines
 from penstock.engines.tensorrt.lane import GpuLane
 from penstock.engines.tensorrt.library import RTX, TensorRtLibrary, find_library
@@ -55,6 +56,8 @@ class TensorRtEngine:
             if built.is_new:
                 break
         why = plan.library.last_words() or "it does not say why"
+        if (lack := out_of_memory(why, self._spec.device)) is not None:
+            raise lack
         raise ConfigError(
             f"{plan.file}: {plan.library.title} does not take the engine that it built: {why}",
             reason="engine_not_built",
@@ -76,7 +79,7 @@ class TensorRtEngine:
         except PenstockError:
             raise
         except Exception as error:
-            raise EngineFailed(f"TensorRT failed: {error}") from error
+            raise failure(f"TensorRT failed: {error}", self._gpu.device) from error
 
     def close(self) -> None:
         lanes, self._lanes = self._lanes, {}

@@ -5,16 +5,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.core.errors import ConfigError, EngineFailed
+from penstock.core.errors import ConfigError, EngineFailed, PenstockError
+from penstock.engines.out_of_memory import out_of_memory
 
 ADVICE = "pip install 'penstock-serve[tensorrt]'"
 INSUFFICIENT_DRIVER = 35
-NO_MEMORY = "the GPU is out of memory: lower batching.max_rows, batching.max_tokens or instances.count"
 
 
 class Gpu(Protocol):
-    """What a thread does with a GPU; addresses and streams are numbers. Failures are EngineFailed."""
+    """What a thread does with a GPU; addresses and streams are numbers.
 
+    Failures are EngineFailed, or DeviceOutOfMemory.
+    """
+
+    device: str  # cuda:0
     name: str
     capability: str  # 8.9
 
@@ -45,6 +49,7 @@ class CudaGpu:
     def __init__(self, cuda: Any, index: int) -> None:
         self._cuda = cuda
         self._index = index
+        self.device = f"cuda:{index}"
         self._streams: dict[int, Any] = {}
         facts = self._call(cuda.cudaGetDeviceProperties(index))
         self.name = facts.name.partition(b"\0")[0].decode(errors="replace")
@@ -65,7 +70,7 @@ class CudaGpu:
         device = int(self._call(self._cuda.cudaMalloc(size_bytes)))
         try:
             return device, int(self._call(self._cuda.cudaMallocHost(size_bytes)))
-        except EngineFailed:
+        except PenstockError:
             self._cuda.cudaFree(device)
             raise
 
@@ -89,9 +94,8 @@ class CudaGpu:
         error, *found = answer
         if int(error) == 0:
             return found[0] if found else None
-        if error == self._cuda.cudaError_t.cudaErrorMemoryAllocation:
-            raise EngineFailed(NO_MEMORY)
-        raise EngineFailed(f"CUDA failed: {_words(self._cuda, error)}; after most errors only a new worker can go on")
+        self._cuda.cudaGetLastError()  # whoever asks next is not told of this one
+        raise failure(f"CUDA failed: {_words(self._cuda, error)}", self.device)
 
 
 class PinnedBuffer:
@@ -128,22 +132,26 @@ class _Memory:
         self.__array_interface__ = interface
 
 
+def failure(said: str, device: str) -> PenstockError:
+    return out_of_memory(said, device) or EngineFailed(said)
+
+
 def open_gpu(device: str) -> CudaGpu:
     """`cuda`, `cuda:1` or `auto`. Raises ConfigError where it is not there."""
     cuda = _import_runtime()
     _, _, index = device.partition(":")
     try:
         error, count = cuda.cudaGetDeviceCount()
-    except RuntimeError as failure:  # no driver
-        raise _no_gpu(device, str(failure)) from failure
+    except RuntimeError as failed:  # no driver
+        raise _no_gpu(device, str(failed)) from failed
     if int(error) != 0 or not count:
         raise _no_gpu(device, _words(cuda, error) if int(error) else "none is there")
     if int(index or 0) >= count:
         raise _no_gpu(device, f"there are {count}, from cuda:0 on")
     try:
         return CudaGpu(cuda, int(index or 0))
-    except EngineFailed as failure:
-        raise _no_gpu(device, failure.message) from failure
+    except PenstockError as error:
+        raise _no_gpu(device, error.message) from error
 
 
 def _import_runtime() -> Any:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.core.errors import EngineFailed, InvalidTensor
+from penstock.core.errors import EngineFailed, InvalidTensor, PenstockError
 from penstock.core.tensors import NUMPY_TYPES, Array, TensorSpec
 from penstock.engines.inputs import take_input
 from penstock.engines.tensorrt.build import EnginePlan
-from penstock.engines.tensorrt.gpu import Gpu, PinnedBuffer
+from penstock.engines.tensorrt.gpu import Gpu, PinnedBuffer, failure
 from penstock.engines.tensorrt.shapes import find_profile
 
 
@@ -29,12 +29,13 @@ class GpuLane:
     def run(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         arrays = {spec.name: take_input(spec, inputs) for spec in self._plan.inputs}
         self._gpu.use()
+        self._plan.library.said.clear()
         context = self._context(self._find({name: array.shape for name, array in arrays.items()}))
         for name, array in arrays.items():
             self._upload(context, name, array)
         found = {spec.name: self._place(context, spec) for spec in self._plan.outputs}
         if not context.execute_async_v3(self._stream):
-            raise EngineFailed(f"TensorRT failed: {self._plan.library.last_words() or 'it does not say why'}")
+            raise self._failure("TensorRT failed")
         wanted = list(outputs) or list(found)
         for name in wanted:
             buffer = self._buffers[name]
@@ -65,16 +66,17 @@ class GpuLane:
 
     def _context(self, profile: int) -> Any:
         if profile not in self._contexts:
-            self._plan.library.said.clear()
             trt = self._plan.library.module
             # Memory as the profile needs it, not as the largest does.
             context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.ON_PROFILE_CHANGE)
             if context is None or not context.set_optimization_profile_async(profile, self._stream):
-                why = self._plan.library.last_words() or "it does not say why"
-                raise EngineFailed(f"TensorRT cannot make a context of the engine: {why}")
+                raise self._failure("TensorRT cannot make a context of the engine")
             self._gpu.synchronize(self._stream)
             self._contexts[profile] = context
         return self._contexts[profile]
+
+    def _failure(self, what: str) -> PenstockError:
+        return failure(f"{what}: {self._plan.library.last_words() or 'it does not say why'}", self._gpu.device)
 
     def _upload(self, context: Any, name: str, array: Array) -> None:
         buffer, size = self._buffers[name], array.nbytes

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor
+from penstock.core.errors import ConfigError, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.tensors import Array
 from penstock.engines.availability import why_not, why_not_file
 from penstock.engines.base import EngineHome, EngineSpec
@@ -36,7 +36,7 @@ TEXTS = ShapeLimits(rows=8, length=256)
 class HostGpu:
     """Work on a stream is done when it is waited for, in its order: what is read too early is not there."""
 
-    name, capability = "NVIDIA Test", "8.9"
+    device, name, capability = "cuda:1", "NVIDIA Test", "8.9"
 
     def __init__(self) -> None:
         self.work: dict[int, list[Callable[[], object]]] = {}
@@ -234,7 +234,11 @@ def test_what_fails_on_the_gpu_is_the_engines(trt: HostTrt, file: Path, monkeypa
     engine, _ = load(file, TEXTS)
     engine.infer(0, given := {"x": np.ones((1, 4), np.int64)}, [])
     monkeypatch.setattr(HostContext, "execute_async_v3", lambda self, stream: False)
-    with pytest.raises(EngineFailed, match="TensorRT failed"):
+    with pytest.raises(EngineFailed, match="TensorRT failed: it does not say why"):
+        engine.infer(0, given, [])
+    said = engine._plan.library.said  # type: ignore[union-attr]
+    monkeypatch.setattr(HostContext, "execute_async_v3", lambda self, stream: said.append("Error 2 (OutOfMemory)"))
+    with pytest.raises(DeviceOutOfMemory, match="cuda:1 is out of memory"):
         engine.infer(0, given, [])
     monkeypatch.setattr(HostContext, "get_tensor_shape", lambda self, name: (-1, 4))
     with pytest.raises(EngineFailed, match="depends on the input's values: use engine: onnx"):
@@ -289,7 +293,6 @@ def test_cuda_is_asked_as_its_bindings_answer(monkeypatch: pytest.MonkeyPatch) -
     class Runtime:
         cudaStreamNonBlocking = 1  # noqa: N815
         cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)  # noqa: N815
-        cudaError_t = SimpleNamespace(cudaErrorMemoryAllocation=2)  # noqa: N815
         error = 0
 
         def cudaGetDeviceCount(self) -> tuple[int, int]:
@@ -299,7 +302,7 @@ def test_cuda_is_asked_as_its_bindings_answer(monkeypatch: pytest.MonkeyPatch) -
             return 0, SimpleNamespace(name=b"NVIDIA Test\0\0", major=8, minor=9)
 
         def cudaGetErrorString(self, error: int) -> tuple[int, bytes]:
-            return 0, b"no CUDA-capable device is detected"
+            return 0, {2: b"out of memory"}.get(error, b"no CUDA-capable device is detected")
 
         def __getattr__(self, name: str) -> Callable[..., tuple[int, int]]:
             def call(*given: object) -> tuple[int, int]:
@@ -328,8 +331,9 @@ def test_cuda_is_asked_as_its_bindings_answer(monkeypatch: pytest.MonkeyPatch) -
     ]
     assert ("cudaMemcpyAsync", 4096, 4096, 8, 1, 4096) in calls
     cuda.error = 2
-    with pytest.raises(EngineFailed, match=r"out of memory: lower batching\.max_rows"):
+    with pytest.raises(DeviceOutOfMemory, match=r"cuda:1 is out of memory: lower batching\.max_rows"):
         gpu.allocate(64)
+    assert calls[-1] == ("cudaGetLastError",)
     cuda.error = 100
     with pytest.raises(EngineFailed, match="CUDA failed: no CUDA-capable device"):
         gpu.use()
