@@ -19,7 +19,7 @@ TINY = """
 model: {name: identity}
 experiment:
   concurrency_levels: [1]
-  repeats: 2
+  repeats: 1
   warm_up_s: 0.2
   window_s: 0.3
   most_windows: 3
@@ -72,7 +72,7 @@ def repeats_in(folder: Path) -> dict[tuple[str, int], Any]:
     }
 
 
-@pytest.mark.timeout(400)  # six servers, one after another
+@pytest.mark.timeout(400)  # servers one after another
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     file = tmp_path / "tiny.yaml"
     file.write_text(TINY)
@@ -90,13 +90,13 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     _, alive = psutil.wait_procs(started, timeout=20)
     assert not alive
     before = repeats_in(folder)
-    assert 0 < len(before) < 4
+    assert len(before) == 1
     assert "not measured yet" in (folder / "results.md").read_text()
     assert "</html>" in (folder / "report.html").read_text()
 
     experiment("run", file, "--out", out)
     after = repeats_in(folder)
-    assert len(after) == 2 * 2
+    assert len(after) == 2
     assert {key: after[key] for key in before} == before
     for repeat in after.values():
         assert repeat["answered"] > 0
@@ -107,7 +107,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     assert repeats_in(folder) == after
 
     # Another setting is another experiment: it starts over, and what was there can be compared with.
-    file.write_text(TINY.replace("window_s: 0.3", "window_s: 0.2").replace("repeats: 2", "repeats: 1"))
+    file.write_text(TINY.replace("window_s: 0.3", "window_s: 0.2"))
     assert "cannot be resumed" in experiment("run", file, "--out", out, "--resume", expect=2)
     assert "starting over" in experiment("run", file, "--out", out, "--only", "*instances=1*")
     assert set(repeats_in(folder)) == {("identity-onnx-fp32-cpu-instances=1-b1-c1", 1)}

@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from PIL import Image
+from typer.testing import CliRunner
 
 import penstock.client
 from penstock.app.folders import local_managers
+from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
 from penstock.client.options import ClientOptions
 from penstock.client.websocket import stream_raw
@@ -169,18 +171,23 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
     grpc, http = ("--grpc", served.server.grpc), ("--http", f"127.0.0.1:{served.server.http_port}")
     steps = ("--window", "0.1", "--warm-up", "0", "--concurrency", "1", "--windows", "3")
     bench = ("bench", "factor", "--shape", "x:1,4", *grpc, *http, *steps)
+    trusted = {"PENSTOCK_TLS__CA": served.authority.ca}
     for arguments in (
         ("embed", "a cat", *grpc),
         ("rerank", "animals", "a cat", "a stone", *grpc),
         ("infer", "factor", "--input", "x=[[1, 2]]", *grpc),
         ("generate", "Water boils at", "--max-tokens", "2", *grpc),
-        ("chat", "Name a river.", "--max-tokens", "2", *grpc),
         ("status", *http),
         ("top", "--once", "--json", *http),
+    ):
+        told = CliRunner().invoke(cli.app, arguments, env={"PENSTOCK_API_KEY": served.key, **trusted})
+        assert told.exit_code == 0, (arguments, told.output)
+    for arguments in (
+        ("chat", "Name a river.", "--max-tokens", "2", *grpc),
         (*bench, "--protocol", "grpc"),
         (*bench, "--protocol", "rest"),
     ):
-        done = served.run(*arguments, key=served.key, PENSTOCK_TLS__CA=served.authority.ca)
+        done = served.run(*arguments, key=served.key, **trusted)
         assert done.returncode == 0, (arguments, done.stderr)
     for arguments in (("embed", "a cat", *grpc), ("status", *http)):
         refused = served.run(*arguments, "--ca", served.authority.ca)
@@ -290,6 +297,7 @@ WITH_CLIENT_ONLY = """
 import asyncio, pkgutil, sys
 import numpy as np
 import penstock.client
+from penstock.cli import main as cli
 from penstock.client import AsyncClient, Client
 
 address, key, ca = sys.argv[1:]

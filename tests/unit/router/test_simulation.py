@@ -1,4 +1,4 @@
-"""A thousand workers on a virtual clock: a million jobs by the default policy, fifty thousand by each other one."""
+"""A thousand workers on a virtual clock: many jobs by the default policy, fifty thousand by each other one."""
 
 import sys
 from collections import deque
@@ -113,13 +113,13 @@ class Simulation:
             self._perform(self.table.leave(self.names[worker], now), now)
 
 
-def test_a_million_jobs_are_shared_evenly_and_each_decision_looks_at_two_workers() -> None:
+def test_many_jobs_are_shared_evenly_and_each_decision_looks_at_two_workers() -> None:
     run = Simulation("power_of_two")
     run.start()
-    run.run(1_000_000, rate=700.0)
-    assert 800 < min(run.served) <= max(run.served) < 1200
+    run.run(250_000, rate=700.0)
+    assert 180 < min(run.served) <= max(run.served) < 320
     assert run.deepest <= 8  # a worker chosen at random would have more than 16 now and then
-    assert run.draws.count == 2_000_000
+    assert run.draws.count == 500_000
 
 
 def test_slow_and_flapping_workers_get_less_and_cost_no_more() -> None:
