@@ -39,6 +39,7 @@ BYTES = "BYTES"
 _LENGTH = struct.Struct("<I").unpack_from
 MAX_RANK = 64
 PIECE = 64 * 1024  # elements
+SMALL_BYTES = 16 * 1024  # a copy of so much takes less than a view
 MAX_ARRAY_BYTES = 2**63 - 1  # numpy counts no further, not even for an array without elements
 
 
@@ -102,6 +103,8 @@ def from_array(name: str, array: Array) -> Tensor:
     datatype = DATATYPES.get(array.dtype)
     if datatype is None:
         raise InvalidTensor(f"tensor '{name}' has dtype {array.dtype}, which no protocol datatype carries")
+    if array.nbytes <= SMALL_BYTES:
+        return Tensor(name, datatype, array.shape, array.tobytes())
     data = np.ascontiguousarray(array)
     # memoryview refuses dtypes it has no format for (bfloat16): go through bytes.
     return Tensor(name, datatype, array.shape, data.view(np.uint8).data.cast("B") if data.size else b"")

@@ -86,15 +86,15 @@ class TensorTask:
     def _piece(self, arrays: dict[str, Array]) -> Piece:
         if not self._is_batched:
             return Piece(arrays, key=object())  # equal to no other: never joined
-        rows = {array.shape[0] for array in arrays.values()}
-        if len(rows) > 1:
+        shapes = [array.shape for array in arrays.values()]
+        count = shapes[0][0]
+        if len(shapes) > 1 and len(rows := {shape[0] for shape in shapes}) > 1:
             raise InvalidTensor(f"the inputs have different numbers of rows: {sorted(rows)}")
-        count = rows.pop()
         if count == 0:
             raise InvalidTensor("the batch has no rows")
         if count > self._max_rows:
             raise RequestTooLarge(f"{count} rows; this model takes at most {self._max_rows} in one request")
-        return Piece(arrays, rows=count, key=tuple(array.shape[1:] for array in arrays.values()))
+        return Piece(arrays, rows=count, key=tuple([shape[1:] for shape in shapes]))
 
 
 def split_rows(pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:

@@ -215,7 +215,12 @@ class Batcher:
 
     def _fill(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
-        batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, anchor.rows * anchor.length)
+        tokens = anchor.rows * anchor.length
+        batch = Batch([anchor], Closed.EMPTY, anchor.rows, anchor.length, tokens)
+        if tokens and tokens == self.tokens:  # nothing else waits
+            if batch.rows >= budget.max_rows:
+                batch.closed = Closed.ROWS
+            return batch
         max_tokens = self._tokens_now()
         reach = budget.reach_tokens
         if reach is not None and reach >= self.tokens:

@@ -20,10 +20,12 @@ from penstock.worker.running.runner import QueueRunner, WorkerTools
 
 log = structlog.get_logger()
 # A batch whose like took less than this of its thread runs on the loop: handing it to another and back would cost more.
-INLINE_NS = 100_000
+INLINE_NS = 200_000
 INLINE_BYTES = 64 * 1024
 INLINE_AFTER = 16  # batches seen
-SLOW_DECAY = 0.95  # how soon one slow batch is forgotten
+# How much of what a batch took is expected of the next: more of one that took longer, so that a model with slow ones
+# among its batches is slow; but not all, as a thread takes longer, too, that its processor's caches know nothing of.
+SLOWER, QUICKER = 0.25, 0.1
 # A model that lets other threads work takes little of its own, and the loop would stand: so many in a row that waited
 # on the loop for longer than above, where a busy machine makes one wait now and then, and it is left for a while.
 WAITED = 3
@@ -44,9 +46,10 @@ class BatchRunner(QueueRunner):
         self._has_steady_cost = loaded.has_steady_cost
         ahead_from = AHEAD_FROM if loaded.description.device == "cpu" else AHEAD_FROM_ON_A_GPU
         self._plenty_tokens = ahead_from * instances * (settings.batching.max_tokens or 0)
-        self._slowest_ns = 0.0  # of late
+        self._expected_ns = 0.0  # what the next batch takes of its thread
         self._waited = 0  # batches in a row, on the loop
         self._inline_from = INLINE_AFTER  # the batch that may run there again
+        self._may_wait = settings.batching.max_delay_ms > 0
         self._company = Alarm(self._pump)  # when what waits for others to join it has waited long enough
 
     def close(self) -> asyncio.Event:
@@ -55,9 +58,10 @@ class BatchRunner(QueueRunner):
 
     def _pump(self) -> None:
         super()._pump()
-        self._company.cancel()
-        if self.idle:
-            self._company.set(self._batcher.wake_at())
+        if self._may_wait:
+            self._company.cancel()
+            if self.idle:
+                self._company.set(self._batcher.wake_at())
 
     def _may_hand_out(self) -> bool:
         instances = self.description.instances
@@ -76,7 +80,7 @@ class BatchRunner(QueueRunner):
     def _is_quick(self, batch: Batch) -> bool:
         if self._running >= self.description.instances:
             return False
-        if not self._has_steady_cost or self._slowest_ns > INLINE_NS:
+        if not self._has_steady_cost or self._expected_ns > INLINE_NS:
             return False
         if self.statistics.execution_count < self._inline_from:
             return False
@@ -95,7 +99,8 @@ class BatchRunner(QueueRunner):
             self._inline_from = self.statistics.execution_count + LEFT_FOR
 
     def _settle(self, outcome: BatchOutcome) -> None:
-        self._slowest_ns = max(outcome.cpu_ns, self._slowest_ns * SLOW_DECAY)
+        more_ns = outcome.cpu_ns - self._expected_ns
+        self._expected_ns += more_ns * (SLOWER if more_ns > 0 else QUICKER)
         super()._settle(outcome)
 
 

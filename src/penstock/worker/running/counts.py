@@ -52,7 +52,9 @@ class BlockCounts:
         statistics.inference_count += batch.rows
         statistics.execution_count += 1
         statistics.closed[batch.closed] = statistics.closed.get(batch.closed, 0) + 1
-        by_rows = statistics.batches.setdefault(batch.rows, BatchStatistics())
+        by_rows = statistics.batches.get(batch.rows)
+        if by_rows is None:
+            by_rows = statistics.batches[batch.rows] = BatchStatistics()
         by_rows.compute_input.add(outcome.input_ns)
         by_rows.compute_infer.add(outcome.infer_ns)
         by_rows.compute_output.add(outcome.output_ns)
