@@ -145,7 +145,7 @@ def _images(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
             order.folder / "images", _run_folder(order, "images", layout), layout, order.changes["server"]
         ) as server:
             codec_s = codec_s or codec_cpu_s(files[:3], upscaled(server, files))
-            callers = Callers("rest", 4 * cores, order.processes)
+            callers = Callers("rest", min(order.callers, 4 * cores), order.processes)
             served, raw = ServedRate(), []
             with Load(server, _run_folder(order, "images", layout), image_payloads(files), callers) as load:
                 for _ in range(order.rounds):

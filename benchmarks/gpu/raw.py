@@ -80,9 +80,10 @@ def bare_images(file: Path, device: str, width: int, height: int) -> RawForward:
     target = choose(device, "auto")
     torch.backends.cudnn.benchmark = True
     network = read_network(file).to(target.device, DTYPES[precision_on(device)], memory_format=torch.channels_last)
-    most = max(IMAGE_BATCHES)
+    sizes = IMAGE_BATCHES if target.kind == "cuda" else IMAGE_BATCHES[:1]
+    most = max(sizes)
     ways = {}
-    for size in IMAGE_BATCHES if target.kind == "cuda" else IMAGE_BATCHES[:1]:
+    for size in sizes:
         batch = torch.rand((size, 1, height, width), device=target.device, dtype=DTYPES[precision_on(device)])
         runs = [lambda batch=batch: network(batch)] * (most // size)
         ways[f"batches of {size}"] = _pass(runs, device)
