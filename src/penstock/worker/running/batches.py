@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import structlog
 
-from penstock.core.errors import DeviceOutOfMemory, PenstockError
+from penstock.core.errors import DeviceOutOfMemory, PenstockError, without_trace
 from penstock.core.tensors import Array
 from penstock.engines.base import Engine
 from penstock.models.loading import LoadedBlock
@@ -144,11 +145,47 @@ class BatchExecution:
         except Exception as error:  # noqa: BLE001 - whatever a model does, its neighbours live on
             failure = as_engine_failure(error)
         # From here on nothing holds what the failed run had in memory.
+        if isinstance(failure, DeviceOutOfMemory):
+            return self._run_halves(outcome, pieces, failure)
         if len(pieces) == 1:
             return [failure]
-        if isinstance(failure, DeviceOutOfMemory):
-            log.warning("batch_halved", pieces=len(pieces), reason=failure.message)
-            half = len(pieces) // 2
-            return [*self._run_batch(outcome, pieces[:half]), *self._run_batch(outcome, pieces[half:])]
         # One of them is at fault: alone, each gets its own answer.
         return [self._run_batch(outcome, [piece])[0] for piece in pieces]
+
+    def _run_halves(
+        self, outcome: BatchOutcome, pieces: list[Piece], failure: DeviceOutOfMemory
+    ) -> list[Sequence[Array] | PenstockError]:
+        """What is too much together: pieces by themselves, and the rows of one."""
+        log.warning(
+            "batch_halved", pieces=len(pieces), rows=sum(piece.rows for piece in pieces), reason=failure.message
+        )
+        if len(pieces) > 1:
+            half = len(pieces) // 2
+            return [*self._run_batch(outcome, pieces[:half]), *self._run_batch(outcome, pieces[half:])]
+        try:
+            outputs = self._infer_halves(outcome.instance, self._task.join(pieces), pieces[0].rows, failure)
+            return list(self._task.split(pieces, outputs))
+        except Exception as error:  # noqa: BLE001 - as above
+            return [as_engine_failure(error)]
+
+    def _infer_halves(
+        self, instance: int, inputs: Mapping[str, Array], rows: int, failure: DeviceOutOfMemory
+    ) -> list[Array]:
+        """Raises the failure where one row is too much, and where rows are not the first dimension of everything."""
+        if rows < 2 or any(array.shape[:1] != (rows,) for array in inputs.values()):
+            raise failure
+        found: list[list[Array]] = []
+        for first, end in ((0, rows // 2), (rows // 2, rows)):
+            half = {name: array[first:end] for name, array in inputs.items()}
+            found.append(self._infer_half(instance, half, end - first))
+            if any(output.shape[:1] != (end - first,) for output in found[-1]):
+                raise failure
+        return [np.concatenate(both) for both in zip(*found, strict=True)]
+
+    def _infer_half(self, instance: int, inputs: Mapping[str, Array], rows: int) -> list[Array]:
+        try:
+            return self._engine.infer(instance, inputs, self._task.engine_outputs)
+        except DeviceOutOfMemory as error:
+            failure = error
+            without_trace(error)
+        return self._infer_halves(instance, inputs, rows, failure)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.settings import Batching
-from penstock.core.tensors import Array, Tensor
+from penstock.core.tensors import Array, Tensor, to_array
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.tensor import TensorTask
@@ -79,13 +79,19 @@ async def test_a_batch_that_a_device_has_no_memory_for_is_run_in_halves(bed: Bed
     await bed.wait(9)
     assert [bed.value(n) for n in range(9)] == [2.0 * n for n in range(9)]
     assert bed.engine.batches == [1, 8, 4, 2, 2, 4, 2, 2]
+    bed.engine.batches.clear()
+    bed.send(20, *range(5))  # the rows of one request
+    await until(lambda: bed.engine.batches == [5, 2, 3, 1, 2] and not len(bed.runner))
+    answer = bed.answers[20]
+    assert isinstance(answer, list)
+    assert to_array(answer[0]).ravel().tolist() == [0, 2, 4, 6, 8]
     bed.engine.most_rows = 0
     bed.send(9, 9)
-    await bed.wait(10)
+    await bed.wait(11)
     assert isinstance(bed.answers[9], DeviceOutOfMemory)
     bed.engine.most_rows = 8
     bed.send(10, 10)
-    await bed.wait(11)
+    await bed.wait(12)
     assert bed.value(10) == 20.0
 
 
