@@ -18,7 +18,7 @@ from penstock.core.tensors import Array
 from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import DTYPES, choose
 from penstock.engines.torch.files import open_file
-from penstock.tasks.png import encode_png
+from penstock.tasks.images.png import encode_png
 from penstock.tasks.text import TextTokenizer
 
 TEXT_BATCHES = (128, 256, 512, 1024, 2048)

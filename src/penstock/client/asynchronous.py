@@ -26,6 +26,7 @@ from penstock.client.messages import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, OWN_CHA
 from penstock.client.options import ClientOptions, read_server
 from penstock.client.ordered import in_order
 from penstock.client.stream import InferStream
+from penstock.client.tasks import ImageOptions
 from penstock.pb.inference import grpc_service_pb2 as pb
 from penstock.wire.channels import Channels, bearer
 
@@ -62,10 +63,15 @@ class AsyncClient(Calls):
         await self.close()
 
     def upscale_stream(
-        self, images: AsyncIterable[bytes], model: str = "srcnn", window: int = 8, timeout_s: float | None = None
+        self,
+        images: AsyncIterable[bytes],
+        model: str = "srcnn",
+        window: int = 8,
+        timeout_s: float | None = None,
+        **options: Unpack[ImageOptions],
     ) -> AsyncGenerator[bytes, None]:
         """Upscaled images in the order of `images`, with at most `window` on their way, or done and not taken."""
-        return in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s), window)
+        return in_order(images, partial(self.upscale, model=model, timeout_s=timeout_s, **options), window)
 
     @overload
     def chat(

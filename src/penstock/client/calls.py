@@ -119,9 +119,18 @@ class Calls:
 
         return self._each(tasks.in_chunks(texts, batch), embed_chunk, window)
 
-    async def upscale(self, image: bytes, model: str = "srcnn", timeout_s: float | None = None) -> bytes:
-        """A JPEG or PNG file in, a PNG file out."""
-        outputs = await self.infer(model, {"image": messages.objects([image])}, timeout_s=timeout_s)
+    async def upscale(
+        self,
+        image: bytes,
+        model: str = "srcnn",
+        timeout_s: float | None = None,
+        **options: Unpack[tasks.ImageOptions],
+    ) -> bytes:
+        """A JPEG or PNG file in, a larger PNG file out, or what `format`, `resolution` and `mode` ask for."""
+        parameters = tasks.image_parameters(options)
+        outputs = await self.infer(
+            model, {"image": messages.objects([image])}, timeout_s=timeout_s, parameters=parameters
+        )
         return bytes(messages.pick_output(outputs, "image", model).flat[0])
 
     async def score(

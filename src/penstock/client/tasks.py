@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import TypedDict, TypeGuard
 
 import numpy as np
 
@@ -17,10 +17,23 @@ Labels = list[tuple[str, float]]
 SCORE, EMBED = "score", "embed"
 
 
+class ImageOptions(TypedDict, total=False):
+    """What may be asked of an image's answer, as keyword arguments; None: as the model has it."""
+
+    format: str | None  # png, jpeg or webp
+    quality: int | None  # of jpeg and webp, 1 to 100
+    resolution: str | None  # a factor (2x), lines (1080p, 4k) or a frame (1920x1080)
+    mode: str | None  # upscale or denoise
+
+
 @dataclass(frozen=True, slots=True)
 class Pairs:
     queries: list[str]  # one for all passages, or one for each
     passages: list[str]
+
+
+def image_parameters(options: ImageOptions) -> dict[str, Parameter]:
+    return {name: value for name, value in options.items() if isinstance(value, int | str)}
 
 
 async def in_chunks(texts: Iterable[str] | AsyncIterable[str], size: int) -> AsyncIterator[list[str]]:

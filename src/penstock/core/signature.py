@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from penstock.core.tensors import TensorSpec
 
+SECOND = "second."  # before the names of another network's tensors, where a model has two
+
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
@@ -32,3 +34,4 @@ class Signature:
     device: str = "cpu"  # what `auto` became
     note: str = ""  # how it came to run so, for people: what was chosen, built or found
     token_rows: TokenRows = TokenRows()
+    tile: int = 0  # pixels along the side of an image that its device takes at once; 0: as the task's options say

@@ -20,6 +20,15 @@ class EngineHome:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageWork:
+    """What an image task would do around a network of planes, for an engine that can do it on its device."""
+
+    scale: int  # by which images are enlarged before the network
+    overlap: int  # pixels that are repeated around them
+    is_for_colors: bool = False  # the network is for every plane, and not for the luminance alone
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     file: Path
     precision: str  # auto, fp32, bf16, fp16
@@ -27,6 +36,7 @@ class EngineSpec:
     instances: int
     device: str = "cpu"  # auto, cpu, cuda, cuda:1, mps
     home: EngineHome | None = None  # None: nothing is kept
+    image: ImageWork | None = None  # of an image task
 
 
 class Engine(Protocol):

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from penstock.core.config import Limits
+from penstock.core.errors import ConfigError
 from penstock.core.plugins import ENGINES, TASKS, load_plugin
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine, EngineHome, EngineSpec
+from penstock.engines.base import Engine, EngineHome, EngineSpec, ImageWork
 from penstock.engines.tensorrt.shapes import ShapeLimits
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Task
@@ -20,8 +21,26 @@ def build_engine(file: Path, settings: ModelSettings, instances: int, home: Engi
 
     `home` is where the engine may keep what it makes of the file.
     """
-    asked = settings.instances
+    asked, upscale = settings.instances, settings.upscale
     spec = EngineSpec(file, settings.precision, asked.threads, instances, asked.device, home)
+    if settings.task != "upscale":
+        return _build_engine(spec, settings)
+    engine = _build_engine(replace(spec, image=ImageWork(upscale.scale, upscale.overlap)), settings)
+    if not upscale.denoise:
+        return engine
+    from penstock.engines.paired import PairedEngine
+
+    second = file.parent / upscale.denoise
+    if not second.is_file():
+        raise ConfigError(
+            f"upscale.denoise: there is no {second}; put it there, or take the setting out", file=str(second)
+        )
+    image = ImageWork(1, upscale.overlap, is_for_colors=True)
+    return PairedEngine(engine, _build_engine(replace(spec, file=second, image=image), settings))
+
+
+def _build_engine(spec: EngineSpec, settings: ModelSettings) -> Engine:
+    asked = settings.instances
     match settings.engine:
         case "onnx":
             from penstock.engines.onnx.engine import OnnxEngine

@@ -117,7 +117,7 @@ def _build_input(
         network = TextNetwork("classify", folder, options, engine, limits.texts or TextLimits(limits.max_rows))
         return TextTask(network, output.name, output)
     if kind == "image":
-        from penstock.tasks.image_input import ImageInput
+        from penstock.tasks.images.fitting import ImageInput
 
         return ImageInput(options, engine, limits.max_rows, is_batched=limits.is_batched is not False)
     tensors = replace(engine, outputs=(output,))

@@ -52,6 +52,7 @@ class ClassifyOptions(TextOptions):
 
 class UpscaleOptions(Section):
     scale: Annotated[int, Field(ge=1, le=8)] = 2
+    denoise: str = ""  # the file of a second network, for `mode: denoise`; empty: the model has no such mode
     tile: Annotated[int, Field(ge=32, le=4096)] = 256  # pixels of output along a tile's side
     overlap: Annotated[int, Field(ge=0, le=256)] = 8  # at least the network's receptive field
     max_pixels: Annotated[int, Field(ge=1)] = 25_000_000  # of the input

@@ -1,54 +1,44 @@
-"""The upscale task: images in, images larger by a whole factor out, by SRCNN.
+"""The upscale task: images in, images larger or without noise out, by SRCNN and its like.
 
-As the paper does, bicubic interpolation enlarges everything and the network then sharpens the luminance;
-colour and transparency stay bicubic. Luminance goes through the network in tiles: an image's size does not
-decide a batch's memory, several instances can share its tiles, and those of one shape can be batched.
+Images go through a network in tiles: an image's size does not decide a batch's memory, several instances can share
+its tiles, and those of one shape can be batched. `mode: denoise` is for a model that has a second network.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from penstock.core.errors import ConfigError, RequestTooLarge
-from penstock.core.signature import Signature
+from penstock.core.errors import ConfigError, InvalidRequest, PenstockError, RequestTooLarge
+from penstock.core.signature import SECOND, Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
 from penstock.tasks.columns import check_outputs
-from penstock.tasks.image_files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
-from penstock.tasks.images import DecodedImage, ImageHeader
+from penstock.tasks.images.decoding import ImageHeader
+from penstock.tasks.images.encoding import write_file
+from penstock.tasks.images.files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
+from penstock.tasks.images.network import ImageNetwork, ImageWay
+from penstock.tasks.images.pixels import PixelWay
+from penstock.tasks.images.planes import PlaneWay
+from penstock.tasks.images.wishes import DENOISE, JPEG, PNG, UPSCALE, WEBP, ImageWishes, Size, read_wishes
 from penstock.tasks.options import UpscaleOptions
-from penstock.tasks.png import Rows, encode_png
 
-GRAIN = 16  # pixels
-REACH = 3  # pixels above and below that bicubic interpolation looks at, and one
-Plane = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tiling:
-    """What of an image each tile answers for: what lies `overlap` inside it.
-
-    The zeros that convolutions see beyond a tile's border reach no further in than that.
-    """
-
-    width: int
-    height: int
-    corners: tuple[tuple[int, int], ...]  # top, left
+PIXELS = ("UINT8", (-1, -1, -1, -1))  # of a network that does everything where it runs
+PLANE = ("FP32", (-1, 1, -1, -1))
+WHOLE_BYTES = 4  # a pixel, of an image that Pillow has as a whole
+ANSWER_BYTES = {PNG: 7, JPEG: 2, WEBP: 8}  # a pixel, for its encoder and what that makes
 
 
 @dataclass(frozen=True, slots=True)
 class _Enlarged:
-    """What of an image waits for its luminance to come back."""
+    """What of an image waits for its pieces to come back."""
 
-    size: tuple[int, int]  # width, height
-    color: tuple[Image.Image, ...]  # Cb and Cr, as small as they came; none where the image is gray
-    alpha: Image.Image | None  # as small
+    pieces: int
+    waiting: Any  # its way's own
+    sizes: tuple[Size, Size]  # of what its way makes, and of what was asked for
     color_profile: bytes | None
-    tiling: _Tiling
 
 
 class UpscaleTask:
@@ -56,59 +46,93 @@ class UpscaleTask:
     is_finish_cheap = False
 
     def __init__(self, options: UpscaleOptions, engine: Signature, max_rows: int) -> None:
-        given, answer = _check_network(engine)
+        given, answer = _check_network(engine, is_second=False)
         self._options = options
-        self._input = given.name
-        self.engine_outputs: Sequence[str] = (answer.name,)
+        self._ways = {UPSCALE: _way(given, options.scale, options, engine.tile)}
+        if any(each.name.startswith(SECOND) for each in engine.inputs):
+            second, _ = _check_network(engine, is_second=True)
+            self._ways[DENOISE] = _way(second, 1, options, engine.tile)
+        self._modes = tuple(self._ways)
+        self.engine_outputs: Sequence[str] = (answer.name,)  # a second network has one, too
         spec = TensorSpec(IMAGE, BYTES, (-1, 1))
         self.signature = TaskSignature((spec,), (spec,), max_rows)
 
     def prepare(self, request: TaskRequest) -> Prepared:
         given = take_files(request, self.signature.max_batch_size)
         check_outputs(request, (IMAGE,))
+        wishes = read_wishes(request.parameters, self._modes)
+        way = self._ways[wishes.mode]
         headers = read_headers(given, self._options.max_pixels, self._options.max_scans)
         self._check_sum(headers)
+        sizes = self._plan(headers, wishes)
         pieces: list[Piece] = []
         enlarged: list[_Enlarged] = []
-        for decoded in decode_all(headers, request):
-            luminance, waiting = self._enlarge(decoded)
-            del decoded
-            enlarged.append(waiting)
-            tiles = self._cut(luminance, waiting.tiling)
-            pieces += [Piece({self._input: tile}, key=tile.shape) for tile in tiles]
-        return Prepared(pieces, enlarged)
+        for decoded, size in zip(decode_all(headers, request), sizes, strict=True):
+            parts, waiting = way.cut(_fit_format(decoded.image, wishes))
+            enlarged.append(_Enlarged(len(parts), waiting, size, decoded.color_profile))
+            pieces += parts
+            del decoded, parts
+        return Prepared(pieces, (wishes, enlarged))
 
     def weigh(self, request: TaskRequest) -> int:
-        """Its planes and the enlarged luminance three times; or, later, that twice and the answer's file twice."""
+        """Its planes and the enlarged luminance three times; or, later, that twice and the answer's file twice.
+
+        What is not written row by row is then there as a whole, too.
+        """
         counts = count_request_pixels(request, self.signature.max_batch_size)
         pixels = min(sum(counts), self._options.max_pixels)
-        larger = pixels * self._options.scale**2
-        return max(8 * pixels + 3 * larger, 2 * pixels + 2 * larger + 6 * len(request.inputs[0].data)) if pixels else 0
+        try:
+            wishes = read_wishes(request.parameters, self._modes)
+        except PenstockError:
+            return 0
+        if not pixels:
+            return 0
+        network = self._ways[wishes.mode].network
+        larger = pixels * max(network.scale**2, 3 if network.is_for_colors else 1)
+        first, later = 8 * pixels + 3 * larger, 2 * pixels + 2 * larger
+        if (wishes.format, wishes.resolution) == (PNG, None):
+            return max(first, later + 6 * len(request.inputs[0].data))
+        answer, each = larger, ANSWER_BYTES[wishes.format]
+        if wishes.resolution is not None:
+            answer, each = min(wishes.resolution.most_pixels(pixels), self._most_pixels), each + WHOLE_BYTES
+        return max(first, later + WHOLE_BYTES * larger + each * answer)
 
     def join(self, pieces: Sequence[Piece]) -> dict[str, Array]:
-        tiles = np.stack([piece.arrays[self._input] for piece in pieces])[:, np.newaxis]
+        ((name, first),) = pieces[0].arrays.items()
+        tiles = first[np.newaxis] if len(pieces) == 1 else np.stack([piece.arrays[name] for piece in pieces])
+        if first.ndim > 2:
+            return {name: tiles}
         # Only here do tiles become floats: those that wait for a batch take a quarter of the memory.
-        return {self._input: np.multiply(tiles, np.float32(1 / 255), dtype=np.float32)}
+        return {name: np.multiply(tiles[:, np.newaxis], np.float32(1 / 255), dtype=np.float32)}
 
     def split(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Sequence[Array]]:
-        scaled = outputs[0] * np.float32(255)
+        answers = outputs[0]
+        if answers.dtype == np.uint8:
+            return [(answer,) for answer in answers]
+        scaled = answers * np.float32(255)
         tiles = np.clip(np.rint(scaled, out=scaled), 0, 255, out=scaled).astype(np.uint8)
         return [(tiles[row, 0],) for row in range(len(pieces))]
 
     def finish(self, request: TaskRequest, prepared: Prepared, results: Sequence[Sequence[Array]]) -> list[Tensor]:
+        wishes, enlarged = prepared.context
+        way = self._ways[wishes.mode]
+        colors = "YCbCr" if wishes.format == JPEG and isinstance(way, PlaneWay) else "RGB"
         parts: list[bytes] = []
         done = 0
-        for enlarged in prepared.context:
-            tiles = [result[0] for result in results[done : done + len(enlarged.tiling.corners)]]
-            done += len(tiles)
-            bands = (_compose(enlarged, top, band) for top, band in self._lay(tiles, enlarged))
-            file = encode_png(enlarged.size, bands, enlarged.color_profile)
+        for each in enlarged:
+            bands = way.bands(each.waiting, results[done : done + each.pieces], colors)
+            done += each.pieces
+            file = write_file(wishes, bands, each.sizes, each.color_profile, colors)
             parts += [sum(map(len, file)).to_bytes(4, "little"), *file]
         return [Tensor(IMAGE, BYTES, request.inputs[0].shape, b"".join(parts))]
 
     def warm_up_inputs(self) -> list[dict[str, Array]]:
-        side = self._options.tile
-        return [self.join([Piece({self._input: np.zeros((side, side), np.uint8)})])]
+        return [self.join([self._ways[UPSCALE].blank()])]
+
+    @property
+    def _most_pixels(self) -> int:
+        """Of an answer, whatever resolution is asked for: what the largest image becomes without asking."""
+        return self._options.max_pixels * self._options.scale**2
 
     def _check_sum(self, headers: Sequence[ImageHeader]) -> None:
         pixels, limit = sum(header.pixels for header in headers), self._options.max_pixels
@@ -118,90 +142,64 @@ class UpscaleTask:
                 f"this model takes at most {limit}: send fewer at a time"
             )
 
-    def _enlarge(self, decoded: DecodedImage) -> tuple[Plane, _Enlarged]:
-        """Returns (the luminance to sharpen, what waits for it)."""
-        image = decoded.image
-        size = (image.width * self._options.scale, image.height * self._options.scale)
-        alpha = image.getchannel("A") if image.mode in ("LA", "RGBA") else None
-        if image.mode in ("L", "LA"):
-            planes: tuple[Image.Image, ...] = (image.getchannel("L"),)
-        else:
-            planes = (image if image.mode == "RGB" else image.convert("RGB")).convert("YCbCr").split()
-        waiting = _Enlarged(size, planes[1:], alpha, decoded.color_profile, self._tile(size))
-        return np.asarray(planes[0].resize(size, Image.Resampling.BICUBIC)), waiting
-
-    def _tile(self, size: tuple[int, int]) -> _Tiling:
-        limit = self._options.tile - 2 * self._options.overlap
-        (width, lefts), (height, tops) = (_divide(length, limit) for length in size)
-        return _Tiling(width, height, tuple((top, left) for top in tops for left in lefts))
-
-    def _cut(self, luminance: Plane, tiling: _Tiling) -> Iterator[Plane]:
-        # The image's border is repeated outward: the network learnt on pictures that go on, not on frames.
-        margin = self._options.overlap
-        padded = np.pad(luminance, margin, mode="edge")
-        for top, left in tiling.corners:
-            yield padded[top : top + tiling.height + 2 * margin, left : left + tiling.width + 2 * margin]
-
-    def _lay(self, tiles: Sequence[Plane], enlarged: _Enlarged) -> Iterator[tuple[int, Plane]]:
-        """Yields (top, luminance) of a row of tiles; the last leaves out what the one before has of it."""
-        tiling, margin = enlarged.tiling, self._options.overlap
-        placed = zip(tiling.corners, tiles, strict=True)
-        done = 0
-        for top, row in groupby(placed, key=lambda each: each[0][0]):
-            band = np.empty((tiling.height, enlarged.size[0]), np.uint8)
-            for (_, left), tile in row:
-                answer = tile[margin : margin + tiling.height, margin : margin + tiling.width]
-                band[:, left : left + tiling.width] = answer
-            yield done, band[done - top :]
-            done = top + tiling.height
+    def _plan(self, headers: Sequence[ImageHeader], wishes: ImageWishes) -> list[tuple[Size, Size]]:
+        """The sizes that each image's way makes, and those asked for."""
+        scale = self._ways[wishes.mode].network.scale
+        found: list[tuple[Size, Size]] = []
+        for header in headers:
+            width, height = header.upright
+            made = (width * scale, height * scale)
+            wished = made if wishes.resolution is None else wishes.resolution.size((width, height))
+            if wished[0] < width or wished[1] < height:
+                raise InvalidRequest(
+                    f"parameter 'resolution' would make an image of {width} × {height} pixels smaller "
+                    f"({wished[0]} × {wished[1]}): ask for a larger one, or for 1x",
+                    parameter="resolution",
+                )
+            wishes.check_size(wished)
+            found.append((made, wished))
+        pixels = sum(wished[0] * wished[1] for _, wished in found)
+        if pixels > self._most_pixels:
+            raise RequestTooLarge(
+                f"the answer would have {pixels} pixels; this model gives at most {self._most_pixels}: "
+                "ask for a smaller resolution, or send fewer at a time"
+            )
+        return found
 
 
-def _divide(length: int, limit: int) -> tuple[int, list[int]]:
-    """Returns (how much of a side each tile answers for, where each starts).
-
-    As few tiles as the limit allows, and those of one length: a network's time goes by pixels, and tiles of
-    the full length with the last moved far inward would compute up to two thirds of them twice. The grain
-    lets images of like sizes have tiles of one shape.
-    """
-    count = -(-length // limit)
-    even = -(-length // count)
-    side = min(-(-even // GRAIN) * GRAIN, limit, length)
-    return side, [min(index * side, length - side) for index in range(count)]
+def _fit_format(image: Image.Image, wishes: ImageWishes) -> Image.Image:
+    if wishes.format != JPEG or image.mode not in ("LA", "RGBA"):
+        return image
+    if image.getchannel("A").getextrema() != (255, 255):
+        raise InvalidRequest(
+            "the image is transparent in places, and a jpeg file cannot be: ask for format png or webp",
+            parameter="format",
+        )
+    return image.convert(image.mode[:-1])
 
 
-def _compose(enlarged: _Enlarged, top: int, luminance: Plane) -> Rows:
-    """A band of the answer: its luminance, with colour and transparency as large."""
-
-    def enlarge(plane: Image.Image) -> Image.Image:
-        scale = enlarged.size[1] // plane.height
-        first = max(0, top // scale - REACH)
-        last = min(plane.height, -(-(top + len(luminance)) // scale) + REACH)
-        strip = plane.crop((0, first, plane.width, last))
-        strip = strip.resize((enlarged.size[0], strip.height * scale), Image.Resampling.BICUBIC)
-        return strip.crop((0, top - first * scale, strip.width, top - first * scale + len(luminance)))
-
-    image = Image.fromarray(luminance)
-    if enlarged.color:
-        image = Image.merge("YCbCr", (image, *map(enlarge, enlarged.color))).convert("RGB")
-    if enlarged.alpha:
-        image.putalpha(enlarge(enlarged.alpha))
-    return np.asarray(image).reshape(len(luminance), enlarged.size[0], -1)
+def _way(given: TensorSpec, scale: int, options: UpscaleOptions, tile: int) -> ImageWay:
+    is_second = given.name.startswith(SECOND)
+    network = ImageNetwork(given.name, scale, options.overlap, tile or options.tile, is_for_colors=is_second)
+    return PixelWay(network) if given.datatype == PIXELS[0] else PlaneWay(network)
 
 
-def _check_network(engine: Signature) -> tuple[TensorSpec, TensorSpec]:
+def _check_network(engine: Signature, is_second: bool) -> tuple[TensorSpec, TensorSpec]:
     """The network's input and output; raises ConfigError where it does not map planes to planes."""
-    if len(engine.inputs) != 1 or len(engine.outputs) != 1:
+    inputs, outputs = (
+        [spec for spec in specs if spec.name.startswith(SECOND) == is_second]
+        for specs in (engine.inputs, engine.outputs)
+    )
+    if len(inputs) != 1 or len(outputs) != 1:
         raise ConfigError(
-            f"the upscale task needs a network of one input and one output; "
-            f"got {len(engine.inputs)} and {len(engine.outputs)}",
+            f"the upscale task needs a network of one input and one output; got {len(inputs)} and {len(outputs)}",
             reason="task_mismatch",
         )
-    for spec in (engine.inputs[0], engine.outputs[0]):
-        is_plane = len(spec.shape) == 4 and spec.shape[1] == 1 and spec.shape[2] == spec.shape[3] == -1
-        if spec.datatype != "FP32" or not is_plane:
+    for spec in (inputs[0], outputs[0]):
+        if (spec.datatype, tuple(spec.shape)) not in (PLANE, PIXELS):
             raise ConfigError(
                 f"the upscale task needs '{spec.name}' to be FP32 [batch, 1, height, width], "
                 f"height and width left open; got {spec.datatype} {list(spec.shape)}",
                 reason="task_mismatch",
             )
-    return engine.inputs[0], engine.outputs[0]
+    return inputs[0], outputs[0]

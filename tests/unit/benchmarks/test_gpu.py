@@ -11,7 +11,7 @@ from benchmarks.gpu.figures import growth, image_over_limit, soak_figures
 from benchmarks.gpu.photographs import HEIGHT, WIDTH, mosaics
 from benchmarks.gpu.served import text_payloads
 from benchmarks.gpu.srcnn import read_network
-from penstock.tasks.images import read_header
+from penstock.tasks.images.decoding import read_header
 
 SRCNN = Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx"
 

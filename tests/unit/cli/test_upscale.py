@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.upscale import _plan
+from penstock.cli.upscale import _named, _plan
 from penstock.core.errors import InvalidRequest
 
 A, B = Path("a.jpg"), Path("b.png")
@@ -20,6 +20,12 @@ def test_one_file_may_go_into_a_folder(tmp_path: Path) -> None:
 
 def test_several_files_go_into_a_folder(tmp_path: Path) -> None:
     assert _plan([A, B], tmp_path) == [(A, tmp_path / "a.png"), (B, tmp_path / "b.png")]
+
+
+def test_the_format_is_in_the_name(tmp_path: Path) -> None:
+    assert _plan([A], tmp_path, "WEBP") == [(A, tmp_path / "a.webp")]
+    assert _plan([A, tmp_path], None, "jpeg") == [(A, tmp_path / "a.jpeg")]
+    assert [_named(Path(name)) for name in ("a.JPG", "a.webp", "a.png", "a")] == ["jpeg", "webp", "png", None]
 
 
 def test_two_files_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from penstock.models.importing import import_checkpoint
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import Piece, Prepared, TaskRequest
 from penstock.tasks.classify import ClassifyTask, RowLimits
-from penstock.tasks.images import DecodedImage, ImageHeader
-from penstock.tasks.images import decode as image_decode
+from penstock.tasks.images.decoding import DecodedImage, ImageHeader
+from penstock.tasks.images.decoding import decode as image_decode
 from penstock.tasks.options import ClassifyOptions
 from tests.checkpoints import reference_logits, save_classifier
 from tests.digits import NAMES, png, trained, write_digits
@@ -453,7 +453,7 @@ def test_a_wrong_request_is_refused(
 
 
 def test_a_refused_request_decodes_nothing(images: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.tasks import image_files
+    from penstock.tasks.images import files as image_files
 
     decoded: list[object] = []
     monkeypatch.setattr(image_files, "decode", decoded.append)
@@ -464,7 +464,7 @@ def test_a_refused_request_decodes_nothing(images: Loaded, monkeypatch: pytest.M
 
 def test_images_of_a_request_are_decoded_one_after_another(images: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the pixels of many large images would be in memory at one time."""
-    from penstock.tasks import image_files
+    from penstock.tasks.images import files as image_files
 
     alive: list[weakref.ref[Image.Image]] = []
     most = 0

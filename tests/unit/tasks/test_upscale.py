@@ -13,12 +13,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from penstock.core.errors import Cancelled, ConfigError, InvalidImage, InvalidRequest, InvalidTensor, RequestTooLarge
+from penstock.core.requests import Parameter
 from penstock.core.signature import Signature
 from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.models.samples.photos import photos
-from penstock.tasks import image_files, images
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.images import MAX_SIDE, DecodedImage, ImageHeader
+from penstock.tasks.images import decoding, files
+from penstock.tasks.images.decoding import MAX_SIDE, DecodedImage, ImageHeader
 from penstock.tasks.options import UpscaleOptions
 from penstock.tasks.upscale import UpscaleTask
 
@@ -27,15 +28,24 @@ PLANE = (-1, 1, -1, -1)
 ENGINE = Signature(
     (TensorSpec("luminance", "FP32", PLANE),), (TensorSpec("luminance_sr", "FP32", PLANE),), "onnx", "fp32"
 )
+PAIR = Signature(
+    (*ENGINE.inputs, TensorSpec("second.luminance", "FP32", PLANE)),
+    (*ENGINE.outputs, TensorSpec("second.luminance_sr", "FP32", PLANE)),
+    "onnx",
+    "fp32",
+)
+Wishes = dict[str, Parameter]
 Upscale = Callable[..., list[Image.Image]]
 
 
 def make_task(max_rows: int = 8, **options: int) -> UpscaleTask:
-    return UpscaleTask(UpscaleOptions(**options), ENGINE, max_rows)
+    return UpscaleTask(UpscaleOptions.model_validate(options), PAIR, max_rows)
 
 
-def make_request(images: Sequence[bytes], shape: tuple[int, ...] | None = None) -> TaskRequest:
-    return TaskRequest([Tensor("image", "BYTES", shape or (len(images),), pack_bytes(images))], [])
+def make_request(
+    images: Sequence[bytes], shape: tuple[int, ...] | None = None, wishes: Wishes | None = None
+) -> TaskRequest:
+    return TaskRequest([Tensor("image", "BYTES", shape or (len(images),), pack_bytes(images))], [], wishes or {})
 
 
 def to_file(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
@@ -62,8 +72,10 @@ def session() -> onnxruntime.InferenceSession:
 def upscale(session: onnxruntime.InferenceSession) -> Upscale:
     """Runs a request as a worker would, every piece by itself or all of a key together."""
 
-    def run(images: Sequence[bytes], is_batched: bool = True, **options: int) -> list[Image.Image]:
-        task, request = make_task(**options), make_request(images)
+    def run(
+        images: Sequence[bytes], is_batched: bool = True, wishes: Wishes | None = None, **options: int
+    ) -> list[Image.Image]:
+        task, request = make_task(**options), make_request(images, wishes=wishes)
         prepared = task.prepare(request)
         results: list[Sequence[Array]] = [()] * len(prepared.pieces)
         groups: dict[object, list[int]] = {}
@@ -71,12 +83,14 @@ def upscale(session: onnxruntime.InferenceSession) -> Upscale:
             groups.setdefault(piece.key if is_batched else index, []).append(index)
         for indices in groups.values():
             pieces = [prepared.pieces[index] for index in indices]
-            outputs = session.run(task.engine_outputs, task.join(pieces))
+            inputs = {name.removeprefix("second."): array for name, array in task.join(pieces).items()}
+            outputs = session.run(task.engine_outputs, inputs)
             for index, result in zip(indices, task.split(pieces, outputs), strict=True):
                 results[index] = result
         (answer,) = task.finish(request, prepared, results)
         assert answer.shape == request.inputs[0].shape
-        return [Image.open(BytesIO(file), formats=["PNG"]) for file in unpack_bytes(answer)]
+        formats = [str((wishes or {}).get("format", "png"))]
+        return [Image.open(BytesIO(file), formats=formats) for file in unpack_bytes(answer)]
 
     return run
 
@@ -149,8 +163,8 @@ def test_seams_are_invisible(upscale: Upscale, width: int, height: int, tile: in
 @pytest.mark.parametrize("size", [(64, 48), (61, 37), (100, 99), (131, 20)])
 def test_tiles_of_an_image_have_one_shape_within_the_limit(size: tuple[int, int]) -> None:
     pieces = make_task(tile=64).prepare(make_request([to_file(photograph(*size))])).pieces
-    (shape,) = {piece.key for piece in pieces}
-    assert isinstance(shape, tuple)
+    (shape,) = {piece.arrays["luminance"].shape for piece in pieces}
+    assert len({piece.key for piece in pieces}) == 1
     assert max(shape) <= 64
     assert {(piece.rows, piece.length) for piece in pieces} == {(1, 1)}
 
@@ -158,7 +172,7 @@ def test_tiles_of_an_image_have_one_shape_within_the_limit(size: tuple[int, int]
 def test_tiles_of_images_of_like_sizes_have_one_shape() -> None:
     images = [to_file(photograph(*size)) for size in ((160, 136), (157, 133), (153, 131))]
     pieces = make_task(tile=256).prepare(make_request(images)).pieces
-    assert {piece.key for piece in pieces} == {(160, 176)}
+    assert {piece.key for piece in pieces} == {("luminance", 160, 176)}
 
 
 @pytest.mark.parametrize("tile", [256, 384, 512])
@@ -170,7 +184,7 @@ def test_few_pixels_are_computed_twice(tile: int) -> None:
 
 def test_an_image_smaller_than_a_tile_is_not_filled_up() -> None:
     (piece,) = make_task().prepare(make_request([to_file(photograph(20, 30))])).pieces
-    assert piece.key == (30 * 2 + 16, 20 * 2 + 16)
+    assert piece.key == ("luminance", 30 * 2 + 16, 20 * 2 + 16)
 
 
 def test_batched_tiles_of_several_images_come_back_to_their_own(upscale: Upscale) -> None:
@@ -291,6 +305,113 @@ def test_a_colour_profile_is_kept_where_it_still_fits(upscale: Upscale) -> None:
 def test_progressive_files_are_read(upscale: Upscale) -> None:
     (answer,) = upscale([to_file(photograph(), "JPEG", progressive=True)])
     assert answer.size == (128, 96)
+
+
+def test_a_jpeg_of_other_colours_is_read(upscale: Upscale) -> None:
+    """Of RGB, where nearly all are of YCbCr."""
+    data = to_file(photograph(), "JPEG", keep_rgb=True, quality=95)
+    (answer,), (expected,) = upscale([data]), upscale([to_file(Image.open(BytesIO(data)))])
+    assert differ(answer, expected) == 0
+
+
+# What is asked of the answer
+
+
+@pytest.mark.parametrize(("mode", "answer_mode"), [("RGB", "RGB"), ("L", "L")])
+def test_a_jpeg_is_much_like_the_png(upscale: Upscale, mode: str, answer_mode: str) -> None:
+    given = to_file(photograph().convert(mode))
+    (expected,), (answer,) = upscale([given]), upscale([given], wishes={"format": "jpeg", "quality": 100}, tile=64)
+    assert (answer.format, answer.mode) == ("JPEG", answer_mode)
+    assert np.abs(np.asarray(answer, np.int16) - np.asarray(expected, np.int16)).mean() < 4
+    (poor,) = upscale([given], wishes={"format": "jpeg", "quality": "20"})
+    assert differ(poor, expected) > differ(answer, expected)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
+def test_a_webp_is_much_like_the_png(upscale: Upscale, mode: str) -> None:
+    image = photograph().convert(mode)
+    if mode == "RGBA":
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+    (expected,), (answer,) = upscale([to_file(image)]), upscale([to_file(image)], wishes={"format": "webp"})
+    assert answer.format == "WEBP"
+    assert answer.mode == ("RGBA" if mode == "RGBA" else "RGB")
+    found, wanted = (np.asarray(each.convert("RGB"), np.int16) for each in (answer, expected))
+    assert np.abs(found - wanted).mean() < 8
+
+
+def test_profiles_are_kept_in_every_format(upscale: Upscale) -> None:
+    profile = b"\0" * 16 + b"RGB " + b"\0" * 108
+    for kind in ("png", "jpeg", "webp"):
+        (answer,) = upscale([to_file(photograph(), icc_profile=profile)], wishes={"format": kind})
+        assert answer.info["icc_profile"] == profile
+
+
+def test_what_is_transparent_is_no_jpeg(upscale: Upscale) -> None:
+    image = photograph()
+    image.putalpha(255)
+    assert upscale([to_file(image)], wishes={"format": "jpeg"})[0].mode == "RGB"
+    image.putalpha(254)
+    with pytest.raises(InvalidRequest, match="ask for format png or webp"):
+        upscale([to_file(image)], wishes={"format": "jpeg"})
+
+
+@pytest.mark.parametrize("kind", ["png", "jpeg", "webp"])
+@pytest.mark.parametrize(
+    ("resolution", "size"), [("2x", (128, 96)), ("1x", (64, 48)), ("150p", (200, 150)), ("3.5x", (224, 168))]
+)
+def test_an_answer_is_as_large_as_it_is_asked_for(
+    upscale: Upscale, kind: str, resolution: str, size: tuple[int, int]
+) -> None:
+    (answer,) = upscale([PNG], wishes={"resolution": resolution, "format": kind}, tile=64)
+    assert answer.size == size
+    assert np.asarray(answer).std() > 10
+
+
+def test_an_image_that_lies_is_measured_upright(upscale: Upscale) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    (answer,) = upscale([to_file(photograph(64, 36), "JPEG", exif=exif)], wishes={"resolution": "160x160"})
+    assert answer.size == (90, 160)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "LA", "L"])
+def test_another_mode_is_another_networks(upscale: Upscale, mode: str) -> None:
+    """All planes go through it, and none is enlarged; here it is the same network, which sharpens."""
+    given = photograph().convert(mode)
+    (answer,) = upscale([to_file(given)], wishes={"mode": "denoise"}, tile=48)
+    assert (answer.size, answer.mode) == (given.size, mode)
+    pieces = make_task(tile=512).prepare(make_request([to_file(given)], wishes={"mode": "denoise"})).pieces
+    assert [list(piece.arrays) for piece in pieces] == [["second.luminance"]] * (3 if mode == "RGB" else 1)
+    assert upscale([to_file(given)], wishes={"mode": "denoise", "resolution": "2x"})[0].size == (128, 96)
+
+
+def test_who_asks_more_weighs_more() -> None:
+    task = make_task()
+    asked: list[Wishes] = [{}, {"resolution": "8k"}, {"format": "webp"}]
+    plain, larger, other = (task.weigh(make_request([PNG], wishes=wishes)) for wishes in asked)
+    assert 0 < plain < other < larger
+    assert task.weigh(make_request([PNG], wishes={"resolution": "nonsense"})) == 0
+
+
+@pytest.mark.parametrize(
+    ("wishes", "error", "says"),
+    [
+        ({"resolution": "32x32"}, InvalidRequest, r"64 × 48 pixels smaller \(32 × 24\): ask for a larger one"),
+        ({"resolution": "0.5x"}, InvalidRequest, "ask for a larger one"),
+        ({"resolution": "99x"}, RequestTooLarge, "gives at most 40000: ask for a smaller resolution"),
+        ({"format": "webp", "resolution": "99x"}, RequestTooLarge, "gives at most 40000"),
+        ({"format": "tiff"}, InvalidRequest, "png, jpeg or webp"),
+        ({"mode": "paint"}, InvalidRequest, "upscale or denoise"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused(wishes: Wishes, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        make_task(max_pixels=10_000).prepare(make_request([PNG], wishes=wishes))
+
+
+def test_a_model_with_one_network_has_one_mode() -> None:
+    with pytest.raises(InvalidRequest, match="no network for it"):
+        UpscaleTask(UpscaleOptions(), ENGINE, 8).prepare(make_request([PNG], wishes={"mode": "denoise"}))
 
 
 # What is refused
@@ -425,9 +546,9 @@ def test_images_of_a_request_that_is_cancelled_are_not_decoded_any_more(monkeypa
         decoded.append(header)
         if len(decoded) == 2:
             request.inputs.clear()  # as a worker does
-        return images.decode(header)
+        return decoding.decode(header)
 
-    monkeypatch.setattr(image_files, "decode", decode)
+    monkeypatch.setattr(files, "decode", decode)
     with pytest.raises(Cancelled):
         make_task().prepare(request)
     assert len(decoded) == 2

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.core.settings import GENERATE
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
-from penstock.tasks.png import encode_png
+from penstock.tasks.images.png import encode_png
 
 if TYPE_CHECKING:
     from penstock.core.blocks import BlockDescription

@@ -14,7 +14,7 @@ from penstock.models.convert.samples import Samples
 from penstock.models.loading import LoadedModel
 from penstock.models.running import answer
 from penstock.tasks.base import TaskRequest
-from penstock.tasks.images import decode, read_header
+from penstock.tasks.images.decoding import decode, read_header
 
 TOP = 10
 SAME_DB = 100.0  # of images without a difference, whose PSNR is infinite

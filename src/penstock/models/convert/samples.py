@@ -13,8 +13,8 @@ from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, Tensor, TensorSpec,
 from penstock.models.samples.photos import photos
 from penstock.models.samples.texts import passages, queries
 from penstock.tasks.base import Task, TaskRequest
-from penstock.tasks.images import decode, read_header
-from penstock.tasks.png import encode_png
+from penstock.tasks.images.decoding import decode, read_header
+from penstock.tasks.images.png import encode_png
 
 Groups = Sequence[Sequence[TaskRequest]]
 

@@ -14,6 +14,7 @@ from penstock.core.requests import InferRequest, InferResponse
 from penstock.core.tensors import BYTES, Tensor, pack_bytes, to_array, unpack_bytes
 from penstock.gateway.catalogue import SERVER_NAME, Catalogue
 from penstock.gateway.http.calls import RestCall, RestCalls, validate
+from penstock.gateway.http.message import weights
 from penstock.gateway.http.oip.codec import check_counts
 from penstock.gateway.http.openapi import Route, json_answer, principal_of
 from penstock.gateway.http.v1 import codec, schemas
@@ -21,7 +22,23 @@ from penstock.gateway.http.v1.multipart import FormPart
 
 FORM = "multipart/form-data"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-IMAGE_FORM = {"schema": {"type": "object", "properties": {"image": BINARY["schema"], "model": {"type": "string"}}}}
+# What may be asked of an answer, in the query or the form; the first that a client accepts is its format else.
+IMAGE_WISHES = {
+    "format": "png, jpeg or webp; without it as Accept says, else png",
+    "quality": "Of jpeg and webp, 1 to 100",
+    "resolution": "A factor (2x), lines (1080p, 4k) or a frame (1920x1080)",
+    "mode": "upscale or denoise",
+}
+IMAGE_TYPES = {"png": "image/png", "jpeg": "image/jpeg", "webp": "image/webp", "jpg": "image/jpeg"}
+IMAGE_FORM = {
+    "schema": {
+        "type": "object",
+        "properties": {
+            "image": BINARY["schema"],
+            **{name: {"type": "string"} for name in ("model", *IMAGE_WISHES)},
+        },
+    }
+}
 ANY_FORM = {"schema": {"type": "object", "properties": {"model": {"type": "string"}}, "required": ["model"]}}
 OPTIONS = ("model", "version", "id")  # multipart fields that are no inputs
 
@@ -89,34 +106,46 @@ class OpenAiRest:
         "POST",
         "/v1/images/upscale",
         "Enlarge a photograph",
-        "The body is the JPEG or PNG file, or a form with the file in `image`. The answer is a PNG file.",
+        "The body is the JPEG or PNG file, or a form with the file in `image`. The answer is a PNG file, or what "
+        "`format` or `Accept` asks for.",
         needs=INFERRING,
         binary_body={"image/*": BINARY, "application/octet-stream": BINARY, FORM: IMAGE_FORM},
-        binary_answer={"image/png": BINARY},
-        query={"model": "The block's model; may be left out where only one fits"},
+        binary_answer=dict.fromkeys(IMAGE_TYPES.values(), BINARY),
+        query={"model": "The block's model; may be left out where only one fits", **IMAGE_WISHES},
     )
     async def upscale(self, request: Request) -> Response:
         with self._calls.turning_away():
             call = await self._calls.read(request)
-            model, image = await self._read_image(call)
+            model, image, wishes = await self._read_image(call)
             block = await self._calls.task_block(call, model, "upscale")
             tensor = Tensor(block.inputs[0].name, BYTES, (1, 1), pack_bytes([image]))
             del image
-        response = await self._calls.serve(call, InferRequest(model or block.model, [tensor]))
-        return Response(unpack_bytes(response.outputs[0])[0], 200, call.answer_headers, "image/png")
+        response = await self._calls.serve(call, InferRequest(model or block.model, [tensor], parameters={**wishes}))
+        media_type = IMAGE_TYPES.get(wishes.get("format", "").strip().lower(), "image/png")
+        headers = {**call.answer_headers, "vary": "Accept"}
+        return Response(unpack_bytes(response.outputs[0])[0], 200, headers, media_type)
 
-    async def _read_image(self, call: RestCall) -> tuple[str, bytes]:
-        """The model's name, where one is given, and the file."""
-        model, kind = call.request.query_params.get("model", ""), call.content_type
+    async def _read_image(self, call: RestCall) -> tuple[str, bytes, dict[str, str]]:
+        """The model's name, where one is given, the file, and what is asked of the answer."""
+        query = call.request.query_params
+        accepted = _accepted(call.headers.get(b"accept", b"").decode("latin-1"))
+        wishes = accepted | {name: query[name] for name in IMAGE_WISHES if name in query}
+        model, image, told = await self._read_file(call, query.get("model", ""))
+        return model, image, wishes | told
+
+    async def _read_file(self, call: RestCall, model: str) -> tuple[str, bytes, dict[str, str]]:
+        """The same; of the answer, what the body asks."""
+        kind = call.content_type
         if kind == FORM:
             parts = await self._calls.form(call)
             model = next((_text(part) for part in parts if part.name == "model"), model)
+            told = {part.name: _text(part) for part in parts if part.name in IMAGE_WISHES}
             images = [part.data for part in parts if part.name == "image"]
             if len(images) != 1:
                 raise InvalidRequest("the form must have one file in the field 'image'")
-            return model, images[0]
+            return model, images[0], told
         if kind in ("", "application/octet-stream") or kind.startswith("image/"):
-            return model, call.take_body()
+            return model, call.take_body(), {}
         raise InvalidRequest(f"content-type '{kind[:80]}': send the image itself as image/*, or {FORM}")
 
     @Route(
@@ -187,6 +216,14 @@ def _embeddings(response: InferResponse, encoding_format: str) -> dict[str, obje
         "model": response.model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
+
+
+def _accepted(accept: str) -> dict[str, str]:
+    """The format that a client would rather have than a PNG file; an Accept that names none of ours is no wish."""
+    wanted = weights(accept)
+    rest = wanted.get("image/*", wanted.get("*/*", 0.0))
+    best = max(IMAGE_TYPES, key=lambda name: wanted.get(IMAGE_TYPES[name], rest))  # the first of the like ones
+    return {} if best == "png" else {"format": best}
 
 
 def _text(part: FormPart) -> str:

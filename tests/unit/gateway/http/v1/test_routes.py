@@ -168,6 +168,27 @@ async def test_upscale_takes_a_form(served, client):
     assert (answer.status_code, answer.content) == (200, b"\xff\r\n--x")
 
 
+@pytest.mark.parametrize(
+    ("accept", "query", "told", "media_type"),
+    [
+        ("*/*", {}, {}, "image/png"),
+        ("application/json", {}, {}, "image/png"),
+        ("image/webp", {}, {"format": "webp"}, "image/webp"),
+        ("image/avif,image/webp,image/png,*/*;q=0.8", {}, {}, "image/png"),
+        ("image/png;q=0.5,image/jpeg;q=0.9", {}, {"format": "jpeg"}, "image/jpeg"),
+        ("image/webp", {"format": "JPG", "quality": "80"}, {"format": "JPG", "quality": "80"}, "image/jpeg"),
+        ("*/*", {"mode": "denoise", "resolution": "4k"}, {"mode": "denoise", "resolution": "4k"}, "image/png"),
+    ],
+)
+async def test_upscale_gives_what_is_accepted_or_asked_for(served, client, accept, query, told, media_type):
+    answer = await client.post("/v1/images/upscale", content=b"x", params=query, headers={"accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, media_type)
+    assert served.serving.last.parameters == told
+    form = await client.post("/v1/images/upscale", files={"image": b"x"}, data=query, headers={"accept": accept})
+    assert (form.status_code, form.headers["content-type"]) == (200, media_type)
+    assert served.serving.last.parameters == told
+
+
 async def test_upscales_that_cannot_be(client):
     calls: list[tuple[dict[str, Any], int]] = [
         ({"files": {"picture": b"x"}}, 400),

@@ -10,7 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, NUMPY_TYPES, Array, TensorSpec
 from penstock.tasks.base import Piece, Prepared, TaskRequest, TaskSignature
-from penstock.tasks.image_files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
+from penstock.tasks.images.files import IMAGE, count_request_pixels, decode_all, read_headers, take_files
 from penstock.tasks.network import CHANNELS, PIXELS
 from penstock.tasks.options import ClassifyOptions
 

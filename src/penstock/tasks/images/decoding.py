@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from penstock.core.errors import InvalidImage
 from penstock.core.tensors import Buffer
-from penstock.tasks.png import MAGIC as PNG_MAGIC
+from penstock.tasks.images.png import MAGIC as PNG_MAGIC
 
 MAX_SIDE = 65_535  # what JPEG can say; a strip of one pixel by millions costs more than its pixels
 # Each costs some Python. Cameras write dozens of segments, and chunks of 4 KiB and more.
@@ -47,6 +47,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_LYING = (5, 6, 7, 8)  # of these
 # All that Pillow's two decoders were seen to raise on damaged files.
 _DAMAGE = (OSError, SyntaxError, ValueError, EOFError, IndexError, AssertionError, struct.error)
 
@@ -66,6 +67,12 @@ class ImageHeader:
     @property
     def size(self) -> str:
         return f"{self.image.width} × {self.image.height}"
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Its width and height when it has been turned as it says."""
+        width, height = self.image.size
+        return (height, width) if self.orientation in _LYING else (width, height)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageCms
 
 from penstock.models.samples.photos import photos
-from penstock.tasks.png import Rows, encode_png
+from penstock.tasks.images.png import Rows, encode_png
 
 
 def read(parts: list[bytes]) -> Image.Image:

@@ -7,7 +7,7 @@ from penstock.core.errors import Cancelled, InvalidImage, PenstockError, Request
 from penstock.core.tensors import Tensor, unpack_bytes, view_bytes
 from penstock.tasks.base import TaskRequest
 from penstock.tasks.columns import check_column, take_inputs
-from penstock.tasks.images import DecodedImage, ImageHeader, count_pixels, decode, read_header
+from penstock.tasks.images.decoding import DecodedImage, ImageHeader, count_pixels, decode, read_header
 
 IMAGE = "image"
 EXPECTED = f"this model takes one input, '{IMAGE}' BYTES [n] or [n, 1], each element a JPEG or PNG file"

@@ -1,0 +1,94 @@
+"""Images through a network of planes (FP32, 0 to 1): enlarged here before, put together and turned to RGB here after.
+
+As SRCNN's paper does, bicubic interpolation enlarges everything and the network then sharpens the luminance;
+colour and transparency stay bicubic.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from penstock.core.tensors import Array
+from penstock.tasks.base import Piece
+from penstock.tasks.images.enlarging import enlarge
+from penstock.tasks.images.network import ImageNetwork
+from penstock.tasks.images.png import Rows
+from penstock.tasks.images.tiling import Pixels, Tiling, tile
+from penstock.tasks.images.wishes import Size
+
+REACH = 3  # pixels above and below that bicubic interpolation looks at, and one
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingPlanes:
+    """What of an image waits for its planes to come back."""
+
+    size: Size  # of the answer
+    planes: int  # that went through the network
+    others: tuple[Image.Image, ...]  # colours, as small as they came
+    alpha: Image.Image | None  # as small
+    tiling: Tiling
+
+
+class PlaneWay:
+    def __init__(self, network: ImageNetwork) -> None:
+        self.network = network
+
+    def cut(self, image: Image.Image) -> tuple[list[Piece], _WaitingPlanes]:
+        size = (image.width * self.network.scale, image.height * self.network.scale)
+        alpha = image.getchannel("A") if image.mode in ("LA", "RGBA") else None
+        planes = _planes(image)
+        count = len(planes) if self.network.is_for_colors else 1
+        tiling = tile(size, self.network.tile - 2 * self.network.overlap)
+        tiles = [each for plane in planes[:count] for each in self._cut(enlarge(plane, self.network.scale), tiling)]
+        pieces = [Piece({self.network.input: each}, key=(self.network.input, *each.shape)) for each in tiles]
+        return pieces, _WaitingPlanes(size, count, planes[count:], alpha, tiling)
+
+    def bands(self, waiting: _WaitingPlanes, answers: Sequence[Sequence[Array]], colors: str) -> Iterator[Rows]:
+        # What lies in a tile's margin was computed beside the zeros that convolutions see beyond its border.
+        margin, tiling = self.network.overlap, waiting.tiling
+        inner = np.s_[margin : margin + tiling.height, margin : margin + tiling.width]
+        found = [answer[0][inner] for answer in answers]
+        each = len(tiling.corners)
+        laid = [tiling.lay(found[start : start + each]) for start in range(0, len(found), each)]
+        for bands in zip(*laid, strict=True):
+            yield _compose(waiting, bands[0][0], [band for _, band in bands], colors)
+
+    def blank(self) -> Piece:
+        return Piece({self.network.input: np.zeros((self.network.tile, self.network.tile), np.uint8)})
+
+    def _cut(self, plane: Pixels, tiling: Tiling) -> Iterator[Pixels]:
+        # The image's border is repeated outward: the network learnt on pictures that go on, not on frames.
+        margin = self.network.overlap
+        padded = np.pad(plane, margin, mode="edge")
+        for top, left in tiling.corners:
+            yield padded[top : top + tiling.height + 2 * margin, left : left + tiling.width + 2 * margin]
+
+
+def _planes(image: Image.Image) -> tuple[Image.Image, ...]:
+    if image.mode in ("L", "LA"):
+        return (image.getchannel("L"),)
+    return (image if image.mode == "RGB" else image.convert("RGB")).convert("YCbCr").split()
+
+
+def _compose(waiting: _WaitingPlanes, top: int, planes: Sequence[Pixels], colors: str) -> Rows:
+    """A band of the answer: what the network gave, with the rest as large."""
+    width, rows = waiting.size[0], len(planes[0])
+
+    def enlarge_band(plane: Image.Image) -> Pixels:
+        scale = waiting.size[1] // plane.height
+        first, last = max(0, top // scale - REACH), min(plane.height, -(-(top + rows) // scale) + REACH)
+        strip = enlarge(plane.crop((0, first, plane.width, last)), scale)
+        return strip[top - first * scale :][:rows]
+
+    merged = [Image.fromarray(plane) for plane in (*planes, *map(enlarge_band, waiting.others))]
+    image = merged[0]
+    if len(merged) > 1:
+        image = Image.merge("YCbCr", merged)
+        if colors != image.mode:
+            image = image.convert("RGB")
+    if waiting.alpha:
+        image.putalpha(Image.fromarray(enlarge_band(waiting.alpha)))
+    return np.asarray(image).reshape(rows, width, -1)
