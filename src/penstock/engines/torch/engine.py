@@ -20,6 +20,7 @@ from penstock.engines.torch.arrays import check_input, to_array, to_tensor
 from penstock.engines.torch.devices import Target, choose
 from penstock.engines.torch.files import open_file
 from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief, pick
+from penstock.engines.torch.pixels import choose_tile, on_pixels, takes_planes
 
 PLATFORM = "pytorch_libtorch"
 UNLOADED = TorchModel((), (), "", None, lambda tensors: tensors)
@@ -44,6 +45,10 @@ class TorchEngine:
     def load(self) -> Signature:
         self._target = target = choose(self._spec.device, self._spec.precision)
         self._model = model = open_file(self._spec.file, self._options, target)
+        tile = 0
+        if self._spec.image is not None and target.kind == "cuda" and takes_planes(model):
+            self._model = model = on_pixels(model, self._spec.image, target.device)
+            tile = choose_tile(target.device)
         # TF32 has FP16's mantissa, and would run what says fp32.
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
@@ -52,7 +57,9 @@ class TorchEngine:
         if self._options.compile:
             self._compile()
         rows = GPU_ROWS if target.kind == "cuda" else TokenRows()
-        return Signature(model.inputs, model.outputs, PLATFORM, model.precision, target.name, token_rows=rows)
+        return Signature(
+            model.inputs, model.outputs, PLATFORM, model.precision, target.name, token_rows=rows, tile=tile
+        )
 
     def _compile(self) -> None:
         """Compiles the module and runs it once, as it is compiled only then; raises ConfigError where that fails."""

@@ -10,7 +10,10 @@ from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.torch.devices import Target
 from penstock.engines.torch.model import TorchModel, brief
 
-KINDS = "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers) or config.json"
+KINDS = (
+    "model.pt (TorchScript), model.pt2 (torch.export), modules.json (sentence-transformers), config.json, "
+    "or the ONNX file of an image network"
+)
 _PICKLES = (".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 
@@ -44,6 +47,10 @@ def _open(file: Path, options: TorchOptions, target: Target) -> TorchModel:
         from penstock.engines.torch.script import open_script
 
         return open_script(file, options, target)
+    if file.suffix == ".onnx":
+        from penstock.engines.torch.convolutions import open_network
+
+        return open_network(file, target)
     raise ConfigError(f"file: {file.name}: {_advice(file.suffix)}", file=str(file))
 
 
@@ -55,8 +62,6 @@ def _advice(suffix: str) -> str:
         )
     if suffix == ".safetensors":
         return "these are weights alone; name modules.json or config.json, which lie beside them"
-    if suffix == ".onnx":
-        return "this is an ONNX file; use engine: onnx or openvino"
     return f"engine: torch reads {KINDS}"
 
 

@@ -337,7 +337,7 @@ def test_no_pickle_is_read(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("model.onnx", "use engine: onnx"),
+        ("model.onnx", "is not an ONNX file"),
         ("model.safetensors", "weights alone; name modules.json or config.json"),
         ("model.txt", r"engine: torch reads model\.pt \(TorchScript\)"),
         ("model.pt", "is no TorchScript file"),

@@ -1,0 +1,125 @@
+"""A network of pixels on its device gives what the CPU's way around a network of planes gives, within one step."""
+
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from penstock.core.errors import ConfigError
+from penstock.core.signature import SECOND, Signature
+from penstock.core.tensors import Tensor, TensorSpec, pack_bytes, unpack_bytes
+from penstock.engines.base import EngineSpec, ImageWork
+from penstock.engines.options import TorchOptions
+from penstock.engines.torch.devices import choose
+from penstock.engines.torch.engine import TorchEngine
+from penstock.engines.torch.files import open_file
+from penstock.engines.torch.model import TorchModel
+from penstock.engines.torch.pixels import _Bicubic, _Colors, on_pixels, takes_planes
+from penstock.models.samples.photos import photos
+from penstock.tasks.base import TaskRequest
+from penstock.tasks.options import UpscaleOptions
+from penstock.tasks.upscale import UpscaleTask
+
+MODELS = Path(__file__).parents[4] / "models" / "srcnn" / "1"
+OPTIONS = UpscaleOptions(tile=160)
+CPU = torch.device("cpu")
+
+
+def open_network() -> TorchModel:
+    return open_file(MODELS / "model.onnx", TorchOptions(), choose("cpu", "auto"))
+
+
+def photograph(mode: str, width: int = 96, height: int = 71) -> Image.Image:
+    image = Image.open(BytesIO(photos()[0])).crop((20, 10, 20 + width, 10 + height))
+    if mode.endswith("A"):
+        image.putalpha(image.convert("L").rotate(90))
+    return image.convert(mode)
+
+
+def run(model: TorchModel, image: Image.Image, tile: int = 0, **parameters: str) -> Image.Image:
+    """As a worker would, by a task that sees the model's signature."""
+    is_second = "mode" in parameters
+    inputs, outputs = model.inputs, model.outputs
+    if is_second:  # in the place of a second network, with the same one before it
+        inputs, outputs = (
+            (specs[0], TensorSpec(SECOND + specs[0].name, specs[0].datatype, specs[0].shape))
+            for specs in (inputs, outputs)
+        )
+    task = UpscaleTask(OPTIONS, Signature(inputs, outputs, "torch", "fp32", tile=tile), 8)
+    file = BytesIO()
+    image.save(file, "PNG")
+    request = TaskRequest([Tensor("image", "BYTES", (1,), pack_bytes([file.getvalue()]))], [], parameters)
+    prepared = task.prepare(request)
+    results = []
+    with torch.inference_mode():
+        for piece in prepared.pieces:
+            (array,) = task.join([piece]).values()
+            found = model.call([torch.from_numpy(np.array(array))])
+            results += task.split([piece], [found.numpy()])
+    (answer,) = task.finish(request, prepared, results)
+    return Image.open(BytesIO(unpack_bytes(answer)[0]))
+
+
+def differ(one: Image.Image, other: Image.Image) -> int:
+    assert (one.mode, one.size) == (other.mode, other.size)
+    return int(np.abs(np.asarray(one, np.int16) - np.asarray(other, np.int16)).max())
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA"])
+@pytest.mark.parametrize("tile", [0, 2048])  # several tiles, and one
+def test_an_image_comes_out_as_by_the_cpu(mode: str, tile: int) -> None:
+    planes, image = open_network(), photograph(mode)
+    pixels = on_pixels(open_network(), ImageWork(2, OPTIONS.overlap), CPU)
+    assert differ(run(planes, image), run(pixels, image, tile)) <= 1
+
+
+def test_a_network_for_all_planes_does_as_by_the_cpu() -> None:
+    planes, image = open_network(), photograph("RGB")
+    pixels = on_pixels(open_network(), ImageWork(1, OPTIONS.overlap, is_for_colors=True), CPU)
+    # A step of blue's or red's plane is up to 1.8 in RGB.
+    assert differ(run(planes, image, mode="denoise"), run(pixels, image, mode="denoise")) <= 2
+
+
+@pytest.mark.parametrize("scale", [2, 3])
+def test_interpolation_is_pillows(scale: int) -> None:
+    pixels = np.random.default_rng(2).integers(0, 256, (9, 21), dtype=np.uint8)
+    expected = Image.fromarray(pixels).resize((21 * scale, 9 * scale), Image.Resampling.BICUBIC)
+    found = _Bicubic(scale, CPU).enlarge(torch.from_numpy(pixels)[None, None].int())
+    assert (found[0, 0].numpy() == np.asarray(expected)).all()
+
+
+def test_colours_are_pillows() -> None:
+    values = np.arange(0, 256, 5, dtype=np.uint8)
+    grid = np.stack(np.meshgrid(values, values, values), -1).reshape(1, -1, 3)
+    expected = np.asarray(Image.frombytes("YCbCr", grid.shape[1::-1], grid.tobytes()).convert("RGB"), np.int16)
+    planes = torch.from_numpy(grid.copy()).permute(0, 2, 1)[..., None].float()
+    found = _Colors(CPU).to_rgb(planes)[..., 0].permute(0, 2, 1).numpy().astype(np.int16)
+    assert (found == expected).all()
+
+
+def test_an_onnx_file_of_convolutions_is_read() -> None:
+    engine = TorchEngine(EngineSpec(MODELS / "model.onnx", "auto", 1, 1), TorchOptions())
+    signature = engine.load()
+    assert signature.inputs == (TensorSpec("luminance", "FP32", (-1, 1, -1, -1)),)
+    assert takes_planes(open_network())
+    x = np.random.default_rng(1).random((1, 1, 20, 30), np.float32)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(MODELS / "model.onnx", providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"luminance": x})
+    (found,) = engine.infer(0, {"luminance": x}, [])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_an_onnx_file_of_anything_else_is_refused(tmp_path: Path) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Softmax", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
+    with pytest.raises(ConfigError, match="has Softmax; use engine: onnx or openvino"):
+        open_file(tmp_path / "model.onnx", TorchOptions(), choose("cpu", "auto"))
