@@ -97,6 +97,8 @@ def bench(
     if device:
         if concurrency or rate:
             raise InvalidRequest("--device measures a model without a server: leave out --concurrency and --rate")
+        from penstock.core.config import load_config
+        from penstock.engines.base import EngineHome
         from penstock.experiments.frames import FrameBench
         from penstock.experiments.load.steps import parse_counts
         from penstock.experiments.tuning.data import TuneData
@@ -104,7 +106,9 @@ def bench(
         sizes = parse_counts(batch_sizes or SIZES, "batch-sizes")
         seconds = (window or OF_TENSORS.window_s, OF_TENSORS.warm_up_s if warm_up is None else warm_up)
         asked_data = TuneData(data, 1, read_shapes(shape))
-        bench_frames(FrameBench(find_folder(model, models), device, sizes, engine, *seconds, asked_data), as_json)
+        config = load_config()
+        home = EngineHome(config.data_dir, config.worker.engine_cache_bytes)
+        bench_frames(FrameBench(find_folder(model, models), device, sizes, engine, *seconds, asked_data, home), as_json)
         return
     if batch_sizes or engine:
         raise InvalidRequest("--batch-sizes and --engine go with --device")

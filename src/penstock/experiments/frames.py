@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.core.errors import ConfigError, DeviceOutOfMemory, InvalidRequest
 from penstock.core.settings import GENERATE
-from penstock.engines.base import ContextEngine
+from penstock.engines.base import ContextEngine, EngineHome
 from penstock.experiments.tuning.data import TuneData, payloads
 from penstock.experiments.variants import settings_problem
 from penstock.models.device_meter import DeviceMeter
@@ -37,6 +37,7 @@ class FrameBench:
     window_s: float = 2.0
     warm_up_s: float = 0.5
     data: TuneData = field(default_factory=TuneData)
+    home: EngineHome | None = None  # where a server's engines are kept
 
 
 class FrameTimes(NamedTuple):
@@ -92,7 +93,8 @@ class FrameRun:
         folder, settings = self._bench.folder, self._settings
         version = folder.versions[-1]
         began = time.perf_counter()
-        self._model = model = load_model(ModelFile(folder.file(version), folder.path / version, settings))
+        file = ModelFile(folder.file(version), folder.path / version, settings)
+        self._model = model = load_model(file, home=self._bench.home)
         if isinstance(model.engine, ContextEngine):
             model.engine.close()
             raise InvalidRequest(

@@ -64,9 +64,9 @@ class LoadedBlock(LoadedModel):
     device_bytes: int = 0  # what it took of its GPU's memory, where somebody can tell
 
 
-def load_model(model: ModelFile, instances: int = 1) -> LoadedModel:
+def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
     """Raises ConfigError with what is wrong."""
-    return _load(build_engine(model.file, model.settings, instances), model, Limits(), is_warmed_up=False)
+    return _load(build_engine(model.file, model.settings, instances, home), model, Limits(), is_warmed_up=False)
 
 
 def load_block(
