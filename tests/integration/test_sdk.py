@@ -182,13 +182,13 @@ def test_every_command_shows_the_key_and_trusts_the_authority(served: Served) ->
     ):
         told = CliRunner().invoke(cli.app, arguments, env={"PENSTOCK_API_KEY": served.key, **trusted})
         assert told.exit_code == 0, (arguments, told.output)
-    for arguments in (
+    for command in (
         ("chat", "Name a river.", "--max-tokens", "2", *grpc),
         (*bench, "--protocol", "grpc"),
         (*bench, "--protocol", "rest"),
     ):
-        done = served.run(*arguments, key=served.key, **trusted)
-        assert done.returncode == 0, (arguments, done.stderr)
+        done = served.run(*command, key=served.key, **trusted)
+        assert done.returncode == 0, (command, done.stderr)
     for arguments in (("embed", "a cat", *grpc), ("status", *http)):
         refused = served.run(*arguments, "--ca", served.authority.ca)
         assert refused.returncode == 2, arguments
