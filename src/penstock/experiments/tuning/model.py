@@ -21,6 +21,7 @@ from penstock.experiments.tuning.space import (
     row_counts,
 )
 from penstock.experiments.variants import Variants, settings_problem, write_repository
+from penstock.models.building import takes_texts
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
 from penstock.models.folder import ModelFolder
@@ -34,7 +35,10 @@ ON_ONNX = (
     Variant("openvino", "fp32"),
     Variant("onnx", "fp32"),
     Variant("onnx", "fp16", "cuda"),
+    Variant("tensorrt", "fp16", "cuda"),
+    Variant("tensorrt", "int8", "cuda"),
     Variant("onnx", "fp32", "cuda"),
+    Variant("tensorrt", "fp32", "cuda"),
 )
 ON_TORCH = (Variant("torch", "auto", "cuda"), Variant("torch", "auto"))
 TEXT_INPUTS = {"text", "query", "passage"}
@@ -60,7 +64,7 @@ class TuneModel:
     def shipped(self) -> Configuration:
         settings = self.folder.settings
         device = _device(settings)
-        batching = settings.batching
+        batching = settings.on_device(device, takes_texts(settings)).batching
         return Configuration(
             settings.engine,
             self._shipped_precision(),
@@ -111,7 +115,8 @@ class TuneModel:
             section, _, name = key.rpartition(".")
             (found.setdefault(section, {}) if section else found)[name] = value
         _, of_file = self.source(candidate.variant)
-        return laid_over({**found, **of_file}, AS_MEASURED)
+        # Where it runs, and with how many instances, is the candidate's own.
+        return laid_over({**found, **of_file, "instances": found.get("instances", {})}, AS_MEASURED)
 
     def source(self, variant: Variant) -> tuple[Path, Mapping[str, Any]]:
         """Its file, and what settings say of it. Raises ConfigError where the file cannot be made."""

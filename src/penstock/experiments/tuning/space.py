@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from penstock.models.settings import INSTANCES_ON_A_GPU, TEXTS_ON_A_GPU
+
 CONVERTED = ("int8", "fp16")  # precisions that are a file's own: choosing one makes a new version
 MOST_LAYOUTS = 6
 TEXT_BUDGETS = (256, 512, 128, 1024)  # padded tokens, where the model has no budget of its own; likeliest first
 ROW_BUDGETS = (8, 1, 16)  # rows of a tensor or tiles of an image
 DELAYS_MS = (1.0, 4.0)
 # Of a GPU, which one batch keeps busy only if it is large.
-GPU_LAYOUTS = ((2, 1), (4, 1), (1, 1), (8, 1))
-GPU_TOKENS, GPU_ROWS, GPU_TILES = 65_536, 1024, 16
-CPU_TOKENS, CPU_ROWS = 256, 32
+GPU_LAYOUTS = ((INSTANCES_ON_A_GPU, 1), (4, 1), (1, 1), (8, 1))
+GPU_TILES = 16
+TEXTS_ON_A_CPU: dict[str, Any] = {"max_rows": 32, "max_tokens": 256, "max_padding": 0.05, "free_padding": 8}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,6 +46,7 @@ class Configuration:
     max_tokens: int | None
     max_rows: int
     max_delay_ms: float
+    padding: tuple[float, int] | None = None  # max_padding and free_padding; None: as shipped
 
     @property
     def variant(self) -> Variant:
@@ -80,6 +83,8 @@ class Configuration:
         for name in ("max_tokens", "max_rows", "max_delay_ms"):
             if getattr(self, name) != getattr(shipped, name):
                 found[f"batching.{name}"] = getattr(self, name)
+        if self.padding is not None:
+            found |= {"batching.max_padding": self.padding[0], "batching.free_padding": self.padding[1]}
         return found
 
 
@@ -139,12 +144,15 @@ def elsewhere(shipped: Configuration, cores: int, has_lengths: bool, under_way: 
     """Of the other kind of device than the shipped one's. `under_way`: the items of all callers' requests."""
     device = "cpu" if is_gpu(shipped.device) else "cuda"
     (instances, threads), *others = layouts(cores, device)
-    tokens, rows = (GPU_TOKENS, GPU_ROWS) if is_gpu(device) else (CPU_TOKENS, CPU_ROWS)
+    start: dict[str, Any] = {"instances": instances, "threads": threads}
     if not has_lengths:  # rows bound a request there, and tokens are rows or tiles
-        tokens, rows = (GPU_TILES if is_gpu(device) else 1), shipped.max_rows
-    start = {"instances": instances, "threads": threads, "max_tokens": tokens, "max_rows": rows}
-    fitting = tuple(size for size in (rows // 4, rows * 2) if has_lengths and rows // 4 <= size <= max(rows, under_way))
-    return DeviceSpace(start, tuple(others), budgets(tokens, has_lengths, under_way), fitting)
+        tiles = GPU_TILES if is_gpu(device) else 1
+        return DeviceSpace({**start, "max_tokens": tiles}, tuple(others), budgets(tiles, False, under_way), ())
+    texts = TEXTS_ON_A_GPU if is_gpu(device) else TEXTS_ON_A_CPU
+    tokens, rows = texts["max_tokens"], texts["max_rows"]
+    start |= {"max_tokens": tokens, "max_rows": rows, "padding": (texts["max_padding"], texts["free_padding"])}
+    fitting = tuple(size for size in (rows // 4, rows * 2) if size <= max(rows, under_way))
+    return DeviceSpace(start, tuple(others), budgets(tokens, True, under_way), fitting)
 
 
 def layouts(cores: int, device: str = "cpu") -> tuple[tuple[int, int], ...]:

@@ -205,7 +205,8 @@ def _without(space: Space, kept: tuple[str, ...]) -> Space:
         there = space.elsewhere and space.elsewhere.keeping("instances", "threads", layouts=())
         space = replace(space, layouts=(), elsewhere=there)
     if "batching" in kept:
-        there = space.elsewhere and space.elsewhere.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
+        names = ("max_tokens", "max_rows", "padding")
+        there = space.elsewhere and space.elsewhere.keeping(*names, max_tokens=(), max_rows=())
         space = replace(space, max_tokens=(), max_rows=(), elsewhere=there)
     return replace(space, delays_ms=()) if "delay" in kept else space
 

@@ -291,7 +291,7 @@ def test_on_a_gpu_it_begins_with_large_batches_and_tries_others_there() -> None:
     space = replace(SPACE, variants=(BF16, CUDA), elsewhere=elsewhere(SHIPPED, 16, has_lengths=True, under_way=4096))
     assert space.start(BF16) == SHIPPED
     there = space.start(CUDA)
-    assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0)
+    assert there == Configuration("onnx", "fp16", "cuda", 2, 1, 65_536, 1024, 0.0, (0.1, 2048))
     axes = space.axes(there)
     assert [(each.instances, each.threads) for each in axes["instances and threads"]] == [(4, 1), (1, 1), (8, 1)]
     assert [each.max_tokens for each in axes["batch budget"]] == [131_072, 32_768, 262_144]
@@ -300,12 +300,14 @@ def test_on_a_gpu_it_begins_with_large_batches_and_tries_others_there() -> None:
     changes = there.changes(SHIPPED)
     assert changes["instances.device"] == "cuda"
     assert changes["batching.max_rows"] == 1024
+    assert changes["batching.free_padding"] == 2048
+    assert not {"batching.free_padding", "batching.max_padding"} & OTHER.changes(SHIPPED).keys()
 
 
 def test_what_is_kept_stays_on_another_device_as_well() -> None:
     there = elsewhere(SHIPPED, 16, has_lengths=True, under_way=64)
     assert there.max_rows == (256,)  # so many are never under way
-    kept = there.keeping("max_tokens", "max_rows", max_tokens=(), max_rows=())
+    kept = there.keeping("max_tokens", "max_rows", "padding", max_tokens=(), max_rows=())
     space = replace(SPACE, variants=(BF16, CUDA), elsewhere=kept)
     assert (space.start(CUDA).max_tokens, space.start(CUDA).max_rows) == (SHIPPED.max_tokens, SHIPPED.max_rows)
     assert space.axes(space.start(CUDA))["batch budget"] == []
@@ -314,9 +316,10 @@ def test_what_is_kept_stays_on_another_device_as_well() -> None:
 def test_from_a_gpu_back_to_the_processor_the_cores_are_shared_out() -> None:
     shipped = replace(SHIPPED, device="cuda:1", max_tokens=65_536, max_rows=1024, instances=2)
     there = elsewhere(shipped, 4, has_lengths=True, under_way=32)
-    assert there.start == {"instances": 4, "threads": 1, "max_tokens": 256, "max_rows": 32}
+    texts = {"max_tokens": 256, "max_rows": 32, "padding": (0.05, 8)}
+    assert there.start == {"instances": 4, "threads": 1, **texts}
     of_images = elsewhere(SHIPPED, 4, has_lengths=False, under_way=32)
-    assert (of_images.start["max_rows"], of_images.start["max_tokens"], of_images.max_rows) == (32, 16, ())
+    assert (of_images.start, of_images.max_rows) == ({"instances": 2, "threads": 1, "max_tokens": 16}, ())
 
 
 def test_the_gpu_wins_where_it_is_faster() -> None:
