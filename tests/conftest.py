@@ -1,6 +1,10 @@
 """What holds for all tests."""
 
 import gc
+import os
+
+# Every server that starts with minilm would try both engines, which takes a second of both cores.
+os.environ.setdefault("PENSTOCK_WORKER__ENGINE_TRIAL_S", "0")
 
 
 def pytest_collection_finish() -> None:

@@ -14,7 +14,7 @@ from penstock.app.client_doors import ClientDoors
 from penstock.app.gateway import Gateway
 from penstock.app.ports import open_http_socket
 from penstock.core.blocks import BlockState, GatewayMember
-from penstock.core.config import Config, Telemetry
+from penstock.core.config import Config, Telemetry, WorkerSettings
 from penstock.manager.manager import Manager
 from penstock.manager.server import serve_manager
 from penstock.storage.metadata.sqlite import SqliteMetadataStore
@@ -39,7 +39,8 @@ class RunningRoles:
 async def roles_running(
     folder: Path, models: Path, guard: Guard | None = None, **settings: Any
 ) -> AsyncIterator[RunningRoles]:
-    config = Config(models=models, data_dir=folder / "data", **settings)
+    without_trials = WorkerSettings(engine_trial_s=0)
+    config = Config(models=models, data_dir=folder / "data", **{"worker": without_trials, **settings})
     traces = Traces(Telemetry(), "test")
     async with AsyncExitStack() as stack:
         store = await SqliteMetadataStore.open(config.data_dir / "metadata.db")

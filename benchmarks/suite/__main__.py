@@ -31,7 +31,7 @@ from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP
 from penstock.models.samples.texts import mixed, queries
-from penstock.telemetry.machine import describe_machine
+from penstock.telemetry.machine import describe_machine, processor
 
 INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
@@ -245,12 +245,19 @@ def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFi
             *cpu,
         )
     console.print(table)
-    shown = Table("figure", "value", "±", "bar", "")
+    on = processors()
+    shown = Table("figure", "value", "±", "bar", "", *on)
     for figure in figures:
         sign = "≤" if figure.is_ceiling else "≥"
         verdict = "met" if figure.is_met else "MISSED"
-        shown.add_row(figure.key, f"{figure.value:.3f}", f"{figure.spread:.0%}", f"{sign} {figure.bar:g}", verdict)
+        numbers = (f"{figure.value:.3f}", f"{figure.spread:.0%}", f"{sign} {figure.bar:g}")
+        shown.add_row(figure.key, *numbers, verdict, *on.values())
     console.print(shown)
+
+
+def processors() -> dict[str, str]:
+    """What loads and what computes: in this suite, one machine does both."""
+    return {"load generator on": processor(), "engine on": processor()}
 
 
 def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> dict[str, Any]:
@@ -258,6 +265,7 @@ def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteF
         "figures": {figure.key: round(figure.value, 4) for figure in figures},
         "spreads": {figure.key: round(figure.spread, 4) for figure in figures},
         "bars": {figure.key: figure.bar for figure in figures},
+        "processors": {figure.key: processors() for figure in figures},
         "ceiling_rps": ceiling,
         "rows": {name: asdict(row) for name, row in rows.items()},
         "machine": describe_machine(),

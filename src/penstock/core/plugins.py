@@ -28,7 +28,7 @@ TASKS = Kind(
 )
 ENGINES = Kind(
     "engine",
-    ("onnx", "openvino", "torch", "tensorrt", "python", "genai"),
+    ("auto", "onnx", "openvino", "torch", "tensorrt", "python", "genai"),
     "penstock.engines",
     ("load", "warm_up", "infer", "close"),
 )

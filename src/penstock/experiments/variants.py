@@ -20,6 +20,7 @@ from penstock.models.convert.methods import CONVERTED, Converter, method_of
 from penstock.models.convert.methods import why_not as why_not_converted
 from penstock.models.convert.publish import OWN, original_of
 from penstock.models.convert.samples import collect
+from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder, read_model_folder
 from penstock.models.loading import ModelFile, load_model
 from penstock.models.samples.noop import NOOP, write_noop
@@ -50,7 +51,7 @@ class Variants:
         return read_model_folder(path)
 
     def engine_of(self, model: str) -> str:
-        return self.folder(model).settings.engine
+        return choose_by_features(self.folder(model).settings).settings.engine
 
     def data_of(self, model: str) -> str:
         return FITTING_DATA.get(self.folder(model).settings.task, "noop")
@@ -68,7 +69,7 @@ class Variants:
         file = self.file(model)
         settings = self.folder(model).settings_of(file.parent.name)
         instances = settings.instances.model_copy(update={"device": "cpu"})
-        engine = "onnx" if file.suffix == ".onnx" else settings.engine
+        engine = "onnx" if file.suffix == ".onnx" else choose_by_features(settings).settings.engine
         changes = {"engine": engine, "precision": "fp32", "instances": instances}
         return ModelFile(file, file.parent, settings.model_copy(update=changes))
 

@@ -14,7 +14,7 @@ from penstock.models.folder import NAME, PACKAGED
 from penstock.models.settings import ModelSettings
 
 TASKS = ("embed", "score", "classify")
-ENGINES = ("openvino", "onnx", "torch")
+ENGINES = ("auto", "openvino", "onnx", "torch")
 MAX_SCORES = 2  # numbers of a cross-encoder for a pair
 # What other runtimes and trainers need, or what lies there in a safe format as well.
 LEFT_OUT = ("onnx", "openvino", "tf_*", "flax_*", "rust_*", "*.bin", "*.h5", "*.msgpack", "*.onnx", "*.pt", ".*")

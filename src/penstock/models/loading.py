@@ -1,8 +1,9 @@
 """From a model's folder to a version that runs in this process: engine, task, warm-up, the memory that it takes."""
 
 import ctypes
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -14,8 +15,9 @@ from penstock.core.signature import Signature
 from penstock.engines.base import Engine, EngineHome
 from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.device_meter import DeviceMeter
+from penstock.models.engine_choice.candidates import EngineChoice, choose_by_features
 from penstock.models.folder import fingerprint_of, model_files, read_version, size_bytes
-from penstock.models.settings import NETWORK_ENGINES, ModelSettings
+from penstock.models.settings import AUTO, NETWORK_ENGINES, ModelSettings
 from penstock.tasks.base import Task
 from penstock.telemetry.devices import Gpus
 
@@ -56,6 +58,11 @@ class LoadedModel:
         self.engine.close()
 
 
+LoadWith = Callable[[ModelSettings], LoadedModel]  # not warmed up
+# What `engine: auto` becomes for a file with this fingerprint; loaded, where that had to be found out.
+ChooseEngine = Callable[[ModelFile, str, LoadWith], tuple[EngineChoice, LoadedModel | None]]
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedBlock(LoadedModel):
     description: BlockDescription
@@ -66,7 +73,12 @@ class LoadedBlock(LoadedModel):
 
 def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
     """Raises ConfigError with what is wrong."""
-    return _load(build_engine(model.file, model.settings, instances, home), model, Limits(), is_warmed_up=False)
+    model = replace(model, settings=choose_by_features(model.settings).settings)
+    return _load(build_engine(model.file, model.settings, instances, home), model, Limits())
+
+
+def _by_features(model: ModelFile, *_: object) -> tuple[EngineChoice, None]:
+    return choose_by_features(model.settings), None
 
 
 def load_block(
@@ -76,20 +88,31 @@ def load_block(
     limits: Limits,
     home: EngineHome | None = None,
     gpus: Gpus | None = None,
+    choose: ChooseEngine = _by_features,
 ) -> LoadedBlock:
     """Blocks for as long as the engine takes; raises ConfigError with what is wrong."""
     model = read_version(folder, version)
     settings, file = model.settings, model.file(version)
     files = model_files(model, version)
     fingerprint = fingerprint_of(model.path, files)
-    engine = build_engine(file, settings, settings.instance_count(), home)
-    trim()  # what others have freed must not hide what this one takes
+    model_file = ModelFile(file, model.path / version, settings)
     meter = DeviceMeter(gpus or Gpus())
-    before_bytes = family_bytes()  # the engine's runtime is there by now, and is not the model's
-    loaded = _load(engine, ModelFile(file, model.path / version, settings), limits, settings.warm_up)
-    settings = loaded.settings  # with what its device asks for
+    before_bytes: list[int] = []
+
+    def load(settings: ModelSettings) -> LoadedModel:
+        engine = build_engine(file, settings, settings.instance_count(), home)
+        trim()  # what others have freed must not hide what this one takes
+        before_bytes.append(family_bytes())  # the engine's runtime is there by now, and is not the model's
+        return _load(engine, replace(model_file, settings=settings), limits)
+
+    choice, loaded = EngineChoice(settings), None
+    if settings.engine == AUTO:
+        choice, loaded = choose(model_file, fingerprint, load)
+    loaded = loaded or load(choice.settings)
+    settings = loaded.settings  # with what its engine and its device ask for
+    _warm_up(loaded)
     trim()
-    added_bytes = family_bytes() - before_bytes
+    added_bytes = family_bytes() - before_bytes[0]
     signature, seen = loaded.signature, loaded.task.signature
     description = BlockDescription(
         block_id=block_id,
@@ -104,28 +127,33 @@ def load_block(
         settings=settings.for_block(),
         device=signature.device,
         fingerprint=fingerprint,
-        note=signature.note,
+        note="; ".join(filter(None, (choice.note, signature.note))),
     )
     # A GPU is shared, and a model's own code may do anything: how long a batch takes there is not known.
     is_steady = signature.device == "cpu" and settings.engine in NETWORK_ENGINES and has_steady_cost(file)
     size = max(added_bytes, size_bytes(files))
     device_bytes = meter.taken_bytes(signature.device)
-    return LoadedBlock(loaded.spec, loaded.task, engine, description, is_steady, size, device_bytes)
+    return LoadedBlock(loaded.spec, loaded.task, loaded.engine, description, is_steady, size, device_bytes)
 
 
-def _load(engine: Engine, model: ModelFile, limits: Limits, is_warmed_up: bool) -> LoadedModel:
+def _load(engine: Engine, model: ModelFile, limits: Limits) -> LoadedModel:
     try:
         signature = engine.load()
         settings = model.settings.on_device(signature.device, takes_texts(model.settings, signature))
         spec = TaskSpec(model.folder, settings, signature, limits)
-        task = build_task(spec)
-        if is_warmed_up:
-            for inputs in task.warm_up_inputs():
-                engine.warm_up(inputs)
+        return LoadedModel(spec, build_task(spec), engine)
     except BaseException:
         engine.close()
         raise
-    return LoadedModel(spec, task, engine)
+
+
+def _warm_up(loaded: LoadedModel) -> None:
+    try:
+        for inputs in loaded.task.warm_up_inputs() if loaded.settings.warm_up else ():
+            loaded.engine.warm_up(inputs)
+    except BaseException:
+        loaded.engine.close()
+        raise
 
 
 def has_steady_cost(file: Path) -> bool:

@@ -12,7 +12,8 @@ from penstock.engines.options import GenaiOptions, PythonOptions, TensorRtOption
 from penstock.tasks.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, UpscaleOptions
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
-NETWORK_ENGINES = ("onnx", "openvino", "tensorrt")  # their models are files that others can read, too
+AUTO = "auto"  # the engine that is best for the model on the processor that runs it
+NETWORK_ENGINES = ("onnx", "openvino", "tensorrt", AUTO)  # their models are files that others can read, too
 INSTANCES_ON_A_GPU = 2  # one computes while the other's batch is joined, copied and launched
 # For texts, where model.yaml does not say: a batch of its own costs there as much as some thousand tokens.
 TEXTS_ON_A_GPU: dict[str, Any] = {"max_rows": 1024, "max_tokens": 65_536, "max_padding": 0.1, "free_padding": 2048}
@@ -21,6 +22,8 @@ TEXTS_ON_A_GPU: dict[str, Any] = {"max_rows": 1024, "max_tokens": 65_536, "max_p
 class ModelSettings(SharedSettings):
     engine: str = "onnx"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    # What `engine: auto` must keep of FP32's answers, as `penstock model quantize --min-accuracy`; None: as that does.
+    min_accuracy: Annotated[float, Field(ge=0, le=100)] | None = None
     versions: Literal["latest", "all"] | tuple[Annotated[int, Field(ge=1)], ...] = "latest"
     warm_up: bool = True
     # Where requests are prepared and answers finished; auto: in a pool on a GPU, inline on a CPU

@@ -33,12 +33,24 @@ def _gpus() -> list[str]:
 
 def processor() -> str:
     """Linux names it in /proc alone."""
-    file = Path("/proc/cpuinfo")
-    if file.is_file():
-        for line in file.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
+    return _processor_line("model name") or platform.processor()
+
+
+def processor_features() -> frozenset[str]:
+    """What it can beside what all of its kind can: avx512_bf16, amx_bf16, …; none where the system does not tell."""
+    return frozenset((_processor_line("flags") or _processor_line("Features")).split())
+
+
+def _processor_line(name: str) -> str:
+    """Of the first core; empty: there is none."""
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            for line in lines:
+                if line.startswith(name):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return ""
 
 
 def installed_version(package: str) -> str:

@@ -68,7 +68,7 @@ def test_nothing_is_imported_for_a_name(install: Any) -> None:
 def test_a_wrong_name_is_told_with_the_nearest(install: Any) -> None:
     install(ENGINE, "magic = {module}:Engine")
     with pytest.raises(
-        ValueError, match=r"there are onnx, openvino, torch, tensorrt, python, genai, magic; did you mean magic\?"
+        ValueError, match=r"there are auto, onnx, openvino, torch, tensorrt, python, genai, magic; did you mean magic\?"
     ):
         check_name(ENGINES, "magi")
     with pytest.raises(ValueError, match=r"did you mean openvino\?"):
@@ -81,7 +81,7 @@ def test_a_built_in_name_cannot_be_taken(install: Any) -> None:
     install("raise RuntimeError('imported')", "onnx = {module}:Engine")
     assert check_name(ENGINES, "onnx") == "onnx"
     assert type(build_engine(Path("model.onnx"), ModelSettings(), 1)).__module__ == "penstock.engines.onnx.engine"
-    with pytest.raises(ValueError, match=r"there are onnx, openvino, torch, tensorrt, python, genai$"):
+    with pytest.raises(ValueError, match=r"there are auto, onnx, openvino, torch, tensorrt, python, genai$"):
         check_name(ENGINES, "xyz")
 
 

@@ -121,6 +121,7 @@ def test_what_can_run_has_no_reason_against_it(variants: Variants) -> None:
 
 def test_data_and_engine_follow_the_model(variants: Variants) -> None:
     assert [variants.data_of(name) for name in ("minilm", "srcnn", "identity")] == ["pairs", "photos", "noop"]
-    assert [variants.engine_of(name) for name in ("minilm", "identity")] == ["openvino", "onnx"]
+    assert variants.engine_of("minilm") in ("openvino", "onnx")  # the processor's matter
+    assert variants.engine_of("identity") == "onnx"
     with pytest.raises(ConfigError, match="no such model"):
         variants.engine_of("nowhere")

@@ -67,7 +67,7 @@ def test_an_encoder_is_imported_for_embed(encoder: Path, tmp_path: Path) -> None
     assert (made["task"], made["file"]) == ("embed", str(tmp_path / "mine" / "1" / "model.onnx"))
     assert made["bytes"] == (tmp_path / "mine" / "1" / "model.onnx").stat().st_size
     settings = settings_of(tmp_path, "mine")
-    assert (settings["task"], settings["engine"], settings["embed"]) == ("embed", "openvino", {"max_length": 256})
+    assert (settings["task"], settings["engine"], settings["embed"]) == ("embed", "auto", {"max_length": 256})
     assert sorted(path.name for path in (tmp_path / "mine" / "1").iterdir()) == ["model.onnx", "tokenizer.json"]
 
 
@@ -143,7 +143,7 @@ def refusal(*arguments: str | Path) -> str:
         (1, ["--task", "classify"], "it has one label, which would be every answer: import it with --task score"),
         (0, ["--task", "classify"], "it gives vectors, no classes: import it with --task embed or --task score"),
         (0, ["--task", "upscale"], "--task upscale: a checkpoint is imported for embed, score, classify"),
-        (0, ["--engine", "tensorrt"], "--engine tensorrt: a folder is imported for openvino, onnx, torch"),
+        (0, ["--engine", "tensorrt"], "--engine tensorrt: a folder is imported for auto, openvino, onnx, torch"),
         (0, ["--from", "minilm"], "--source and --from both say where the weights are: leave one out"),
     ],
 )

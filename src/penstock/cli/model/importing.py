@@ -29,7 +29,7 @@ def import_model(
         str | None, typer.Option(help="embed, score, classify or generate. Left out: as the files look.")
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="openvino (where left out), onnx or torch; genai for what generates.")
+        str | None, typer.Option(help="auto (where left out), openvino, onnx or torch; genai for what generates.")
     ] = None,
     repository: Repository = MODELS,
     as_json: AsJson = False,

@@ -24,6 +24,7 @@ from penstock.experiments.variants import Variants, settings_problem, write_repo
 from penstock.models.building import takes_texts
 from penstock.models.convert.methods import method_of
 from penstock.models.convert.publish import read_report
+from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import ModelFile
 from penstock.models.settings import ModelSettings
@@ -50,7 +51,7 @@ class TuneModel:
     """`folder` has one version alone."""
 
     def __init__(self, folder: ModelFolder, variants: Variants) -> None:
-        self.folder = folder
+        self.folder = replace(folder, settings=choose_by_features(folder.settings).settings)
         self.variants = variants  # of the repository that it is in
 
     @property

@@ -15,6 +15,7 @@ from penstock.models.convert.publish import fill, original_of, publish, read_rep
 from penstock.models.convert.report import FP32, ORIGINAL, Conversion, Order, QuantizationRun, build_report
 from penstock.models.convert.samples import Samples, collect
 from penstock.models.convert.speed import REQUESTS, Speed, take_turns
+from penstock.models.engine_choice.candidates import choose_by_features
 from penstock.models.folder import ModelFolder
 from penstock.models.loading import LoadedModel, ModelFile, load_model
 from penstock.models.settings import NETWORK_ENGINES
@@ -94,7 +95,7 @@ def _original(folder: ModelFolder, version: str) -> ModelFile:
     if not file.is_file():
         raise ConfigError(f"{folder.path}: version {version} has no {settings.file}")
     weight_files(file)
-    return ModelFile(file, folder.path / version, settings)
+    return ModelFile(file, folder.path / version, choose_by_features(settings).settings)
 
 
 def _as_tried(original: ModelFile) -> ModelFile:

@@ -9,9 +9,14 @@ from penstock.models.loading import LoadedModel
 from penstock.models.running import BatchArrays, cut, infer_arrays, prepare_all
 from penstock.tasks.base import TaskRequest
 
-ROUNDS = 5
 REQUESTS = 64
-PASS_S = 2.0  # that one pass of the slowest takes at most; with more, fewer requests
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    rounds: int = 5
+    pass_s: float = 2.0  # that one pass of the slowest takes at most; with more, fewer requests
+    clock: Callable[[], float] = time.perf_counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +37,27 @@ def spread(values: Sequence[float]) -> float:
 
 
 def take_turns(
-    models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest], tell: Callable[[str], None]
+    models: Mapping[str, LoadedModel],
+    requests: Sequence[TaskRequest],
+    tell: Callable[[str], None] = lambda _: None,
+    turns: Turns = Turns(),  # noqa: B008 - it never changes
 ) -> dict[str, Speed]:
-    chosen = _fitting(models, requests[:REQUESTS])
+    chosen = _fitting(models, requests[:REQUESTS], turns)
     inputs = {name: _batches(model, chosen) for name, model in models.items()}
     found: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(ROUNDS):
-        tell(f"measuring speed: round {number + 1} of {ROUNDS}")
+    for number in range(turns.rounds):
+        tell(f"measuring speed: round {number + 1} of {turns.rounds}")
         # Every other round backwards: nobody always follows the same neighbour.
         for name in models if number % 2 == 0 else reversed(list(models)):
-            found[name].append(len(chosen) / _pass_s(models[name], inputs[name]))
+            found[name].append(len(chosen) / _pass_s(models[name], inputs[name], turns.clock))
     return {name: Speed(median(rates), tuple(rates)) for name, rates in found.items()}
 
 
-def _fitting(models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest]) -> Sequence[TaskRequest]:
+def _fitting(models: Mapping[str, LoadedModel], requests: Sequence[TaskRequest], turns: Turns) -> Sequence[TaskRequest]:
     """Also warms every model up."""
     few = requests[: max(2, len(requests) // 8)]
-    slowest = max(_pass_s(model, _batches(model, few)) for model in models.values()) / len(few)
-    return requests[: max(2, min(len(requests), int(PASS_S / slowest)))]
+    slowest = max(_pass_s(model, _batches(model, few), turns.clock) for model in models.values()) / len(few)
+    return requests[: max(2, min(len(requests), int(turns.pass_s / slowest)))]
 
 
 def _batches(model: LoadedModel, requests: Sequence[TaskRequest]) -> list[BatchArrays]:
@@ -59,8 +67,8 @@ def _batches(model: LoadedModel, requests: Sequence[TaskRequest]) -> list[BatchA
     ]
 
 
-def _pass_s(model: LoadedModel, batches: Sequence[BatchArrays]) -> float:
-    begun = time.perf_counter()
+def _pass_s(model: LoadedModel, batches: Sequence[BatchArrays], clock: Callable[[], float]) -> float:
+    begun = clock()
     for batch in batches:
         infer_arrays(model, batch)
-    return time.perf_counter() - begun
+    return clock() - begun

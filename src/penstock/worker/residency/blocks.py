@@ -17,6 +17,7 @@ from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, Unavailable, 
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics, summed
 from penstock.engines.base import EngineHome
+from penstock.models.engine_choice.chooser import EngineChooser
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.cache import OpenedModel
 from penstock.models.registry.sources import ModelSources
@@ -88,6 +89,7 @@ class Blocks:
         self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
+        self._choose_engine = EngineChooser(config.data_dir, config.worker.engine_trial_s).choose
         self._is_leaving = False
 
     def __len__(self) -> int:
@@ -293,9 +295,9 @@ class Blocks:
     async def _load_there(self, block: Assigned, folder: Path) -> tuple[LoadedBlock, TaskPool | None]:
         """The model, and its place in task processes or task workers where it wants one."""
         home = EngineHome(self._config.data_dir, self._config.worker.engine_cache_bytes)
-        loaded = await asyncio.get_running_loop().run_in_executor(
-            self._loader, load_block, block.block_id, folder, block.version, self._config.limits, home, self._gpus
-        )
+        config, loop = self._config, asyncio.get_running_loop()
+        arguments = (block.block_id, folder, block.version, config.limits, home, self._gpus, self._choose_engine)
+        loaded = await loop.run_in_executor(self._loader, load_block, *arguments)
         try:
             return loaded, await self._placement.open(loaded)
         except BaseException:

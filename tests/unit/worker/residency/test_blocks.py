@@ -154,6 +154,20 @@ async def test_the_first_job_loads_a_lazy_block(bed: Bed) -> None:
     assert bed.events("m") == {"woken": 1, "loaded": 1}
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_an_engine_that_is_left_open_is_chosen_once(bed: Bed, tmp_path: Path, times: int) -> None:
+    write_factor(tmp_path, "m", 2.0, "engine: auto\n")
+    for _ in range(times):
+        bed.assign("m")
+        await until(bed.offers, "it is offered")
+        ((described, _),) = bed.blocks.offers()
+        bed.assign()
+        await until(lambda: not bed.offers(), "it is gone")
+    assert described.note.startswith(("engine auto is onnx: ", "engine auto is openvino: "))
+    assert described.note.endswith("(remembered)") == (times == 2)
+    assert len(list((tmp_path / "data" / "engine-choices").iterdir())) == 1
+
+
 async def test_jobs_that_come_together_load_it_once(bed: Bed) -> None:
     write_factor(bed.repository, "m", 2.0, LAZY)
     bed.assign("m")

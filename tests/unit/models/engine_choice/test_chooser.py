@@ -1,0 +1,235 @@
+"""Trials of `engine: auto`: what they choose, that they are made once, and what becomes of what goes wrong."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from penstock.core.config import Limits
+from penstock.core.errors import ConfigError
+from penstock.models.engine_choice import trial
+from penstock.models.engine_choice.candidates import EngineCandidate, EngineChoice, TrialVerdict
+from penstock.models.engine_choice.chooser import FOLDER, EngineChooser
+from penstock.models.engine_choice.memory import ChoiceMemory
+from penstock.models.loading import LoadedModel, ModelFile, load_block, load_model
+from penstock.models.settings import ModelSettings
+
+KEY = {"model": "abc"}
+PLATFORMS = {"onnx": "onnxruntime_onnx", "openvino": "openvino"}
+ORT, OPENVINO = EngineCandidate("onnx", "auto"), EngineCandidate("openvino", "auto")
+
+
+def write_dense(folder: Path, settings: str = "engine: auto\n") -> Path:
+    """x [n, 16] → y [n, 16], by a matrix that BF16 rounds."""
+    weights = np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "dense",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [numpy_helper.from_array(weights, "w")],
+    )
+    (folder / "1").mkdir(parents=True)
+    opsets = [helper.make_opsetid("", 20)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), folder / "1" / "model.onnx")
+    (folder / "model.yaml").write_text(settings)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelFile:
+    folder = write_dense(tmp_path / "dense")
+    return ModelFile(folder / "1" / "model.onnx", folder / "1", ModelSettings(engine="auto"))
+
+
+def choose(data_dir: Path, trial_s: float, model: ModelFile, fingerprint: str = "abc") -> EngineChoice:
+    def load(settings: ModelSettings) -> LoadedModel:
+        return load_model(replace(model, settings=settings))
+
+    choice, loaded = EngineChooser(data_dir, trial_s).choose(model, fingerprint, load)
+    if loaded is not None:
+        assert loaded.settings.engine == choice.settings.engine
+        loaded.engine.close()
+    return choice
+
+
+def with_settings(model: ModelFile, **given: Any) -> ModelFile:
+    return ModelFile(model.file, model.folder, ModelSettings(engine="auto", **given))
+
+
+@pytest.fixture
+def trials(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[EngineCandidate]]:
+    """What was tried."""
+    found: list[Sequence[EngineCandidate]] = []
+    run = trial.EngineTrial.run
+
+    def counted(self: trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
+        found.append(candidates)
+        return run(self, candidates, began)
+
+    monkeypatch.setattr(trial.EngineTrial, "run", counted)
+    return found
+
+
+def test_a_trial_chooses_once_and_is_remembered(
+    model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
+) -> None:
+    first = choose(tmp_path / "data", 30.0, model)
+    assert first.settings.engine in ("onnx", "openvino")
+    assert "times as fast as" in first.note
+    assert "in a trial" in first.note
+    again = choose(tmp_path / "data", 30.0, model)
+    assert again == (first.settings, f"{first.note} (remembered)")
+    assert len(trials) == 1
+    choose(tmp_path / "data", 30.0, model, "def")  # of another file
+    assert len(trials) == 2
+    (tmp_path / "data" / FOLDER).chmod(0o700)
+    records = [json.loads(file.read_text()) for file in (tmp_path / "data" / FOLDER).iterdir()]
+    assert {record["key"]["model"] for record in records} == {"abc", "def"}
+    assert {"processor", "features", "cores", "instances", "onnxruntime", "openvino"} <= records[0]["key"].keys()
+
+
+def test_without_a_trial_the_features_decide(
+    model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
+) -> None:
+    choice = choose(tmp_path / "data", 0.0, model)
+    assert "the processor has" in choice.note
+    assert not trials
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_is_not_accurate_enough_is_not_taken(model: ModelFile, tmp_path: Path) -> None:
+    choice = choose(tmp_path, 30.0, with_settings(model, min_accuracy=2.0))
+    assert choice.settings.engine == "onnx"
+    assert "no other is accurate enough in a trial (openvino in" in choice.note
+    assert "2 is asked for" in choice.note
+
+
+def test_an_engine_that_cannot_load_it_leaves_the_other(tmp_path: Path) -> None:
+    """OpenVINO has no texts of this kind."""
+    values = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", values[:1], values[1:])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "model.onnx"
+    )
+    model = ModelFile(tmp_path / "model.onnx", tmp_path, ModelSettings(engine="auto"))
+    choice = choose(tmp_path / "data", 30.0, model)
+    assert choice.settings.engine == "onnx"
+
+
+def test_a_file_that_nobody_loads_fails_with_its_reason(model: ModelFile, tmp_path: Path) -> None:
+    model.file.write_bytes(b"no network")
+    for _ in range(2):  # nothing is remembered of it
+        with pytest.raises(ConfigError, match=r"model\.onnx"):
+            choose(tmp_path / "data", 30.0, model)
+
+
+def test_slow_models_are_not_tried_at_length(model: ModelFile, tmp_path: Path) -> None:
+    """They are tried again some times: the machine may have been busy."""
+    for _ in range(3):
+        assert choose(tmp_path, 1e-6, model).note.endswith("takes too long for a trial within 1e-06 s")
+    assert choose(tmp_path, 30.0, model).note.endswith("takes too long for a trial within 1e-06 s (remembered)")
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"key": 1}', '{"chosen": ["tensorflow", "auto"]}', "\x00" * 9])
+def test_a_damaged_record_is_as_none(
+    model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]], damage: str
+) -> None:
+    choose(tmp_path, 30.0, model)
+    (file,) = (tmp_path / FOLDER).iterdir()
+    file.write_text(damage)
+    assert choose(tmp_path, 30.0, model).settings.engine in ("onnx", "openvino")
+    assert len(trials) == 2
+    assert json.loads(file.read_text())["key"]["model"] == "abc"
+
+
+def test_where_nothing_can_be_kept_the_reason_says_so(model: ModelFile, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    choice = choose(tmp_path / "file", 30.0, model)
+    assert choice.note.endswith("; it cannot be remembered: Not a directory")
+
+
+def test_workers_that_start_at_once_try_once(
+    model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
+) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: choose(tmp_path, 30.0, model), range(4)))
+    assert len({choice.settings.engine for choice in found}) == 1
+    assert len(trials) == 1
+    assert sum(choice.note.endswith("(remembered)") for choice in found) == 3
+
+
+def test_who_waits_too_long_goes_by_the_features(
+    model: ModelFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.models.engine_choice.chooser.WAIT_S", -0.2)
+    waiting: list[str] = []
+
+    run = trial.EngineTrial.run
+
+    def waited_for(self: trial.EngineTrial, candidates: Sequence[EngineCandidate], began: Any) -> Any:
+        waiting.append(choose(tmp_path, 0.1, model).note)
+        return run(self, candidates, began)
+
+    monkeypatch.setattr(trial.EngineTrial, "run", waited_for)
+    choose(tmp_path, 30.0, model)
+    assert "another process tries the same" in waiting[0]
+
+
+def test_an_engine_that_ends_its_process_twice_is_not_tried_again(
+    model: ModelFile, tmp_path: Path, trials: list[Sequence[EngineCandidate]]
+) -> None:
+    choose(tmp_path, 30.0, model)
+    (file,) = (tmp_path / FOLDER).iterdir()
+    key = json.loads(file.read_text())["key"]
+    for times in (1, 2):
+        file.write_text(json.dumps({"key": key, "trying": list(OPENVINO), "times": times}))
+        choice = choose(tmp_path, 30.0, model)
+        assert len(trials) == 2
+    assert choice.settings.engine == "onnx"
+    assert choice.note == "engine auto is onnx: the other engine has ended workers that tried it"
+
+
+def test_deaths_are_counted(tmp_path: Path) -> None:
+    for deaths in range(3):
+        with ChoiceMemory(tmp_path).turn(KEY, 1.0) as kept:
+            assert kept.is_deadly(OPENVINO) == (deaths == 2)
+            assert not kept.is_deadly(ORT)
+            assert kept.verdict is None
+            kept.began(OPENVINO)
+    with ChoiceMemory(tmp_path).turn(KEY, 1.0) as kept:
+        kept.began(ORT)
+        assert not kept.is_deadly(OPENVINO)
+
+
+def test_old_records_go(tmp_path: Path) -> None:
+    for number in range(70):
+        with ChoiceMemory(tmp_path).turn({"model": str(number)}, 1.0) as kept:
+            kept.keep(TrialVerdict(ORT, ""))
+    assert len(list(tmp_path.iterdir())) == 64
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_a_block_has_what_was_chosen(tmp_path: Path, engine: str, is_loaded: bool) -> None:
+    folder = write_dense(tmp_path / "dense")
+    seen: list[tuple[ModelFile, str]] = []
+
+    def chosen(model: ModelFile, fingerprint: str, load: Any) -> tuple[EngineChoice, LoadedModel | None]:
+        seen.append((model, fingerprint))
+        settings = EngineCandidate(engine, "fp32").settings(model.settings)
+        return EngineChoice(settings, "because"), load(settings) if is_loaded else None
+
+    block = load_block("blk-1", folder, "1", Limits(), choose=chosen)
+    block.engine.close()
+    told = block.description
+    assert (told.platform, told.precision, told.note) == (PLATFORMS[engine], "fp32", "because")
+    assert block.settings.engine == engine
+    assert seen[0][1] == told.fingerprint
