@@ -1,9 +1,43 @@
-"""GPUs that are not there: what Penstock asks of NVIDIA's `pynvml`, with the answers that a test says."""
+"""GPUs that are not there: a driver's library for NVIDIA's own binding, and what stands in for the binding itself."""
 
+import shutil
+import subprocess
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 GIB = 2**30
+HAS_COMPILER = shutil.which("cc") is not None
+# Just enough of NVIDIA's library for the real binding: two GPUs, of which the second tells neither load nor processes.
+STUB = """
+#include <string.h>
+typedef unsigned int u; typedef unsigned long long ull;
+static int gpus[2];
+u nvmlInitWithFlags(u flags) { return 0; }
+u nvmlDeviceGetCount_v2(u *count) { *count = 2; return 0; }
+u nvmlDeviceGetHandleByIndex_v2(u index, void **handle) { *handle = &gpus[index]; return index < 2 ? 0 : 2; }
+u nvmlDeviceGetUUID(void *gpu, char *text, u size) { strcpy(text, gpu == gpus ? "GPU-a" : "GPU-b"); return 0; }
+u nvmlDeviceGetName(void *gpu, char *text, u size) { strcpy(text, "Stub"); return 0; }
+u nvmlDeviceGetMemoryInfo(void *gpu, ull *memory) { memory[0] = 1000; memory[1] = 300; memory[2] = 600; return 0; }
+u nvmlDeviceGetUtilizationRates(void *gpu, u *rates) { rates[0] = 42; rates[1] = 7; return gpu == gpus ? 0 : 3; }
+typedef struct { u pid; ull used; u instance, compute; } process;
+u nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, u *count, process *found) {
+    if (gpu != gpus) return 3;
+    if (*count < 2) { *count = 2; return 7; }
+    *count = 2; found[0].pid = 11; found[0].used = 250; found[1].pid = 12; found[1].used = -1ull;
+    return 0;
+}
+"""
+
+
+def stub_environment(folder: Path) -> dict[str, str]:
+    """Of a process that finds the stub in place of a driver; empty without a compiler: it finds none."""
+    if not HAS_COMPILER:
+        return {}
+    (folder / "stub.c").write_text(STUB)
+    command = ["cc", "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", folder / "stub.c"]
+    subprocess.run(command, check=True)
+    return {"LD_LIBRARY_PATH": str(folder)}
 
 
 @dataclass(slots=True, eq=False)
@@ -16,6 +50,8 @@ class FakeGpu:
 
 
 class FakeNvml:
+    """As much of `pynvml` as Penstock asks."""
+
     def __init__(self, *gpus: FakeGpu) -> None:
         self.gpus = gpus
 

@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import BrowserContext, HttpCredentials, Page, ViewportSize, expect, sync_playwright
 
 from benchmarks.server import ServerProcess
+from tests.nvml import HAS_COMPILER, stub_environment
 from tests.servers import floats_json, write_identity, write_slow
 
 WITHIN_MS = 60_000
@@ -91,7 +92,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     models = tmp_path / "models"
     write_identity(models, "identity", "FP32")
     write_slow(models, "slow", "batching: {max_rows: 1, max_queue: 1}\ninstances: {count: 1}\n")
-    with ServerProcess(models, tmp_path / "server") as running:
+    with ServerProcess(models, tmp_path / "server", environment=stub_environment(tmp_path)) as running:
         yield running
 
 
@@ -147,6 +148,8 @@ def test_the_page_follows_a_server_through_its_restart(
     first = page.locator("#requests").inner_text()
     expect(page.locator("#requests")).not_to_have_text(first)
     check_tables(page)
+    if HAS_COMPILER:
+        expect(page.locator("#devices tr").first).to_contain_text("700 B of 1000 B")
     check_charts(page)
     take_screenshots(page, tmp_path)
 
@@ -159,6 +162,7 @@ def test_the_page_follows_a_server_through_its_restart(
         expect(page.locator("#state")).to_have_text("Live")
         expect(page.locator("#notice")).to_be_hidden()
         page.wait_for_function(BUSY)
+        expect(page.locator("#devices-card")).to_be_hidden()  # it finds no driver
 
     assert watch.complaints == []
     elsewhere = [address for address in watch.addresses if not address.startswith((f"{server.http_url}/", "data:"))]

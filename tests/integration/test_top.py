@@ -21,6 +21,7 @@ import pytest
 
 from benchmarks.server import ServerProcess
 from benchmarks.waiting import eventually
+from tests.nvml import HAS_COMPILER, stub_environment
 from tests.servers import ROOT, floats_json, write_identity, write_slow
 
 WITHIN_S = 60.0
@@ -37,7 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(models, tmp_path_factory.mktemp("server"), "--workers", "2") as running:
+    environment = stub_environment(tmp_path_factory.mktemp("driver"))
+    with ServerProcess(models, tmp_path_factory.mktemp("server"), "--workers", "2", environment=environment) as running:
         yield running
 
 
@@ -141,6 +143,18 @@ def test_once_and_json_shows_the_requests_of_the_interval(server: ServerProcess)
     assert all(worker["memory_bytes"] > 2**20 for worker in view["workers"])
     assert all(len(worker["blocks"]) == 2 for worker in view["workers"])
     assert sum(worker["instances"]["idle"] + worker["instances"]["busy"] for worker in view["workers"]) >= 4
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
+def test_gpus_are_seen(server: ServerProcess) -> None:
+    view = json.loads(top("--once", "--json", "--interval", "0.2", "--http", server.http_url).stdout)
+    status = httpx.get(f"{server.http_url}/v1/status").json()
+    for devices in (view["devices"], status["devices"]):
+        assert [device["uuid"] for device in devices] == ["GPU-a", "GPU-b"]
+        assert (devices[0]["used_bytes"], devices[0]["memory_bytes"], devices[0]["busy"]) == (700, 1000, 0.42)
+        assert devices[0]["workers"] == ["worker-0", "worker-1"]
+    assert [device["device"] for device in status["workers"][0]["devices"]] == ["cuda:0", "cuda:1"]
+    assert server.metric("penstock_device_memory_bytes", uuid="GPU-a", gpu="Stub", kind="used") == 700
 
 
 def test_several_looks_as_json_are_one_a_line(server: ServerProcess) -> None:

@@ -52,7 +52,7 @@ TOKEN_SECONDS = (
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 TOKENS_PER_S = (1, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1000)
 MODEL = ("model", "version")
-DEVICE = ("uuid", "name")
+DEVICE = ("uuid", "gpu")
 
 
 def share_metrics(folder: Path, process: str) -> None:

@@ -1,6 +1,11 @@
 """What loading a model takes of a GPU."""
 
 import os
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from penstock.models.device_meter import DeviceMeter
 from penstock.telemetry.devices import Gpus
@@ -16,6 +21,18 @@ def test_what_this_process_has_more_of_it_is_what_the_load_took() -> None:
     more = DeviceMeter(Gpus(FakeNvml(gpu)))
     gpu.used, gpu.processes = 950, {os.getpid(): 350, 1: 500}
     assert more.taken_bytes("cuda:0") == 50
+
+
+def test_where_processes_are_not_known_pytorch_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, reserved = FakeGpu(used=100), {1: 0}
+    cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=reserved.__getitem__)
+    monkeypatch.setitem(sys.modules, "torch", cast(Any, SimpleNamespace(cuda=cuda)))
+    reserved[0] = 10
+    meter = DeviceMeter(Gpus(FakeNvml(gpu, FakeGpu())))
+    gpu.used, reserved[0] = 900, 60
+    assert meter.taken_bytes("cuda") == 50
+    reserved[0] = 10  # another engine took it
+    assert meter.taken_bytes("cuda:0") == 800
 
 
 def test_where_processes_are_not_known_it_is_what_the_device_has_more() -> None:

@@ -9,28 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.telemetry.devices import Gpus, visible
-from tests.nvml import GIB, FakeGpu, FakeNvml
+from tests.nvml import GIB, HAS_COMPILER, FakeGpu, FakeNvml, stub_environment
 
-# Just enough of NVIDIA's library for the real binding: two GPUs, of which the second tells neither load nor processes.
-STUB = """
-#include <string.h>
-typedef unsigned int u; typedef unsigned long long ull;
-static int gpus[2];
-u nvmlInitWithFlags(u flags) { return 0; }
-u nvmlDeviceGetCount_v2(u *count) { *count = 2; return 0; }
-u nvmlDeviceGetHandleByIndex_v2(u index, void **handle) { *handle = &gpus[index]; return index < 2 ? 0 : 2; }
-u nvmlDeviceGetUUID(void *gpu, char *text, u size) { strcpy(text, gpu == gpus ? "GPU-a" : "GPU-b"); return 0; }
-u nvmlDeviceGetName(void *gpu, char *text, u size) { strcpy(text, "Stub"); return 0; }
-u nvmlDeviceGetMemoryInfo(void *gpu, ull *memory) { memory[0] = 1000; memory[1] = 300; memory[2] = 600; return 0; }
-u nvmlDeviceGetUtilizationRates(void *gpu, u *rates) { rates[0] = 42; rates[1] = 7; return gpu == gpus ? 0 : 3; }
-typedef struct { u pid; ull used; u instance, compute; } process;
-u nvmlDeviceGetComputeRunningProcesses_v3(void *gpu, u *count, process *found) {
-    if (gpu != gpus) return 3;
-    if (*count < 2) { *count = 2; return 7; }
-    *count = 2; found[0].pid = 11; found[0].used = 250; found[1].pid = 12; found[1].used = -1ull;
-    return 0;
-}
-"""
 SAY = """
 import sys
 from penstock.telemetry.devices import open_gpus
@@ -48,12 +28,9 @@ def say(**environment: str) -> list[str]:
     ).stdout.splitlines()
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs a C compiler")
 def test_the_drivers_own_binding_reads_its_library(tmp_path: Path) -> None:
-    (tmp_path / "stub.c").write_text(STUB)
-    library = tmp_path / "libnvidia-ml.so.1"
-    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "stub.c"], check=True)
-    gpus, readings, _ = say(LD_LIBRARY_PATH=str(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
+    gpus, readings, _ = say(**stub_environment(tmp_path), CUDA_VISIBLE_DEVICES="1,GPU-a")
     assert gpus == "[('cuda:0', 'GPU-b', 'Stub', 1000), ('cuda:1', 'GPU-a', 'Stub', 1000)]"
     assert readings == (
         "[GpuReading(used_bytes=700, free_bytes=300, busy=None, processes={}), "

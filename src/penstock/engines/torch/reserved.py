@@ -1,0 +1,11 @@
+"""What PyTorch has of a GPU's memory in this process, without importing it."""
+
+import sys
+
+
+def reserved_bytes(device: str) -> int | None:
+    """With what it keeps for the next batch; without what CUDA itself takes. None: it is not in use here."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    return int(torch.cuda.memory_reserved(int(device.partition(":")[2] or 0)))
