@@ -35,8 +35,7 @@ def stub_environment(folder: Path) -> dict[str, str]:
     if not HAS_COMPILER:
         return {}
     (folder / "stub.c").write_text(STUB)
-    command = ["cc", "-shared", "-fPIC", "-w", "-o", folder / "libnvidia-ml.so.1", folder / "stub.c"]
-    subprocess.run(command, check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", "libnvidia-ml.so.1", "stub.c"], cwd=folder, check=True)
     return {"LD_LIBRARY_PATH": str(folder)}
 
 
