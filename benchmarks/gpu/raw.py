@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from benchmarks.gpu.repository import MAX_LENGTH, precision_on
-from benchmarks.gpu.srcnn import read_network
 from penstock.core.tensors import Array
 from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import DTYPES, choose
@@ -79,7 +78,8 @@ def bare_images(file: Path, device: str, width: int, height: int) -> RawForward:
     """The network on luminance of the answer's size."""
     target = choose(device, "auto")
     torch.backends.cudnn.benchmark = True
-    network = read_network(file).to(target.device, DTYPES[precision_on(device)], memory_format=torch.channels_last)
+    network = open_file(file, TorchOptions(), target).module
+    network.to(dtype=DTYPES[precision_on(device)], memory_format=torch.channels_last)
     sizes = IMAGE_BATCHES if target.kind == "cuda" else IMAGE_BATCHES[:1]
     most = max(sizes)
     ways = {}

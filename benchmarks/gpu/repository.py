@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-from benchmarks.gpu.srcnn import FILE, export_network
 from penstock.engines.packaged import find_packaged
 
 MINILM, SRCNN = "minilm", "srcnn"
@@ -36,8 +35,8 @@ def write_minilm(repository: Path, folder: Path, device: str, changes: Settings)
     settings = {
         "task": "embed",
         "file": "modules.json",
-        "batching": {"max_rows": 1024, "max_tokens": 65_536, "max_queue": 4096},
-        "instances": {"count": 2},
+        "batching": {"max_queue": 4096},
+        "instances": {},
         "embed": {"max_length": MAX_LENGTH},
     }
     _write(repository / MINILM, settings, device, changes)
@@ -45,14 +44,10 @@ def write_minilm(repository: Path, folder: Path, device: str, changes: Settings)
 
 
 def write_srcnn(repository: Path, source: Path, device: str, changes: Settings) -> None:
-    settings = yaml.safe_load((source / "model.yaml").read_text()) | {
-        "file": FILE,
-        "batching": {"max_rows": 8, "max_tokens": 4},
-        "instances": {"count": 2},
-    }
+    settings = yaml.safe_load((source / "model.yaml").read_text()) | {"file": "model.onnx", "instances": {}}
+    del settings["batching"]["max_tokens"]  # a CPU's
     _write(repository / SRCNN, settings, device, changes)
-    (repository / SRCNN / "1").mkdir()
-    export_network(source / "1" / "model.onnx", repository / SRCNN / "1" / FILE)
+    (repository / SRCNN / "1").symlink_to((source / "1").resolve())
 
 
 def _write(folder: Path, settings: dict[str, Any], device: str, changes: Settings) -> None:

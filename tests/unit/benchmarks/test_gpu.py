@@ -1,19 +1,11 @@
 """The GPU's benchmark where it needs no GPU: what is sent, and what is made of what was measured."""
 
-from pathlib import Path
-
-import numpy as np
-import onnxruntime
 import pytest
-import torch
 
 from benchmarks.gpu.figures import growth, image_over_limit, soak_figures
 from benchmarks.gpu.photographs import HEIGHT, WIDTH, mosaics
 from benchmarks.gpu.served import text_payloads
-from benchmarks.gpu.srcnn import read_network
 from penstock.tasks.images.decoding import read_header
-
-SRCNN = Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx"
 
 
 def test_every_text_is_sent_and_the_last_request_is_filled() -> None:
@@ -25,15 +17,6 @@ def test_a_mosaic_becomes_1080p() -> None:
     sizes = {read_header(file).image.size for file in mosaics()}
     assert sizes == {(WIDTH, HEIGHT)}
     assert (2 * WIDTH, 2 * HEIGHT) == (1920, 1080)
-
-
-def test_the_network_in_torch_is_the_one_that_ships() -> None:
-    image = np.random.default_rng(0).random((1, 1, 24, 40), dtype=np.float32)
-    session = onnxruntime.InferenceSession(str(SRCNN), providers=["CPUExecutionProvider"])
-    (expected,) = session.run(None, {session.get_inputs()[0].name: image})
-    with torch.inference_mode():
-        found = read_network(SRCNN)(torch.from_numpy(image)).numpy()
-    assert np.abs(found - expected).max() < 1e-5
 
 
 def test_the_lesser_of_network_and_codec_is_the_limit() -> None:
