@@ -26,7 +26,7 @@ class EngineCandidates(NamedTuple):
 class TrialVerdict(NamedTuple):
     chosen: EngineCandidate
     reason: str
-    is_tried: bool = True  # False: there was no time, which there may be next time
+    is_tried: bool = True  # False: the machine was too busy, which it may not be next time
 
 
 class EngineChoice(NamedTuple):

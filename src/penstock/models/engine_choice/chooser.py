@@ -22,7 +22,7 @@ from penstock.telemetry.machine import installed_version, processor, processor_f
 
 FOLDER = "engine-choices"  # in the data directory
 RECIPE = "1"  # counts up when trials are made in another way
-WAIT_S = 10.0  # beyond a trial's bound, what another process gets to end its own
+WAITS = 5  # times a trial's bound, what another process gets to end its own
 COUNTED = ("avx", "amx", "fma", "sse4", "asimd", "sve", "bf16", "i8mm")  # features that engines have code for
 LIBRARIES = ("onnxruntime", "onnxruntime-gpu", "openvino")
 
@@ -46,7 +46,7 @@ class EngineChooser:
         run = _Run(settings, load, self.trial_s, found.ordered)
         memory, key = ChoiceMemory(self.data_dir / FOLDER), _key(model, fingerprint, features)
         try:
-            with memory.turn(key, self.trial_s + WAIT_S) as kept:
+            with memory.turn(key, WAITS * self.trial_s) as kept:
                 verdict, loaded = run.once(kept)
         except TimeoutError as error:
             verdict, loaded = TrialVerdict(first.chosen, f"{found.reason}; {error}"), None

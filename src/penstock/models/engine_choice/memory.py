@@ -5,18 +5,28 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
+
+from pydantic import BaseModel
 
 from penstock.models.engine_choice.candidates import EngineCandidate, TrialVerdict
 
 MOST_FILES = 64  # the oldest go first
-HASTY = 3  # loads without time for a trial, after which there is none: the machine was not just busy
-DEATHS = 2  # of a process while it tried a candidate, after which that one is not tried again
+DEATHS = 3  # of processes while they tried an engine, after which that one is not tried again
 LOOK_S = 0.02
 ENDING = ".json"
+
+
+class _Record(BaseModel):
+    key: dict[str, str]
+    chosen: EngineCandidate | None = None
+    reason: str = ""
+    trying: str = ""  # the engine that is just being loaded
+    deaths: dict[str, int] = {}
 
 
 class KeptChoice:
@@ -26,49 +36,44 @@ class KeptChoice:
         self._file = file
         self._key = dict(key)
         self._found = self._read()
+        self._deaths = Counter(self._found.deaths)
+        if self._found.trying:  # and it was not heard of again
+            self._deaths[self._found.trying] += 1
 
     @property
     def verdict(self) -> TrialVerdict | None:
-        """None where none was found, and where there was no time for it, unless that was so several times."""
-        chosen = _candidate(self._found.get("chosen"))
-        if chosen is None or 0 < self._hasty < HASTY:
-            return None
-        return TrialVerdict(chosen, f"{self._found.get('reason', '')} (remembered)")
-
-    @property
-    def _hasty(self) -> int:
-        found = self._found.get("hasty", 0)
-        return found if isinstance(found, int) else 0
+        chosen = self._found.chosen
+        return None if chosen is None else TrialVerdict(chosen, f"{self._found.reason} (remembered)")
 
     def is_deadly(self, candidate: EngineCandidate) -> bool:
         """Whether processes that tried it were not heard of again."""
-        return _candidate(self._found.get("trying")) == candidate and self._found.get("times", 0) >= DEATHS
+        return self._deaths[candidate.engine] >= DEATHS
 
     def began(self, candidate: EngineCandidate) -> None:
-        times = self._found.get("times", 0) if _candidate(self._found.get("trying")) == candidate else 0
-        self._write({"trying": list(candidate), "times": times + 1, "hasty": self._hasty})
+        self._write(_Record(key=self._key, trying=candidate.engine, deaths=dict(self._deaths)))
 
     def keep(self, verdict: TrialVerdict) -> None:
-        hasty = 0 if verdict.is_tried else self._hasty + 1
-        self._write({"chosen": list(verdict.chosen), "reason": verdict.reason, "hasty": hasty})
+        if verdict.is_tried:
+            self._write(_Record(key=self._key, chosen=verdict.chosen, reason=verdict.reason))
+        else:
+            self.forget()
 
     def forget(self) -> None:
-        self._write({})
+        self._write(_Record(key=self._key))
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> _Record:
         """What is no record of this is as nothing."""
         try:
-            found = json.load(self._file)
+            found = _Record.model_validate_json(self._file.read())
         except (ValueError, OSError):
-            return {}
-        return found if isinstance(found, dict) and found.get("key") == self._key else {}
+            return _Record(key=self._key)
+        return found if found.key == self._key else _Record(key=self._key)
 
-    def _write(self, found: dict[str, Any]) -> None:
-        self._found = {"key": self._key, **found}
+    def _write(self, record: _Record) -> None:
         with suppress(OSError):  # a full disk: then the next one tries again
             self._file.seek(0)
             self._file.truncate()
-            json.dump(self._found, self._file, indent=1)
+            self._file.write(record.model_dump_json(indent=1))
             self._file.flush()
 
 
@@ -106,8 +111,3 @@ def _lock(file: IO[str], wait_s: float) -> None:
             time.sleep(LOOK_S)
         else:
             return
-
-
-def _candidate(found: Any) -> EngineCandidate | None:
-    is_pair = isinstance(found, list) and len(found) == 2 and all(isinstance(part, str) for part in found)
-    return EngineCandidate(*found) if is_pair else None
