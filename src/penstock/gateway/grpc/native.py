@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
+import psutil
 import structlog
 
 from penstock.core.config import Limits
@@ -29,7 +30,8 @@ METHOD = "/inference.GRPCInferenceService/ModelInfer"
 IO_THREADS = 1
 BATCH = 256
 LOOK_S = 0.1
-COUNT_S = 1.0  # of all connections, where nothing is held
+COUNT_S = 1.0  # of all connections, where the process does not grow
+GROWN_BYTES = 16 * 1024 * 1024
 COUNTING_SHARE = 20  # of the time, at most one part
 IDLE_S = 15 * 60.0  # a client whose connection was closed between calls opens another by itself
 CANCEL = 1  # the kind of an event
@@ -92,6 +94,7 @@ class NativeFront:
         self._watch = FrontWatch(limits, max_held, grpc_connections(limits, widen_files()), IDLE_S)
         self._whole_bytes = self._watch.whole_bytes
         self._watching: asyncio.Task[None] | None = None
+        self._process = psutil.Process()
 
     def open(self, address: str, behind: str, keepalive_ms: int) -> int:
         """Returns the port. `behind`: the socket of the server that has all other methods."""
@@ -239,16 +242,17 @@ class NativeFront:
     # --- what the front holds
 
     async def _watch_forever(self) -> None:
-        counted = -COUNT_S
+        counted, counted_bytes = -COUNT_S, 0
         while True:
-            unseen, began = self._unseen(), now()
-            if unseen > 0 or self._watch.is_waiting or began - counted > COUNT_S:
-                self._count(unseen)
-                counted = began
+            began, held_bytes = now(), self._process.memory_info().rss
+            has_grown = held_bytes - counted_bytes > GROWN_BYTES
+            if has_grown or self._watch.is_waiting or began - counted > COUNT_S:
+                self._count()
+                counted, counted_bytes = began, held_bytes
             await asyncio.sleep(max(LOOK_S, COUNTING_SHARE * (now() - began)))
 
-    def _count(self, unseen: int = 1) -> None:
-        if gone := self._watch.look(self._counter.count(), unseen, now()):
+    def _count(self) -> None:
+        if gone := self._watch.look(self._counter.count(), self._unseen(), now()):
             log.warning("grpc_connections_cut", count=len(gone), advice="limits.* bound what clients may hold")
             cut_peers(gone)
 

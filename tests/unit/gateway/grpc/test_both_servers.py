@@ -178,10 +178,12 @@ async def test_an_error_has_its_status_its_text_and_its_metadata(door: Door) -> 
 
 
 async def test_a_message_has_a_limit(door: Door) -> None:
+    """Also one that is small until it is unpacked."""
     message = pb.ModelInferRequest()
     message.CopyFrom(MESSAGE)
     message.raw_input_contents[0] = bytes(2 * 1024 * 1024)
     assert await door.infer(message) is Code.RESOURCE_EXHAUSTED
+    assert await door.infer(message, compression=grpc.Compression.Gzip) is Code.RESOURCE_EXHAUSTED
     assert not door.served.serving.requests
 
 
