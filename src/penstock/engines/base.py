@@ -57,6 +57,15 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class RowsEngine(Protocol):
+    """An engine that gets ready for the batches that a task of texts may make."""
+
+    def prepare_rows(self, max_rows: int, max_length: int, max_tokens: int | None) -> None:
+        """Once, after `load`; blocks for as long as that takes. `max_tokens`: rows × length; None: no such bound."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """What a model's own code may know of the request beside its tensors."""

@@ -24,6 +24,7 @@ class TorchOptions(Section):
     inputs: Tensors = ()  # in the order of its arguments; a TorchScript file needs them
     outputs: Tensors = ()
     compile: bool = False  # torch.compile, which takes minutes with the first requests
+    graphs: bool = True  # on CUDA, of a folder's model: captured as it is loaded, one for each shape of a batch
 
 
 class GenaiOptions(Section):

@@ -12,7 +12,7 @@ import psutil
 from penstock.core.blocks import BlockDescription
 from penstock.core.config import Limits
 from penstock.core.signature import Signature
-from penstock.engines.base import Engine, EngineHome
+from penstock.engines.base import Engine, EngineHome, RowsEngine
 from penstock.models.building import TaskSpec, build_engine, build_task, takes_texts
 from penstock.models.device_meter import DeviceMeter
 from penstock.models.engine_choice.candidates import EngineChoice, choose_by_features
@@ -148,9 +148,14 @@ def _load(engine: Engine, model: ModelFile, limits: Limits) -> LoadedModel:
 
 
 def _warm_up(loaded: LoadedModel) -> None:
+    engine, settings = loaded.engine, loaded.settings
+    if not settings.warm_up:
+        return
     try:
-        for inputs in loaded.task.warm_up_inputs() if loaded.settings.warm_up else ():
-            loaded.engine.warm_up(inputs)
+        if isinstance(engine, RowsEngine) and takes_texts(settings, loaded.signature):
+            engine.prepare_rows(settings.batching.max_rows, settings.max_length, settings.batching.max_tokens)
+        for inputs in loaded.task.warm_up_inputs():
+            engine.warm_up(inputs)
     except BaseException:
         loaded.engine.close()
         raise

@@ -9,7 +9,14 @@ from penstock.core.plugins import ENGINES, TASKS, check_name
 from penstock.core.settings import GENERATE, BlockSettings, Instances, SharedSettings
 from penstock.core.yaml_file import Misfit
 from penstock.engines.options import GenaiOptions, PythonOptions, TensorRtOptions, TorchOptions
-from penstock.tasks.options import ClassifyOptions, EmbedOptions, GenerateOptions, ScoreOptions, UpscaleOptions
+from penstock.tasks.options import (
+    ClassifyOptions,
+    EmbedOptions,
+    GenerateOptions,
+    ScoreOptions,
+    TextOptions,
+    UpscaleOptions,
+)
 
 DEFAULT_FILES = {"python": "model.py", "torch": "model.pt", "genai": "model.gguf"}  # by engine; else model.onnx
 AUTO = "auto"  # the engine that is best for the model on the processor that runs it
@@ -58,6 +65,12 @@ class ModelSettings(SharedSettings):
         given = self.batching.model_fields_set
         missing = {name: value for name, value in TEXTS_ON_A_GPU.items() if name not in given}
         return self.model_copy(update={"batching": self.batching.model_copy(update=missing)})
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a row, of a task of texts."""
+        options = getattr(self, self.task, None)
+        return options.max_length if isinstance(options, TextOptions) else 0
 
     def for_block(self) -> BlockSettings:
         """What a block's gateways are told of them."""

@@ -17,13 +17,16 @@ from penstock.engines.base import EngineSpec
 from penstock.engines.options import TorchOptions
 from penstock.engines.out_of_memory import out_of_memory
 from penstock.engines.torch.arrays import check_input, to_array, to_tensor
+from penstock.engines.torch.buckets import LENGTH_STEP, ShapeBuckets
 from penstock.engines.torch.devices import Target, choose
 from penstock.engines.torch.files import open_file
-from penstock.engines.torch.model import TORCH_TYPES, TorchModel, brief, pick
+from penstock.engines.torch.graphs import TokenGraphs, on_device
+from penstock.engines.torch.model import IDS, TORCH_TYPES, TYPES, TorchModel, brief, pick
 from penstock.engines.torch.pixels import choose_tile, on_pixels, takes_planes
 
 PLATFORM = "pytorch_libtorch"
 UNLOADED = TorchModel((), (), "", None, lambda tensors: tensors)
+MAX_INT32 = 2**31 - 1
 _PROBE_SIZE = 2  # stands in for an open dimension; a compiler takes 0 and 1 for fixed
 # How PyTorch words what is wrong with an input, for which it has no type of error. Datatypes are checked beforehand.
 _DATATYPE = re.compile(r"dtype|scalar type|data type", re.IGNORECASE)
@@ -41,6 +44,7 @@ class TorchEngine:
         self._target = Target("cpu", "auto")
         self._model = UNLOADED
         self._streams: dict[int, Any] = {}  # by instance
+        self._graphs: TokenGraphs | None = None
 
     def load(self) -> Signature:
         self._target = target = choose(self._spec.device, self._spec.precision)
@@ -56,10 +60,27 @@ class TorchEngine:
             torch.cuda.synchronize(target.device)  # the weights are there before another stream reads them
         if self._options.compile:
             self._compile()
-        rows = GPU_ROWS if target.kind == "cuda" else TokenRows()
+        rows = self._token_rows()
         return Signature(
             model.inputs, model.outputs, PLATFORM, model.precision, target.name, token_rows=rows, tile=tile
         )
+
+    def _token_rows(self) -> TokenRows:
+        """On CUDA a folder's model takes ids alone: what is padding is made there."""
+        if self._target.kind != "cuda":
+            return TokenRows()
+        if not self._model.limits:
+            return GPU_ROWS
+        below = {limit.name: min(limit.below, MAX_INT32) for limit in self._model.limits}
+        return TokenRows(LENGTH_STEP, is_marked=True, vocabulary=below[IDS], types=below.get(TYPES, 0))
+
+    def prepare_rows(self, max_rows: int, max_length: int, max_tokens: int | None) -> None:
+        is_wanted = self._options.graphs and not self._options.compile
+        if self._target.kind != "cuda" or not self._model.limits or not is_wanted:
+            return
+        positions = self._model.limits[0].tokens  # beyond them a graph would read out of the table's bounds
+        self._graphs = TokenGraphs(self._model, self._target.device)
+        self._graphs.capture(ShapeBuckets(max_rows, min(max_length, positions or max_length), max_tokens))
 
     def _compile(self) -> None:
         """Compiles the module and runs it once, as it is compiled only then; raises ConfigError where that fails."""
@@ -77,11 +98,14 @@ class TorchEngine:
             raise ConfigError(f"{file}: torch.compile fails: {error.message}; take torch.compile out") from error
 
     def warm_up(self, inputs: Mapping[str, Array]) -> None:
-        for instance in range(self._spec.instances):
+        # Graphs are all instances'.
+        for instance in range(self._spec.instances if self._graphs is None else 1):
             self.infer(instance, inputs, [])
 
     def infer(self, instance: int, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         assert self._model is not UNLOADED, "load the model first"
+        if IDS in inputs and inputs[IDS].dtype == np.int32:
+            return [self._infer_rows(instance, inputs)]
         self._check(inputs)
         # OpenMP keeps the number by calling thread, and each instance has a thread.
         if torch.get_num_threads() != self._spec.threads:
@@ -101,7 +125,25 @@ class TorchEngine:
             raise self._explain(error) from error
         return [arrays[name] for name in outputs] if outputs else list(arrays.values())
 
+    def _infer_rows(self, instance: int, inputs: Mapping[str, Array]) -> Array:
+        """Ids that a task has checked, with types where they are pairs': a negative id is padding."""
+        given = [inputs[name] for name in (IDS, TYPES) if name in inputs]
+        self._check_length(IDS, given[0])
+        try:
+            found = self._graphs.run(given) if self._graphs is not None else None
+            if found is None:
+                with torch.inference_mode(), self._stream(instance):
+                    answer = self._model.call(on_device(given, len(self._model.inputs), self._target.device))
+                    (spec,) = self._model.outputs
+                    found = to_array(spec, answer, TORCH_TYPES[spec.datatype], is_converted=False)
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise self._explain(error) from error
+        return found
+
     def close(self) -> None:
+        self._graphs = None
         self._model = UNLOADED
         self._streams.clear()
         self._free()
@@ -120,12 +162,14 @@ class TorchEngine:
             raise InvalidTensor(f"the inputs have unlike shapes: {', '.join(map(str, sorted(shapes)))}")
         for limit in self._model.limits:
             ids = inputs[limit.name]
-            if limit.tokens and ids.shape[-1] > limit.tokens:
-                raise InvalidTensor(
-                    f"input '{limit.name}' has {ids.shape[-1]} tokens in a row; the model takes at most {limit.tokens}"
-                )
+            self._check_length(limit.name, ids)
             if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < limit.below:
                 raise InvalidTensor(f"input '{limit.name}' has an id that is not from 0 to {limit.below - 1}")
+
+    def _check_length(self, name: str, ids: Array) -> None:
+        most = next((limit.tokens for limit in self._model.limits if limit.name == name), 0)
+        if most and ids.shape[-1] > most:
+            raise InvalidTensor(f"input '{name}' has {ids.shape[-1]} tokens in a row; the model takes at most {most}")
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._model.autocast is None:

@@ -15,9 +15,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.checkpoint import CLASSIFIER, Checkpoint, file_error, read_json
 from penstock.engines.torch.devices import Target
-from penstock.engines.torch.model import IdLimit, TorchModel
+from penstock.engines.torch.model import IDS, MASK, TYPES, IdLimit, TorchModel
 
-IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 EMBEDDING, LOGITS = "sentence_embedding", "logits"
 ANY_ID = 2**63
 # Of the library's own; their settings name nothing that is imported, but for Dense's activation.

@@ -12,6 +12,7 @@ from penstock.core.errors import ConfigError, EngineFailed
 from penstock.core.tensors import NUMPY_TYPES, TensorSpec
 from penstock.engines.torch.devices import DTYPES, Target
 
+IDS, MASK, TYPES = "input_ids", "attention_mask", "token_type_ids"
 TORCH_TYPES = {datatype: getattr(torch, dtype.name) for datatype, dtype in NUMPY_TYPES.items()}
 DATATYPES = {dtype: datatype for datatype, dtype in TORCH_TYPES.items()}
 PRECISIONS = {torch.float32: "fp32", torch.float16: "fp16", torch.float64: "fp64", torch.bfloat16: "bf16"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.core.errors import ConfigError, EngineFailed, InvalidTensor, PenstockError
+from penstock.core.errors import ConfigError, DeviceOutOfMemory, EngineFailed, InvalidTensor, PenstockError
 from penstock.core.manifest import DeclaredTensor
 from penstock.core.tensors import NUMPY_TYPES, Array
 from penstock.engines.base import EngineSpec
@@ -451,7 +451,7 @@ def test_memory_that_is_not_there_fails_with_advice_and_the_engine_goes_on(tmp_p
 
     torch.jit.script(Grows()).save(str(tmp_path / "model.pt"))
     made = loaded(tmp_path / "model.pt", options([("x", "INT64", (-1,))], [("y", "FP32", (-1,))]))
-    with pytest.raises(EngineFailed, match=r"cpu is out of memory: lower batching\.max_rows"):
+    with pytest.raises(DeviceOutOfMemory, match=r"cpu is out of memory.*: lower batching\.max_rows"):
         made.infer(0, {"x": np.array([1 << 30])}, [])
     assert made.infer(0, {"x": np.array([1])}, [])[0].tolist() == [0]
 

@@ -1,0 +1,50 @@
+"""Which shapes graphs are captured for: every batch has one, none is missing, and they are bounded."""
+
+import pytest
+
+from penstock.engines.torch.buckets import MOST_SHAPES, ShapeBuckets
+
+GPU = ShapeBuckets(max_rows=1024, max_length=256, max_tokens=65_536)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "shape"),
+    [
+        (1, 1, (8, 16)),
+        (8, 16, (8, 16)),
+        (9, 17, (16, 32)),
+        (33, 100, (64, 112)),
+        (65, 256, (128, 256)),
+        (1024, 64, (1024, 64)),
+        (1000, 60, (1024, 64)),
+    ],
+)
+def test_a_batch_is_padded_to_the_next_shape(rows: int, length: int, shape: tuple[int, int]) -> None:
+    assert GPU.fit(rows, length) == shape
+
+
+def test_every_batch_that_may_come_has_a_shape() -> None:
+    shapes = set(GPU.shapes())
+    for rows in (*range(1, 130), *range(190, 1025, 61), 1024):
+        for length in range(1, 257, 5):
+            if rows * length <= 65_536:
+                assert GPU.fit(rows, length) in shapes
+
+
+def test_the_largest_comes_first() -> None:
+    sizes = [rows * length for rows, length in GPU.shapes()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) < 300
+
+
+def test_a_length_that_is_no_step_is_the_last() -> None:
+    buckets = ShapeBuckets(max_rows=8, max_length=100)
+    assert buckets.fit(3, 99) == (8, 100)
+    assert buckets.shapes()[:2] == [(8, 100), (8, 96)]
+    assert buckets.fit(3, 120) not in buckets.shapes()  # longer than the model's: none
+
+
+def test_where_there_are_too_many_the_largest_are_left_out() -> None:
+    shapes = ShapeBuckets(max_rows=65_536, max_length=8192).shapes()
+    assert len(shapes) == MOST_SHAPES
+    assert shapes[-1] == (8, 16)
