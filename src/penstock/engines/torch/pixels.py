@@ -41,7 +41,7 @@ def on_pixels(model: TorchModel, work: ImageWork, device: Any) -> TorchModel:
     given, answer = (TensorSpec(spec.name, "UINT8", OPEN) for spec in (model.inputs[0], model.outputs[0]))
     model.module.to(memory_format=torch.channels_last)
     pixels = _PixelNetwork(model, work, device)
-    return replace(model, inputs=(given,), outputs=(answer,), call=pixels.call, may_compile=False)
+    return replace(model, inputs=(given,), outputs=(answer,), call=pixels.call)
 
 
 def choose_tile(device: Any) -> int:
@@ -68,7 +68,7 @@ class _PixelNetwork:
         planes = torch.cat((sharp.reshape(batch, count, height, width), planes[:, count:]), 1)
         if planes.shape[1] > 2:
             planes = torch.cat((self._colors.to_rgb(planes), planes[:, 3:]), 1)
-        return planes.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        return _to_host(planes.to(torch.uint8).permute(0, 2, 3, 1).contiguous())
 
     def _sharpen(self, planes: Any) -> Any:
         """Their border is repeated outward, as on the CPU, and further until the shape is of the grain."""
@@ -88,6 +88,16 @@ class _PixelNetwork:
             self._seen.clear()
         self._seen[shape] += 1
         torch.backends.cudnn.benchmark = self._seen[shape] > TUNED_AFTER
+
+
+def _to_host(pixels: Any) -> Any:
+    """By pinned memory, which a GPU copies to several times as fast; PyTorch keeps it for the next."""
+    if not pixels.is_cuda:
+        return pixels
+    found = torch.empty(pixels.shape, dtype=pixels.dtype, pin_memory=True)
+    found.copy_(pixels, non_blocking=True)
+    torch.cuda.current_stream(pixels.device).synchronize()
+    return found
 
 
 def _channels_last(planes: Any) -> Any:
