@@ -230,9 +230,10 @@ def size_of(found: Sequence[Tensor]) -> int:
     return sum([len(tensor.data) for tensor in found])
 
 
-def small_tensors(descriptors: Iterable[pb.TensorDescriptor]) -> list[Tensor]:
+def small_tensors(descriptors: Sequence[pb.TensorDescriptor]) -> list[Tensor]:
     """Of a job or a result that came with others."""
-    return [Tensor(each.name, each.datatype, tuple(each.shape), each.contents) for each in descriptors]
+    # Slices are lists, whose ends no exception tells: that is half the time.
+    return [Tensor(each.name, each.datatype, tuple(each.shape[:]), each.contents) for each in descriptors[:]]
 
 
 def parameters(message: Mapping[str, pb.Parameter]) -> dict[str, Parameter]:

@@ -54,7 +54,6 @@ class _Socket:
         self._drain_soon()
 
     def _drain_soon(self) -> None:
-        # The descriptor is edge-triggered: an event may be consumed by a send, so look again after one.
         if not self._is_drain_due and self._loop is not None:
             self._is_drain_due = True
             self._loop.call_soon(self._drain)
@@ -90,7 +89,9 @@ class _Socket:
             if error.errno in (errno.EAGAIN, zmq.EHOSTUNREACH):
                 return False
             raise
-        self._drain_soon()
+        # The descriptor is edge-triggered, and a send may have consumed its event.
+        if not self._is_drain_due and _get(socket, _EVENTS) & _POLLIN:
+            self._drain_soon()
         return True
 
     def close(self, linger_ms: int = 0) -> None:

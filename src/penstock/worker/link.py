@@ -176,7 +176,7 @@ class GatewayLink:
 
     def _job(self, sent: pb.Job, inputs: list[Tensor]) -> WorkerJob:
         parameters = frames.parameters(sent.parameters) if sent.parameters else {}
-        request = TaskRequest(inputs, list(sent.outputs), parameters)
+        request = TaskRequest(inputs, sent.outputs[:], parameters)
         at = now()
         job = WorkerJob(
             sent.job_id,

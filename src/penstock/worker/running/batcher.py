@@ -200,6 +200,8 @@ class Batcher:
         alike = level.by_key.get(entry.key)
         if alike is None:
             level.by_key[entry.key] = [entry]
+        elif alike[-1].length <= entry.length:
+            alike.append(entry)
         else:
             insort(alike, entry, key=_position)
 
@@ -209,9 +211,12 @@ class Batcher:
         del level.line[entry.sequence]
         self.tokens -= entry.rows * entry.length
         alike = level.by_key[entry.key]
-        del alike[bisect_left(alike, _position(entry), key=_position)]
-        if not alike:
+        if len(alike) == 1:
             del level.by_key[entry.key]
+        elif alike[0] is entry:
+            del alike[0]
+        else:
+            del alike[bisect_left(alike, _position(entry), key=_position)]
 
     def _fill(self, anchor: QueuedPiece) -> Batch:
         budget = self._budget
