@@ -7,8 +7,8 @@ from penstock.core.errors import ConfigError
 from penstock.core.tensors import TensorSpec
 from penstock.engines.options import ShapeRange
 
-STEP = 4  # between the lengths of two profiles: one for all would take the longest's memory for the shortest
-SHORTEST = 32  # tokens; texts below share a profile
+STEP = 2  # between the lengths of two profiles: one for all would take the longest's memory for as many as the shortest
+SHORTEST = 64  # tokens; texts below share a profile
 Shape = tuple[int, ...]
 Profile = Mapping[str, tuple[Shape, Shape, Shape]]  # by input: the least, those to be fastest at, the most
 
@@ -53,7 +53,7 @@ def _lies_within(shape: Shape, least: Shape, most: Shape) -> bool:
 def _bands(longest: int) -> Iterator[tuple[int, int]]:
     """Longer than the first, up to the second, short ones first."""
     ends = [longest]
-    while ends[0] > SHORTEST * STEP // 2:
+    while ends[0] > SHORTEST:
         ends.insert(0, -(-ends[0] // STEP))
     yield from zip([0, *ends], ends, strict=False)
 

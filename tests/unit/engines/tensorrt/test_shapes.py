@@ -15,13 +15,14 @@ def test_texts_have_profiles_by_length_and_rows_by_tokens() -> None:
     profiles = plan_profiles([IDS], ShapeLimits(rows=64, tokens=1024, length=256))
     assert [profile["input_ids"] for profile in profiles] == [
         ((1, 1), (16, 64), (64, 64)),
-        ((1, 1), (4, 256), (15, 256)),  # nothing shorter than 65 tokens comes here
+        ((1, 1), (8, 128), (15, 128)),  # nothing shorter than 65 tokens comes here
+        ((1, 1), (4, 256), (7, 256)),
     ]
 
 
 def test_without_a_budget_all_rows_may_be_long() -> None:
     profiles = plan_profiles([IDS], ShapeLimits(rows=8, length=512))
-    assert [profile["input_ids"][2] for profile in profiles] == [(8, 32), (8, 128), (8, 512)]
+    assert [profile["input_ids"][2] for profile in profiles] == [(8, 64), (8, 128), (8, 256), (8, 512)]
 
 
 def test_short_texts_have_one_profile() -> None:
@@ -63,5 +64,5 @@ def test_a_range_grows() -> None:
 
 def test_a_batch_runs_in_the_smallest_profile_that_it_fits_into() -> None:
     profiles = plan_profiles([IDS], ShapeLimits(rows=64, tokens=1024, length=256))
-    assert [find_profile(profiles, {"input_ids": shape}) for shape in ((64, 16), (15, 65), (1, 256))] == [0, 1, 1]
+    assert [find_profile(profiles, {"input_ids": shape}) for shape in ((64, 16), (15, 65), (1, 256))] == [0, 1, 2]
     assert [find_profile(profiles, {"input_ids": shape}) for shape in ((65, 1), (1, 257), (0, 4), (1,))] == [None] * 4
