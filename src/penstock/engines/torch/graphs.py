@@ -157,7 +157,8 @@ class TokenGraphs:
         size = self._planes * shape[0] * shape[1]
         fill(host.given[:size].view(self._planes, *shape).numpy(), given)
         done = host.awake if size <= AWAKE_TOKENS else host.asleep
-        with self._launching, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        # What is made in inference mode can be written to in inference mode alone.
+        with self._launching, torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             self._given[:size].copy_(host.given[:size], non_blocking=True)
             graph.replay()
             host.answer[:rows].copy_(self._answer[:rows], non_blocking=True)
