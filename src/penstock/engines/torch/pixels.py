@@ -22,6 +22,7 @@ from penstock.engines.torch.model import TORCH_TYPES, TorchModel, pick
 
 OPEN = (-1, -1, -1, -1)  # batch, height, width, channels
 GRAIN = 32  # pixels: networks see few shapes, whatever the images' sizes
+TOGETHER_PIXELS = 1 << 20  # through the network: more keep a GPU no busier, and would be shapes to tune for
 TUNED_AFTER = 8  # images of a shape: trying all of cuDNN's algorithms takes a second
 SHAPES = 1024  # of which something is remembered
 PRECISION, SUPPORT = 22, 2  # of Pillow's bicubic interpolation: bits, and pixels to either side
@@ -75,12 +76,16 @@ class _PixelNetwork:
         margin, (height, width) = self._work.overlap, planes.shape[2:]
         below, beside = (-(side + 2 * margin) % GRAIN for side in (height, width))
         padded = functional.pad(planes, (margin, margin + beside, margin, margin + below), mode="replicate")
-        if padded.is_cuda:
-            self._tune(tuple(padded.shape))
-        given = _channels_last((padded / 255).to(self._dtype))
-        (found,) = pick(self._model.call([given]), self._model.outputs)
-        inner = found[:, :, margin : margin + height, margin : margin + width]
+        together = max(1, TOGETHER_PIXELS // (padded.shape[2] * padded.shape[3]))
+        sharp = torch.cat([self._run(part) for part in padded.split(together)])
+        inner = sharp[:, :, margin : margin + height, margin : margin + width]
         return inner.float().mul(255).round().clamp(0, 255)
+
+    def _run(self, planes: Any) -> Any:
+        if planes.is_cuda:
+            self._tune(tuple(planes.shape))
+        (found,) = pick(self._model.call([_channels_last((planes / 255).to(self._dtype))]), self._model.outputs)
+        return found
 
     def _tune(self, shape: tuple[int, ...]) -> None:
         """Of the whole process, and so for other threads, too: what they then do takes as long as before, or less."""

@@ -123,3 +123,14 @@ def test_an_onnx_file_of_anything_else_is_refused(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph), tmp_path / "model.onnx")
     with pytest.raises(ConfigError, match="has Softmax; use engine: onnx or openvino"):
         open_file(tmp_path / "model.onnx", TorchOptions(), choose("cpu", "auto"))
+
+
+def test_a_batch_goes_through_the_network_in_parts_that_fit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = on_pixels(open_network(), ImageWork(2, OPTIONS.overlap), CPU)
+    batch = torch.from_numpy(np.random.default_rng(4).integers(0, 256, (5, 20, 30, 3), dtype=np.uint8))
+    with torch.inference_mode():
+        whole = pixels.call([batch])
+        monkeypatch.setattr("penstock.engines.torch.pixels.TOGETHER_PIXELS", 2 * 64 * 96)
+        parts = pixels.call([batch])
+    assert whole.shape == (5, 40, 60, 3)
+    assert int((whole.int() - parts.int()).abs().max()) <= 1
