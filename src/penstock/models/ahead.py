@@ -1,6 +1,8 @@
 """Engines that are built before a worker loads the model: what `penstock model build` does."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from penstock.core.errors import ConfigError
 from penstock.engines.base import EngineHome
@@ -9,7 +11,7 @@ from penstock.engines.tensorrt.engine import check_gpu, describe_gpu
 from penstock.engines.tensorrt.gpu import open_gpu
 from penstock.engines.tensorrt.kept import BuiltEngine, KeptEngines
 from penstock.engines.tensorrt.library import RTX, find_library
-from penstock.models.building import shape_limits
+from penstock.models.building import network_files, shape_limits
 from penstock.models.folder import ModelFolder
 from penstock.models.settings import ModelSettings
 
@@ -25,8 +27,10 @@ def is_built_ahead(settings: ModelSettings) -> bool:
     return settings.engine == "tensorrt"
 
 
-def build_ahead(folder: ModelFolder, version: str, home: EngineHome, *, is_forced: bool = False) -> BuiltAhead:
-    """The engine that a worker with this data directory will look for. Raises ConfigError."""
+def build_ahead(
+    folder: ModelFolder, version: str, home: EngineHome, *, is_forced: bool = False
+) -> Iterator[BuiltAhead]:
+    """The engines that a worker with this data directory will look for, of each network. Raises ConfigError."""
     settings = folder.settings_of(version)
     if not is_built_ahead(settings):
         raise ConfigError(
@@ -40,6 +44,8 @@ def build_ahead(folder: ModelFolder, version: str, home: EngineHome, *, is_force
         check_gpu(library, found)
         found.use()
         gpu = describe_gpu(found)
-    plan = plan_engine(folder.file(version), shape_limits(settings), settings.tensorrt, library, gpu)
     kept = KeptEngines(home, settings.timeouts.load_s)
-    return BuiltAhead(version, plan, kept.get(plan.facts(), lambda: build_engine_file(plan), is_forced=is_forced))
+    for file in network_files(folder.file(version), settings):
+        plan = plan_engine(file, shape_limits(settings), settings.tensorrt, library, gpu)
+        build = partial(build_engine_file, plan)
+        yield BuiltAhead(version, plan, kept.get(plan.facts(), build, is_forced=is_forced))

@@ -26,17 +26,25 @@ def build_engine(file: Path, settings: ModelSettings, instances: int, home: Engi
     if settings.task != "upscale":
         return _build_engine(spec, settings)
     engine = _build_engine(replace(spec, image=ImageWork(upscale.scale, upscale.overlap)), settings)
-    if not upscale.denoise:
+    _, *others = network_files(file, settings)
+    if not others:
         return engine
     from penstock.engines.paired import PairedEngine
 
-    second = file.parent / upscale.denoise
+    image = ImageWork(1, upscale.overlap, is_for_colors=True)
+    return PairedEngine(engine, _build_engine(replace(spec, file=others[0], image=image), settings))
+
+
+def network_files(file: Path, settings: ModelSettings) -> list[Path]:
+    """The model's file, and that of the second network where it has one. Raises ConfigError where that is not there."""
+    if settings.task != "upscale" or not settings.upscale.denoise:
+        return [file]
+    second = file.parent / settings.upscale.denoise
     if not second.is_file():
         raise ConfigError(
             f"upscale.denoise: there is no {second}; put it there, or take the setting out", file=str(second)
         )
-    image = ImageWork(1, upscale.overlap, is_for_colors=True)
-    return PairedEngine(engine, _build_engine(replace(spec, file=second, image=image), settings))
+    return [file, second]
 
 
 def _build_engine(spec: EngineSpec, settings: ModelSettings) -> Engine:

@@ -52,13 +52,13 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 
 def test_a_worker_finds_what_was_built_ahead(folder: ModelFolder, load: Callable[..., str], tmp_path: Path) -> None:
-    done = build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9))
+    (done,) = build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9))
     assert done.built.is_new
     assert load(folder) == f"{done.plan.library.title}, engine {done.built.name}, from the cache"
 
 
 def test_a_worker_builds_anew_what_has_changed(folder: ModelFolder, load: Callable[..., str], tmp_path: Path) -> None:
-    build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9))
+    list(build_ahead(folder, "1", EngineHome(tmp_path / "data", 10**9)))
     assert "TensorRT-RTX 99, engine " in load(folder, "99")
     (folder.path / "model.yaml").write_text(SETTINGS.replace("64", "96"))
     assert "built in" in load(read_model_folder(folder.path))

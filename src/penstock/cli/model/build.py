@@ -39,10 +39,10 @@ def build(
     rows = []
     for folder, each in _wanted(model, repository, version):
         with show_steps(f"building {folder.name} {each}"):
-            done = build_ahead(folder, each, home, is_forced=force)
-        rows.append(_describe(folder.name, done))
-        if not as_json:
-            _print_row(rows[-1])
+            found = [_describe(folder.name, done) for done in build_ahead(folder, each, home, is_forced=force)]
+        rows += found
+        for row in found if not as_json else ():
+            _print_row(row)
     if as_json:
         print_json(rows)
 
@@ -69,6 +69,7 @@ def _describe(model: str, done: "BuiltAhead") -> dict[str, Any]:
     return {
         "model": model,
         "version": done.version,
+        "network": plan.file.name,
         "library": plan.library.name,
         "library_version": plan.library.version,
         "device": plan.device,
@@ -89,7 +90,8 @@ def _print_row(row: dict[str, Any]) -> None:
     where = "GPUs that it knows" if row["device"] == "any" else row["device"]
     count = len(row["profiles"])
     print(
-        f"{row['model']} version {row['version']}: {row['file'] or 'an engine that could not be kept'} {how}, "
+        f"{row['model']} version {row['version']}, {row['network']}: "
+        f"{row['file'] or 'an engine that could not be kept'} {how}, "
         f"{row['size_bytes'] / 1e6:.1f} MB, {row['precision']}, {count} profile{'' if count == 1 else 's'}, "
         f"by {row['library']} {row['library_version']} for {where}"
     )

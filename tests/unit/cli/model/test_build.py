@@ -51,12 +51,20 @@ def test_an_engine_is_built_once_and_again_when_anything_changes(repository: Pat
     (other,) = build(repository, "srcnn", "--version", "1")
     assert (other["device"], other["is_built"]) == ("8.9,12.0", True)
     assert other["file"] != row["file"]
+    shutil.copy(repository / "srcnn" / "1" / "model.onnx", repository / "srcnn" / "1" / "second.onnx")
+    (repository / "srcnn" / "model.yaml").write_text(SETTINGS.replace("tile: 64", "tile: 64, denoise: second.onnx"))
+    found = build(repository, "srcnn")
+    assert [(each["network"], each["file"]) for each in found] == [
+        ("model.onnx", row["file"]),
+        ("second.onnx", row["file"]),  # the same bytes
+    ]
+    (repository / "srcnn" / "model.yaml").write_text(SETTINGS + "tensorrt: {capabilities: [8.9, 12.0]}\n")
     shown = CliRunner().invoke(
         cli.app,
         ["model", "build", "-r", str(repository), "--data-dir", str(repository.parent / "data")],
         catch_exceptions=False,
     )
-    assert f"srcnn version 1: {other['file']} was there" in shown.stdout
+    assert f"srcnn version 1, model.onnx: {other['file']} was there" in shown.stdout
 
 
 def test_what_cannot_be_built_is_told(repository: Path) -> None:
