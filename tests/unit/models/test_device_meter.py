@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from penstock.engines.torch.reserved import give_back
 from penstock.models.device_meter import DeviceMeter
 from penstock.telemetry.devices import Gpus
 from tests.nvml import FakeGpu, FakeNvml
@@ -25,7 +26,9 @@ def test_what_this_process_has_more_of_it_is_what_the_load_took() -> None:
 
 def test_where_processes_are_not_known_pytorch_is_asked_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, reserved = FakeGpu(used=100), {1: 0}
+    emptied: list[bool] = []
     cuda = SimpleNamespace(is_initialized=lambda: True, memory_reserved=reserved.__getitem__)
+    cuda.empty_cache = lambda: emptied.append(True)
     monkeypatch.setitem(sys.modules, "torch", cast(Any, SimpleNamespace(cuda=cuda)))
     reserved[0] = 10
     meter = DeviceMeter(Gpus(FakeNvml(gpu, FakeGpu())))
@@ -33,6 +36,8 @@ def test_where_processes_are_not_known_pytorch_is_asked_what_it_has(monkeypatch:
     assert meter.taken_bytes("cuda") == 50
     reserved[0] = 10  # another engine took it
     assert meter.taken_bytes("cuda:0") == 800
+    give_back()
+    assert emptied == [True]
 
 
 def test_where_processes_are_not_known_it_is_what_the_device_has_more() -> None:

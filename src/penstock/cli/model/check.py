@@ -57,9 +57,11 @@ def _print_facts(result: dict[str, Any]) -> None:
             print(f"  {key[:-1]} {spec}")
     took = f"; a request took {result['request_ms']:.0f} ms" if "request_ms" in result else ""
     instances = f"{result['instances']} instance{'s' if result['instances'] > 1 else ''}"
+    on_device = result["device_memory_bytes"]
+    there = f", {on_device / 1e6:.0f} MB on {result['device']}" if on_device else ""
     print(
         f"  version {result['version']}: {result['file_bytes'] / 1e6:.1f} MB on disk, "
-        f"{result['memory_bytes'] / 1e6:.0f} MB in memory, loaded in {result['load_s']:.1f} s, {instances}{took}"
+        f"{result['memory_bytes'] / 1e6:.0f} MB in memory{there}, loaded in {result['load_s']:.1f} s, {instances}{took}"
     )
 
 

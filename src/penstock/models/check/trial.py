@@ -25,6 +25,7 @@ from penstock.models.folder import model_files, read_version, size_bytes
 from penstock.models.loading import LoadedBlock, load_block
 from penstock.models.running import first_answers, infer
 from penstock.tasks.base import TaskRequest
+from penstock.telemetry.devices import open_gpus
 
 STREAMED = 3  # answers that a decoupled model is asked for
 GENERATED = 16  # tokens that a model which generates text is asked for
@@ -47,7 +48,7 @@ class Trial:
         tell({"stage": "load"})
         start = time.perf_counter()
         try:
-            block = load_block("blk-check", self._folder, self._version, Limits())
+            block = load_block("blk-check", self._folder, self._version, Limits(), gpus=open_gpus())
         except Exception as error:  # noqa: BLE001 - whatever is wrong with a model is what this reports
             findings.append(self._late(error) or explain_load_error(error))
         else:
@@ -160,6 +161,7 @@ def _facts(block: LoadedBlock, load_s: float) -> dict[str, object]:
         "max_batch_size": told.max_batch_size,
         "load_s": round(load_s, 3),
         "memory_bytes": block.size_bytes,
+        "device_memory_bytes": block.device_bytes,
         "file_bytes": size_bytes(model_files(read_version(folder, told.version), told.version)),
     }
 

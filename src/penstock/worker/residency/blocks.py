@@ -17,6 +17,7 @@ from penstock.core.errors import DeviceOutOfMemory, ModelNotReady, Unavailable, 
 from penstock.core.manifest import SOURCE
 from penstock.core.statistics import BlockStatistics, summed
 from penstock.engines.base import EngineHome
+from penstock.engines.torch.reserved import give_back
 from penstock.models.engine_choice.chooser import EngineChooser
 from penstock.models.loading import LoadedBlock, load_block, trim
 from penstock.models.registry.cache import OpenedModel
@@ -40,6 +41,7 @@ from penstock.worker.running.runner import WorkerTools
 log = structlog.get_logger()
 now = time.monotonic
 CLOSE_S = 6.0  # what the models of a worker that leaves get to end
+GIVE_BACK_S = 1.0  # between two times that engines are asked for a GPU's memory
 AGAIN_S = 15.0  # after which a model that could not be fetched is asked for again
 END_S = 0.1  # and what still runs, which `drain` has waited for
 
@@ -89,6 +91,7 @@ class Blocks:
         self._placement = TaskPlacement(config.worker.task_process_count(config.workers), task_workers)
         self._gpus = gpus or Gpus()
         self._claims = DeviceClaims(self._gpus)
+        self._gives_back_at = 0.0
         self._choose_engine = EngineChooser(config.data_dir, config.worker.engine_trial_s).choose
         self._is_leaving = False
 
@@ -158,7 +161,14 @@ class Blocks:
         for block_id, dormant in self._dormant.items():
             kind = DeviceOutOfMemory if self._residency.lacks_device(block_id) else ModelNotReady
             dormant.expire(at, self._residency.why_waiting(block_id), kind)
+        self._give_back(at)
         self._perform(self._residency.tick(at))
+
+    def _give_back(self, at: float) -> None:
+        """What engines here keep of a GPU for their next batches may be the room that somebody waits for."""
+        if self._gives_back_at <= at and self._residency.is_short_of_device():
+            self._gives_back_at = at + GIVE_BACK_S
+            self._owner.spawn(asyncio.to_thread(give_back))
 
     def flush(self) -> None:
         """Brings the shared metrics up to date."""

@@ -97,6 +97,9 @@ class Residency:
         held = self.held.get(block_id)
         return held is not None and _device_of(held) in self._rooms and self._lacking_bytes(held) > 0
 
+    def is_short_of_device(self) -> bool:
+        return any(map(self.lacks_device, self._line))
+
     def devices_wanted(self) -> set[str]:
         """The GPUs that blocks wait for: what is free there is to be told with the next look."""
         waiting = [*self._line, *([self._loading.block.block_id] if self._loading is not None else [])]

@@ -745,6 +745,7 @@ def test_what_does_not_fit_at_the_start_is_dormant_with_the_reason_and_waits_whe
     residency.look((), (), 3.0, free(2**20))
     assert residency.tick(3.0) == []
     assert residency.lacks_device("blk-a")
+    assert residency.is_short_of_device()
     assert "where 1 MiB are free" in residency.why_waiting("blk-a")
     residency.look((), (), 4.0, free(60 * 2**20))
     assert residency.tick(4.0) == [steps.LoadBlock(block("a"), DEMAND, "cuda:0", 50 * 2**20)]
