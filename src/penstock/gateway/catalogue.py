@@ -1,6 +1,7 @@
 """What the edges tell of the server beside inference: metadata, readiness, statistics, the repository."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 
@@ -13,6 +14,7 @@ from penstock.core.settings import GENERATE, Routing
 from penstock.core.statistics import BlockStatistics
 from penstock.gateway.grpc.choice import GrpcChoice
 from penstock.router.dispatcher import Dispatcher
+from penstock.router.lanes.lane import Member
 from penstock.serving.admission import Admission
 from penstock.serving.readiness import Readiness
 from penstock.serving.resolve import Resolver
@@ -213,7 +215,7 @@ class Catalogue:
         described = {block.block_id: block for block in self.resolver.blocks() if block.is_described}
         for block in shown["blocks"]:
             del block["max_rows"]  # its configuration shows it
-            block |= _running(described.get(block["block_id"]))
+            block |= running(described.get(block["block_id"]), self._dispatcher.workers())
         return {
             **shown,
             "grpc_server": self.grpc_server._asdict(),
@@ -226,13 +228,20 @@ class Catalogue:
         }
 
 
-def _running(block: BlockDescription | None) -> dict[str, str]:
+def running(block: BlockDescription | None, workers: Iterable[Member]) -> dict[str, str]:
     """What runs a block that was loaded, and how it came to that; nothing where none was."""
     if block is None:
         return {}
+    # Machines of different kinds may run it in different ways: of each way, one worker stands for all.
+    ways: dict[tuple[str, str, str], str] = {}
+    for worker in workers:
+        each = worker.blocks.get(block.block_id)
+        if each is not None and each.is_described:
+            way = (each.platform, each.precision, each.device)
+            ways.setdefault(way, f"{' '.join(way)} on {worker.worker_id}{each.note and f': {each.note}'}")
     return {
         "platform": block.platform,
         "precision": block.precision,
         "device": block.device,
-        "note": for_clients(block.note),
+        "note": for_clients("; ".join(ways.values()) if len(ways) > 1 else block.note),
     }
