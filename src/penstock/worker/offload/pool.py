@@ -153,13 +153,17 @@ class TaskPool:
 
     async def prepare(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> Prepared:
         """Raises Cancelled where nobody wants it any more when a process is free for it."""
-        return await self._run(self._prepare(request, is_wanted))
+        return await asyncio.shield(self.begin(request, is_wanted))
+
+    def begin(self, request: TaskRequest, is_wanted: Callable[[], bool] = lambda: True) -> "asyncio.Task[Prepared]":
+        """The same for who does not wait; the task must not be cancelled."""
+        return self._processes.run(_told(self._prepare(request, is_wanted)))
 
     async def finish(
         self, request: TaskRequest, held: RemoteContext, results: Sequence[Sequence[Array]]
     ) -> list[Tensor]:
         """Only for a request whose context was left in a process; the worker's own task finishes any other."""
-        return await self._run(self._finish(request, held, results))
+        return await asyncio.shield(self._processes.run(_told(self._finish(request, held, results))))
 
     def close(self) -> None:
         """Call it after the block's last request."""
@@ -189,14 +193,16 @@ class TaskPool:
                 log.warning("task_process_lost", doing="finish", pid=held.process.pid)
         raise Unavailable("the processes that finished the request died over it; try again later")
 
-    async def _run(self, call: Coroutine[None, None, T]) -> T:
-        try:
-            return await asyncio.shield(self._processes.run(call))
-        except PenstockError:
-            raise
-        except Exception as error:
-            log.exception("task_call_failed")
-            raise InternalError(f"handing the request to a task process failed: {type(error).__name__}") from error
+
+async def _told(call: Coroutine[None, None, T]) -> T:
+    """With what goes wrong as a PenstockError."""
+    try:
+        return await call
+    except PenstockError:
+        raise
+    except Exception as error:
+        log.exception("task_call_failed")
+        raise InternalError(f"handing the request to a task process failed: {type(error).__name__}") from error
 
 
 def choose_place(placement: str, device: str) -> tuple[str, int]:

@@ -66,6 +66,7 @@ class TaskProcess(asyncio.Protocol):
     def __init__(self, peer: TaskPeer, slots: Sequence[_CallSlot]) -> None:
         self.ended = asyncio.Event()
         self.built: dict[int, PenstockError | None] = {}  # task to why it could not be built
+        self.load = 0  # calls that it has not answered
         self._loop = asyncio.get_running_loop()
         self._peer = peer
         self._free = list(slots)
@@ -94,11 +95,6 @@ class TaskProcess(asyncio.Protocol):
     @property
     def pid(self) -> int:
         return self._peer.pid
-
-    @property
-    def load(self) -> int:
-        """Calls that it has not answered."""
-        return len(self._waiting) + sum(map(len, self._queues.values()))
 
     async def build(self, task: int, spec: TaskSpec) -> None:
         """A failure is kept in `built`: it fails the calls for this task, and nothing else."""
@@ -185,31 +181,40 @@ class TaskProcess(asyncio.Protocol):
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Message:
         """Must not be cancelled: until the answer is there, the process may read and write the call's slot."""
-        slot = await self._take_slot(fields.get("task", 0))
-        if not is_wanted():
-            self._give_slot(slot)
-            raise Cancelled("nobody waits for this request any more")
-        number = next(self._numbers)
-        answered: asyncio.Future[Envelope | None] = self._loop.create_future()
-        self._waiting[number] = answered
+        self.load += 1
         try:
-            message = Message(kind, {"call": number, **fields}, tensors, slot.number)
-            self._send(await _copy(message.size_bytes, message.pack, slot.outgoing))
-            async with asyncio.timeout(CALL_S):
-                envelope = await answered
-            if envelope is None:
-                raise ProcessLost
-            answer = await _copy(envelope.size_bytes, envelope.open, slot.incoming)
-        except TimeoutError as error:
-            log.error("task_process_hangs", pid=self.pid)
-            self.kill()
-            raise ProcessLost from error
+            slot = await self._take_slot(fields.get("task", 0))
+            try:
+                if not is_wanted():
+                    raise Cancelled("nobody waits for this request any more")
+                answer = await self._exchange(kind, fields, tensors, slot)
+            finally:
+                self._give_slot(slot)
         finally:
-            del self._waiting[number]
-            self._give_slot(slot)
+            self.load -= 1
         if answer.kind == "failed":
             raise _as_error(answer)
         return answer
+
+    async def _exchange(self, kind: str, fields: dict[str, Any], tensors: Sequence[Tensor], slot: _CallSlot) -> Message:
+        number = next(self._numbers)
+        self._waiting[number] = answered = self._loop.create_future()
+        hanging = self._loop.call_later(CALL_S, self._end_hanging)
+        try:
+            message = Message(kind, {"call": number, **fields}, tensors, slot.number)
+            self._send(await _copy(message.size_bytes, message.pack, slot.outgoing))
+            envelope = await answered
+            if envelope is None:
+                raise ProcessLost
+            return await _copy(envelope.size_bytes, envelope.open, slot.incoming)
+        finally:
+            hanging.cancel()
+            del self._waiting[number]
+
+    def _end_hanging(self) -> None:
+        log.error("task_process_hangs", pid=self.pid)
+        self.kill()
+        self.connection_lost(None)
 
     def _send(self, packed: bytes) -> None:
         if self.ended.is_set() or self._transport is None:

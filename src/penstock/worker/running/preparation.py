@@ -141,7 +141,8 @@ class Preparation:
 
     def _begin(self, job: WorkerJob) -> None:
         if self._tasks is not None and not self._task.is_prepare_cheap and self._tasks.takes(job.request):
-            self._spawn(self._prepare_there(job, self._tasks))
+            begun = self._tasks.begin(job.request, lambda: not job.is_gone and job.deadline > time.monotonic())
+            begun.add_done_callback(lambda done: self._prepared_there(job, done))
             return
         self._line.append(job)
         if not self._is_line_due:
@@ -161,10 +162,12 @@ class Preparation:
         for job, outcome in future.result():
             self._prepared(job, outcome)
 
-    async def _prepare_there(self, job: WorkerJob, tasks: TaskPool) -> None:
-        self._prepared(
-            job, await _outcome(tasks.prepare(job.request, lambda: not job.is_gone and job.deadline > time.monotonic()))
-        )
+    def _prepared_there(self, job: WorkerJob, done: "asyncio.Task[Prepared]") -> None:
+        if done.cancelled():  # the loop closes
+            return
+        error = done.exception()
+        assert error is None or isinstance(error, PenstockError)
+        self._prepared(job, done.result() if error is None else error)
 
     async def _finish_there(self, job: WorkerJob, held: RemoteContext, tasks: TaskPool) -> None:
         start = time.perf_counter_ns()

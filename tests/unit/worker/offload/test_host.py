@@ -56,7 +56,7 @@ def test_prepares_and_finishes(bed):
     prepared = bed.prepare(png())
     assert prepared.fields["is_held"]
     (piece,) = prepared.fields["prepared"]["pieces"]
-    assert piece[2] == [36, 56]  # a key is a tuple there and a list on its way
+    assert piece[2] == ["x", 36, 56]  # a key is a tuple there and a list on its way
     (answer,) = bed.finish(prepared).tensors
     assert (answer.name, answer.shape) == ("image", (1,))
     image = Image.open(BytesIO(answer.data[4:]))
