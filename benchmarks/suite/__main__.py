@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.suite import repository as repo
 from benchmarks.suite.access import access_figures
 from benchmarks.suite.baseline import Baseline
-from benchmarks.suite.behind_door import START, behind_door, check_source
+from benchmarks.suite.behind_door import START, behind_door, check_source, whole
 from benchmarks.suite.ceiling import SCHEDULES, EmbedCeiling, Schedule, best_schedule
 from benchmarks.suite.echo import EchoRun
 from benchmarks.suite.figures import SuiteFigure, compute, decision_figure
@@ -142,8 +142,9 @@ def main() -> int:
     if BEHIND in groups:
         _say(f"measuring what is behind the door, now and in {arguments.before}")
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-            found, rows = behind_door(arguments.before, Path(folder), rounds, window_s / 2, _say)
-        figures += found
+            shares, rows = behind_door(arguments.before, Path(folder), rounds, window_s / 2, _say)
+        figures.append(whole(shares))
+        limits.update({figure.key: figure.value for figure in shares})
         bench.rows.update(rows)
     if TUNE in groups:
         with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
