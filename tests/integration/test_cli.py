@@ -148,8 +148,9 @@ def test_status(server: ServerProcess) -> None:
     found = json.loads(ok("status", "--http", server.http_url, "--json"))
     assert found["ready"] is True
     assert {block["model"] for block in found["blocks"]} >= {"minilm", "srcnn"}
+    assert found["grpc_server"]["server"] == "native"
     shown = ok("status", "--http", server.http_url)
-    for expected in (": ready", "worker-0", "minilm", "srcnn"):
+    for expected in (": ready", "gRPC by native: it is installed", "worker-0", "minilm", "srcnn"):
         assert expected in shown
 
 

@@ -10,6 +10,7 @@ from penstock.app.direct import DirectDoor
 from penstock.app.leaders import open_leader
 from penstock.app.places import check_join, is_clustered, task_worker_ids
 from penstock.app.process import RoleRun, RoleStart, run_role, spare_collector
+from penstock.gateway.grpc.choice import choose_grpc_server
 from penstock.telemetry.metrics import WorkerMetrics, share_metrics
 from penstock.telemetry.traces import Traces
 from penstock.worker.loop import Worker
@@ -43,6 +44,7 @@ async def _work(run: RoleRun) -> None:
             check_join(config)
             if door is not None:
                 config.check_reach()
+                choose_grpc_server(config)
             await open_health_door(config, places, WORKER_DOOR, worker.problem, certificates, stack)
         elif is_clustered(config):
             telling = asyncio.create_task(_tell_supervisor(run, worker), name="tell-supervisor")

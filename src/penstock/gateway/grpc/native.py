@@ -90,6 +90,8 @@ class NativeFront:
         self._batches: deque[tuple[list[Any], float]] = deque()
         self._is_told = False
         self._given = self._given_bytes = self._taken = self._taken_bytes = 0
+        self._most_waiting = 2 * limits.max_inflight_requests  # as grpcio has it
+        self._most_waiting_bytes = max(2 * limits.max_inflight_bytes, self._most_bytes)
         max_held = self._traffic.admission.coming.max_bytes
         self._watch = FrontWatch(limits, max_held, grpc_connections(limits, widen_files()), IDLE_S)
         self._whole_bytes = self._watch.whole_bytes
@@ -138,11 +140,11 @@ class NativeFront:
         while (events := front.recv_batch_details(BATCH)) is not None:
             at = now()
             size = sum([len(event[3]) for event in events if event[3]])
-            if not self._has_room(len(events), size):
-                events = [event for event in events if self._is_let_in(event)]
-                size = sum([len(event[3]) for event in events if event[3]])
-            self._given += len(events)
-            self._given_bytes += size
+            if self._is_full(len(events), size):
+                events = [event for event in events if event[0] == CANCEL or self._is_let_in(event)]
+            else:
+                self._given += sum([event[0] != CANCEL for event in events])
+                self._given_bytes += size
             self._batches.append((events, at))
             del events  # the next may be long in coming
             if not self._is_told:
@@ -153,19 +155,22 @@ class NativeFront:
                     front.close()
                     return
 
-    def _has_room(self, count: int, size: int) -> bool:
-        """Whether so much more may wait for the event loop."""
+    def _is_full(self, count: int, size: int) -> bool:
+        """Whether with so much more, more would wait for the event loop than may."""
         return (
-            self._given - self._taken + count <= self._limits.max_inflight_requests
-            and self._given_bytes - self._taken_bytes + size <= self._limits.max_inflight_bytes
+            self._given - self._taken + count > self._most_waiting
+            or self._given_bytes - self._taken_bytes + size > self._most_waiting_bytes
         )
 
     def _is_let_in(self, event: Any) -> bool:
-        """Answers it here where it is not."""
-        is_let_in = event[0] == CANCEL or self._has_room(1, len(event[3]))
-        if not is_let_in:
+        """Counts it, or answers it here."""
+        size = len(event[3])
+        if self._is_full(1, size):
             self._fail(event[1], Overloaded("too many requests wait to be taken up; try again later"))
-        return is_let_in
+            return False
+        self._given += 1
+        self._given_bytes += size
+        return True
 
     # --- in the event loop
 
@@ -177,7 +182,6 @@ class NativeFront:
 
     def _take(self, events: list[Any], at: float) -> None:
         calls, whole, begin = self._calls, self._whole_bytes, self._loop.create_task
-        self._taken += len(events)
         for kind, call_id, _, payload, _, details in events:
             if kind == CANCEL:
                 if (left := calls.get(call_id)) is not None:
@@ -185,6 +189,7 @@ class NativeFront:
                 continue
             metadata, peer, left_s = details
             size = len(payload)
+            self._taken += 1
             self._taken_bytes += size
             whole[peer] = whole.get(peer, 0) + size + CALL_BYTES
             call = calls[call_id] = NativeCall(metadata, peer, None if left_s is None else at + left_s)

@@ -1,0 +1,162 @@
+"""What the native front does not bound by itself, over real connections: messages, answers, and what waits."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from structlog.testing import capture_logs
+
+from benchmarks.chaos.attack.unread import DATA, HEADERS, PREFACE, SETTINGS, WINDOW, call_headers, frame
+from penstock.access.guard import open_guard
+from penstock.core.config import Limits
+from penstock.core.requests import InferRequest, InferResponse, Timing
+from penstock.core.tensors import Tensor
+from penstock.gateway.grpc import native
+from penstock.gateway.grpc.oip import OipGrpc
+from penstock.gateway.grpc.server import GrpcServer
+from penstock.pb.inference import grpc_service_pb2 as pb
+from penstock.pb.inference.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from penstock.serving.admission import Admission
+from penstock.serving.serve import Serving
+from penstock.wire.credentials.certificates import Certificates
+from tests.unit.gateway.conftest import Served
+
+WAIT_S = 20.0
+MIB = 1024 * 1024
+WINDOW_OPENED = frame(WINDOW, 0, 0, (2**31 - 65536).to_bytes(4, "big"))  # as large as can be
+MESSAGE = pb.ModelInferRequest(
+    model_name="echo",
+    inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 2])],
+    raw_input_contents=[bytes(8)],
+)
+
+
+@dataclass
+class Opened:
+    port: int
+    admission: Admission
+    server: GrpcServer
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        yield reader, writer
+        writer.transport.abort()
+
+    @asynccontextmanager
+    async def caller(self) -> AsyncIterator[Any]:
+        unlimited = [("grpc.max_receive_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=unlimited) as channel:
+            yield GRPCInferenceServiceStub(channel).ModelInfer
+
+
+@asynccontextmanager
+async def opened(served: Served, folder: Path, limits: Limits) -> AsyncIterator[Opened]:
+    edge = OipGrpc(cast(Serving, served.serving), served.catalogue, open_guard())
+    server = GrpcServer(edge, limits, is_port_shared=False, behind=folder)
+    port = await server.start("127.0.0.1", 0, Certificates())
+    try:
+        yield Opened(port, edge.traffic.admission, server)
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
+    """Connections are counted often."""
+    monkeypatch.setattr(native, "COUNT_S", 0.05)
+    monkeypatch.setattr(native, "LOOK_S", 0.02)
+
+
+def within(served: Served, limits: Limits) -> Limits:
+    cast(Any, served.serving).admission = Admission(limits)
+    return limits
+
+
+async def is_ended(reader: asyncio.StreamReader) -> bool:
+    async with asyncio.timeout(WAIT_S):
+        try:
+            while await reader.read(65536):
+                pass
+        except ConnectionError:
+            pass
+    return True
+
+
+async def test_of_messages_that_are_not_whole_little_is_held(served: Served, tmp_path: Path) -> None:
+    limits = within(served, Limits(max_message_bytes=MIB, max_inflight_bytes=2 * MIB))
+    async with opened(served, tmp_path, limits) as door, door.caller() as call, door.connection() as (reader, writer):
+        await call(MESSAGE)
+        writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0))
+        async with asyncio.timeout(WAIT_S):
+            await reader.readuntil(WINDOW_OPENED)
+        writer.write(frame(HEADERS, 4, 1, call_headers(native.METHOD.encode())))
+        writer.write(frame(DATA, 0, 1, b"\0" + (2**31).to_bytes(4, "big")))
+        for _ in range(3 * MIB // 16384):
+            writer.write(frame(DATA, 0, 1, bytes(16384)))
+        with capture_logs() as logs:
+            assert await is_ended(reader)
+        assert [entry["event"] for entry in logs] == ["grpc_connections_cut"]
+        assert (await call(MESSAGE)).raw_output_contents == [bytes(8)]
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+async def test_who_stops_in_the_middle_is_closed(served: Served, tmp_path: Path, is_begun: bool) -> None:
+    limits = within(served, Limits(message_timeout_s=0.2, header_timeout_s=0.2))
+    headers = frame(HEADERS, 4, 1, call_headers(native.METHOD.encode()))
+    async with opened(served, tmp_path, limits) as door, door.connection() as (reader, writer):
+        if is_begun:
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + headers + frame(DATA, 0, 1, b"\0\0\0\0\x09half"))
+        with capture_logs() as logs:
+            assert await is_ended(reader)
+        assert [entry["event"] for entry in logs] == ["grpc_connections_cut"]
+
+
+async def test_a_large_answer_is_held_until_it_is_taken(served: Served, tmp_path: Path) -> None:
+    limits = within(served, Limits())
+    size = 8 * MIB
+
+    def large(request: InferRequest) -> InferResponse:
+        return InferResponse("echo", "1", "", [Tensor("x", "FP32", (1, size // 4), bytes(size))], Timing())
+
+    served.serving.answer = large
+    async with opened(served, tmp_path, limits) as door:
+        unsent = door.admission.unsent
+        async with door.caller() as call:
+            assert len((await call(MESSAGE)).raw_output_contents[0]) == size
+            async with asyncio.timeout(WAIT_S):
+                while unsent.bytes:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+        async with door.connection() as (_, writer):
+            body = MESSAGE.SerializeToString()
+            writer.write(PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, call_headers(native.METHOD.encode())))
+            writer.write(frame(DATA, 1, 1, b"\0" + len(body).to_bytes(4, "big") + body))
+            async with asyncio.timeout(WAIT_S):
+                while not unsent.bytes:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+            assert unsent.bytes >= size  # its window is shut
+        async with asyncio.timeout(WAIT_S):
+            while unsent.bytes:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_more_than_may_wait_for_the_event_loop_is_refused(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = within(served, Limits())
+    async with opened(served, tmp_path, limits) as door, door.caller() as call:
+        front = door.server._front
+        assert front is not None
+        monkeypatch.setattr(front, "_most_waiting", 0)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(MESSAGE)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert dict(caught.value.trailing_metadata() or ())["penstock-code"] == "overloaded"
+        monkeypatch.undo()
+        assert (await call(MESSAGE)).raw_output_contents == [bytes(8)]
