@@ -72,9 +72,10 @@ class LoadedBlock(LoadedModel):
 
 
 def load_model(model: ModelFile, instances: int = 1, home: EngineHome | None = None) -> LoadedModel:
-    """Raises ConfigError with what is wrong."""
-    model = replace(model, settings=choose_by_features(model.settings).settings)
-    return _load(build_engine(model.file, model.settings, instances, home), model, Limits())
+    """By its main file alone, without a second network beside it; raises ConfigError with what is wrong."""
+    settings = choose_by_features(model.settings).settings
+    alone = settings.model_copy(update={"upscale": settings.upscale.model_copy(update={"denoise": ""})})
+    return _load(build_engine(model.file, alone, instances, home), replace(model, settings=settings), Limits())
 
 
 def _by_features(model: ModelFile, *_: object) -> tuple[EngineChoice, None]:

@@ -340,8 +340,12 @@ async def test_upscaled_images_keep_their_order(server: Server) -> None:
             yield str(number).encode()
 
     async with AsyncClient(server.address) as client:
-        found = [image async for image in client.upscale_stream(images(), "m", window=3)]
+        wished = client.upscale_stream(images(), "m", window=3, format="webp", quality=80, mode=None)
+        found = [image async for image in wished]
     assert found == [str(number).encode() for number in range(20)]
+    sent = server.requests[-1].parameters
+    assert (sent["format"].string_param, sent["quality"].int64_param) == ("webp", 80)
+    assert "mode" not in sent
 
 
 async def test_what_is_refused_for_now_is_asked_again(server: Server) -> None:

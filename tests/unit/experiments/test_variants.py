@@ -77,7 +77,7 @@ def test_int8_on_openvino_is_openvinos_own(variants: Variants, tmp_path: Path) -
     folder = read_model_folder(variants.build_repository(case, tmp_path / "models") / "srcnn")
     assert (folder.settings.engine, folder.settings.file) == ("openvino", "model.xml")
     names = sorted(file.name for file in (folder.path / "1").iterdir())
-    assert names == ["model.bin", "model.xml"]
+    assert names == ["denoise.onnx", "model.bin", "model.xml"]
     engine = build_engine(folder.file("1"), folder.settings, 1)
     assert engine.load().precision == "int8"
     engine.close()

@@ -1,5 +1,6 @@
 """From folders to blocks: what they tell, what they take, and which may run on the loop."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def test_loops_and_branches_are_found(tmp_path: Path, ops: list[str], steady: bo
 
 def test_the_shipped_upscaler_is_steady() -> None:
     assert has_steady_cost(Path(__file__).parents[3] / "models" / "srcnn" / "1" / "model.onnx")
+
+
+def test_a_second_network_is_loaded_beside_the_first_and_missed(tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parents[3] / "models" / "srcnn", tmp_path / "srcnn")
+    with load_block("blk-m", tmp_path / "srcnn", "1", Limits()) as block:
+        assert [spec.name for spec in block.signature.inputs] == ["luminance", "second.plane"]
+    (tmp_path / "srcnn" / "1" / "denoise.onnx").unlink()
+    with pytest.raises(ConfigError, match=r"upscale\.denoise: there is no .*denoise\.onnx; put it there"):
+        load_block("blk-m", tmp_path / "srcnn", "1", Limits())
 
 
 def test_a_loaded_block_tells_its_files_and_its_size(tmp_path: Path) -> None:

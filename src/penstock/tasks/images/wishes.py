@@ -92,7 +92,7 @@ def _mode(said: Parameter, modes: tuple[str, ...]) -> str:
         return mode
     if mode == DENOISE:
         raise InvalidRequest(
-            "parameter 'mode' is 'denoise', and this model has no network for it: call one that has, "
+            "parameter 'mode' is 'denoise', and this model has no network for it: call one that has (srcnn), "
             "or name its file in upscale.denoise",
             parameter="mode",
         )

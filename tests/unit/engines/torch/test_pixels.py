@@ -24,7 +24,7 @@ from penstock.tasks.options import UpscaleOptions
 from penstock.tasks.upscale import UpscaleTask
 
 MODELS = Path(__file__).parents[4] / "models" / "srcnn" / "1"
-OPTIONS = UpscaleOptions(tile=160)
+OPTIONS = UpscaleOptions(tile=96)
 CPU = torch.device("cpu")
 
 
@@ -32,7 +32,7 @@ def open_network() -> TorchModel:
     return open_file(MODELS / "model.onnx", TorchOptions(), choose("cpu", "auto"))
 
 
-def photograph(mode: str, width: int = 96, height: int = 71) -> Image.Image:
+def photograph(mode: str, width: int = 60, height: int = 43) -> Image.Image:
     image = Image.open(BytesIO(photos()[0])).crop((20, 10, 20 + width, 10 + height))
     if mode.endswith("A"):
         image.putalpha(image.convert("L").rotate(90))
