@@ -57,6 +57,10 @@ def _why_not_onnx(device: str) -> str | None:
 def _why_not_openvino(device: str, precision: str) -> str | None:
     if device != "cpu":
         return f"the openvino engine runs on the CPU, not on {device}"
+    try:
+        import_module("openvino")
+    except ModuleNotFoundError:  # as beside a GPU, where nobody needs it
+        return "the package openvino is not installed"
     if precision == "bf16":
         import openvino
 
