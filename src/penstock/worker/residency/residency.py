@@ -98,7 +98,8 @@ class Residency:
         return held is not None and _device_of(held) in self._rooms and self._lacking_bytes(held) > 0
 
     def is_short_of_device(self) -> bool:
-        return any(map(self.lacks_device, self._line))
+        """Whether a block waits for nothing but a GPU's memory: while another is loaded, it waits for that first."""
+        return self._loading is None and any(map(self.lacks_device, self._line))
 
     def devices_wanted(self) -> set[str]:
         """The GPUs that blocks wait for: what is free there is to be told with the next look."""
