@@ -21,6 +21,7 @@ from benchmarks.gpu.repository import link_minilm, precision_on, write_minilm, w
 from benchmarks.gpu.served import (
     SIZES,
     TEXTS_A_REQUEST,
+    TUNING_S,
     Callers,
     Load,
     ServedRate,
@@ -148,6 +149,7 @@ def _images(order: Order, details: dict[str, Any]) -> list[SuiteFigure]:
             callers = Callers("rest", min(order.callers, 4 * cores), order.processes)
             served, raw = ServedRate(), []
             with Load(server, _run_folder(order, "images", layout), image_payloads(files), callers) as load:
+                load.warm_up(TUNING_S)
                 for _ in range(order.rounds):
                     raw.append(bare.run(order.seconds))
                     load.window(order.seconds, order.device, 1, served)

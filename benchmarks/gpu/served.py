@@ -23,6 +23,7 @@ TEXTS_A_REQUEST = 64
 SIZES = (1, 64, 4, 16, 1, 32, 8, 64)  # texts of a request of the soak, one after another
 WARM_UP_S = 2.0
 SOAK_WINDOW_S = 5.0
+TUNING_S = 10.0  # in which every thread of every worker has tried cuDNN's algorithms
 CHECKED_IMAGES = 3
 
 
@@ -76,6 +77,9 @@ class Load:
 
     def __exit__(self, *_: object) -> None:
         self._generator.close()
+
+    def warm_up(self, seconds: float) -> None:
+        self._generator.run(Window(seconds, self._callers.count, 0.0, WARM_UP_S))
 
     def window(self, seconds: float, device: str, items: int, into: ServedRate) -> None:
         before = self._server.cpu_s()

@@ -6,7 +6,7 @@ the network, rounding and colours are there, and agree with Pillow's within one 
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class _PixelNetwork:
         self._seen: Counter[tuple[int, ...]] = Counter()  # shapes; what threads lose of it does not matter
 
     def call(self, tensors: Sequence[Any]) -> Any:
-        planes = self._bicubic.enlarge(tensors[0].permute(0, 3, 1, 2).int()).float()
+        planes = self._bicubic.enlarge(tensors[0].permute(0, 3, 1, 2).contiguous().int()).float()
         count = min(3, planes.shape[1]) if self._work.is_for_colors and planes.shape[1] > 2 else 1
         batch, _, height, width = planes.shape
         sharp = self._sharpen(planes[:, :count].reshape(batch * count, 1, height, width))
@@ -96,12 +96,17 @@ class _PixelNetwork:
 
 
 def _to_host(pixels: Any) -> Any:
-    """By pinned memory, which a GPU copies to several times as fast; PyTorch keeps it for the next."""
+    """By pinned memory, which a GPU copies to several times as fast; PyTorch keeps it for the next.
+
+    Who waits gives up its core, which other images are decoded and encoded on: to wait for a stream would keep it busy.
+    """
     if not pixels.is_cuda:
         return pixels
     found = torch.empty(pixels.shape, dtype=pixels.dtype, pin_memory=True)
     found.copy_(pixels, non_blocking=True)
-    torch.cuda.current_stream(pixels.device).synchronize()
+    copied = torch.cuda.Event(blocking=True)
+    copied.record()
+    copied.synchronize()
     return found
 
 
@@ -117,44 +122,43 @@ class _Bicubic:
     def __init__(self, scale: int, device: Any) -> None:
         self._scale = scale
         self._device = device
-        self._taps: dict[int, list[tuple[Any, Any]]] = {}  # by how many pixels there are along a side
+        self._weights: dict[int, Any] = {}  # by how many pixels there are along a side
 
     def enlarge(self, planes: Any) -> Any:
-        if self._scale == 1:
-            return planes
-        for axis in (3, 2):
-            sums = torch.full((), 1 << (PRECISION - 1), dtype=torch.int32, device=planes.device)
-            for neighbours, weights in self._neighbours(planes.shape[axis]):
-                weighed = weights if axis == 3 else weights[:, None]
-                sums = sums + planes.index_select(axis, neighbours) * weighed
-            planes = (sums >> PRECISION).clamp(0, 255)
-        return planes
+        return self._along(self._along(planes, 3), 2) if self._scale > 1 else planes
 
-    def _neighbours(self, length: int) -> list[tuple[Any, Any]]:
-        found = self._taps.get(length)
+    def _along(self, planes: Any, axis: int) -> Any:
+        """The pixels that a neighbour gives are told apart by a dimension of their own: a pass for each neighbour."""
+        length = planes.shape[axis]
+        weights = self._find_weights(length)
+        padded = functional.pad(planes, (SUPPORT, SUPPORT) if axis == 3 else (0, 0, SUPPORT, SUPPORT))
+        sums = torch.full((), 1 << (PRECISION - 1), dtype=torch.int32, device=planes.device)
+        for offset in range(len(weights)):
+            weighed = weights[offset] if axis == 3 else weights[offset][..., None]
+            sums = torch.addcmul(sums, padded.narrow(axis, offset, length).unsqueeze(axis + 1), weighed)
+        return sums.bitwise_right_shift_(PRECISION).clamp_(0, 255).flatten(axis, axis + 1)
+
+    def _find_weights(self, length: int) -> Any:
+        found = self._weights.get(length)
         if found is None:
-            if len(self._taps) >= SHAPES:
-                self._taps.clear()
-            found = [
-                (torch.from_numpy(neighbours).to(self._device), torch.from_numpy(weights).to(self._device))
-                for neighbours, weights in _taps(length, self._scale)
-            ]
-            self._taps[length] = found
+            if len(self._weights) >= SHAPES:
+                self._weights.clear()
+            found = self._weights[length] = torch.from_numpy(_weights(length, self._scale)).to(self._device)
         return found
 
 
-def _taps(length: int, scale: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32]]]:
-    """For every pixel along a side of the answer its first neighbour and how much that counts, its second, …"""
+def _weights(length: int, scale: int) -> NDArray[np.int32]:
+    """[neighbours, length, scale]: how much the pixels from SUPPORT before one to SUPPORT after it count in each of the
+    pixels that it becomes."""
     middle = (np.arange(length * scale) + 0.5) / scale
     first = np.maximum(0, (middle - SUPPORT + 0.5).astype(np.int64))
     last = np.minimum(length, (middle + SUPPORT + 0.5).astype(np.int64))
-    neighbours = first[:, None] + np.arange(2 * SUPPORT + 1)
-    weights = np.where(neighbours < last[:, None], _cubic(neighbours - middle[:, None] + 0.5), 0.0)
+    neighbours = np.arange(length).repeat(scale)[:, None] + np.arange(-SUPPORT, SUPPORT + 1)
+    is_near = (neighbours >= first[:, None]) & (neighbours < last[:, None])
+    weights = np.where(is_near, _cubic(neighbours - middle[:, None] + 0.5), 0.0)
     weights = weights / weights.sum(1, keepdims=True) * (1 << PRECISION)
     whole = np.trunc(weights + np.copysign(0.5, weights)).astype(np.int32)
-    for column in range(whole.shape[1]):
-        if whole[:, column].any():
-            yield np.minimum(neighbours[:, column], length - 1), np.ascontiguousarray(whole[:, column])
+    return np.ascontiguousarray(whole.T).reshape(-1, length, scale)
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:

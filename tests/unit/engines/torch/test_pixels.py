@@ -83,7 +83,7 @@ def test_a_network_for_all_planes_does_as_by_the_cpu() -> None:
     assert differ(run(planes, image, mode="denoise"), run(pixels, image, mode="denoise")) <= 2
 
 
-@pytest.mark.parametrize("scale", [2, 3])
+@pytest.mark.parametrize("scale", [2, 3, 4])
 def test_interpolation_is_pillows(scale: int) -> None:
     pixels = np.random.default_rng(2).integers(0, 256, (9, 21), dtype=np.uint8)
     expected = Image.fromarray(pixels).resize((21 * scale, 9 * scale), Image.Resampling.BICUBIC)
