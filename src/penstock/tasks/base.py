@@ -72,6 +72,13 @@ class Weighing(Protocol):
         ...
 
 
+@runtime_checkable
+class Brisk(Protocol):
+    """A task, or its input, that prepares what has few bytes sooner than a thread would be told of it."""
+
+    brisk_bytes: int
+
+
 class Task(TaskInput, Protocol):
     """`prepare` and `finish` run on the event loop where the task says they are cheap and there is little to do, else
     in threads.

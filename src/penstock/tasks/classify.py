@@ -9,7 +9,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, EngineFailed, InvalidRequest
 from penstock.core.signature import Signature
 from penstock.core.tensors import BYTES, Array, Tensor, TensorSpec, from_array, pack_bytes
-from penstock.tasks.base import Piece, Prepared, TaskInput, TaskRequest, Weighing
+from penstock.tasks.base import Brisk, Piece, Prepared, TaskInput, TaskRequest, Weighing
 from penstock.tasks.columns import check_outputs
 from penstock.tasks.network import find_output, has_image_input, has_text_inputs
 from penstock.tasks.numbers import sigmoid, softmax
@@ -43,6 +43,7 @@ class ClassifyTask:
         self._activation = options.activation
         self._top_k = options.top_k
         self.is_prepare_cheap = self._input.is_prepare_cheap
+        self.brisk_bytes = self._input.brisk_bytes if isinstance(self._input, Brisk) else 0
         self.engine_outputs: Sequence[str] = (output.name,)
         # How many labels an answer has is the request's matter.
         answers = (TensorSpec(LABEL, BYTES, (-1, -1)), TensorSpec(SCORE, "FP32", (-1, -1)))

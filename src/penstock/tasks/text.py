@@ -235,6 +235,7 @@ class TextTask:
 
     is_prepare_cheap = False
     is_finish_cheap = True
+    brisk_bytes = 512
 
     def __init__(self, network: TextNetwork, output: str, answer: TensorSpec, inputs: Sequence[str] = (TEXT,)) -> None:
         self._network = network

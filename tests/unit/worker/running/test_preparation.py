@@ -4,6 +4,8 @@ import asyncio
 import time
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from penstock.core.config import Limits
 from penstock.core.errors import PenstockError
@@ -94,3 +96,22 @@ async def test_what_is_quick_stays_on_the_loop():
         each.prepared, each.results = prepared, [[np.ones((1, 2), np.float32)]]
         preparation.finish(each)
         assert bed.finished.qsize() == 1
+
+
+async def test_of_short_texts_that_come_at_once_the_first_stays_on_the_loop(tmp_path):
+    Tokenizer(WordLevel({"fig": 0}, unk_token="fig")).save(str(tmp_path / "tokenizer.json"))
+    tokens = tuple(TensorSpec(name, "INT64", (-1, -1)) for name in ("input_ids", "attention_mask"))
+    graph = Signature(tokens, (TensorSpec("sentence_embedding", "FP32", (-1, 4)),), "onnx", "fp32")
+    prepared: asyncio.Queue[WorkerJob] = asyncio.Queue()
+    calls = PreparedCalls(lambda job, outcome: prepared.put_nowait(job), lambda job, outcome: None)
+    task = build_task(TaskSpec(tmp_path, ModelSettings(task="embed"), graph, Limits()))
+    preparation = Preparation("blk", task, PreparedRoom(2**30), None, calls)
+    short = [job(number, Tensor("text", "BYTES", (1,), pack_bytes(["a fig"]))) for number in range(3)]
+    long = job(3, Tensor("text", "BYTES", (1,), pack_bytes(["a fig " * 100])))
+    for each in (long, *short):
+        preparation.prepare(each)
+    assert prepared.get_nowait() is short[0]
+    assert prepared.empty()
+    assert {(await prepared.get()).job_id for _ in range(3)} == {1, 2, 3}
+    preparation.prepare(short[0])
+    assert prepared.get_nowait() is short[0]
