@@ -120,7 +120,7 @@ class TextTokenizer:
 
     def _head(self, text: str, chars: int) -> int:
         """Where the first word ends after so many characters: what follows cannot change what precedes."""
-        boundary = BOUNDARY.search(text, chars) if self._can_cut else None
+        boundary = BOUNDARY.search(text, chars) if chars < len(text) and self._can_cut else None
         return boundary.start() if boundary else len(text)
 
 

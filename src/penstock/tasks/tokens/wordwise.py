@@ -30,7 +30,15 @@ class SpecialIds:
 
 def find_special_ids(tokenizer: Tokenizer) -> SpecialIds | None:
     """None where something about the tokenizer, which must not cut texts, is not known to take words one by one."""
-    is_wordwise = (
+    try:
+        special = _special_ids(_parts(tokenizer.post_processor)) if _is_wordwise(tokenizer) else None
+        return special if special is not None and _holds(tokenizer, special) else None
+    except Exception:  # noqa: BLE001 - the library raises nothing narrower; a part that is told in another way is not known
+        return None
+
+
+def _is_wordwise(tokenizer: Tokenizer) -> bool:
+    return (
         isinstance(tokenizer.model, WordPiece)
         and _keeps_words_apart(_parts(tokenizer.normalizer))
         and _cuts_at_blanks(_parts(tokenizer.pre_tokenizer))
@@ -41,16 +49,11 @@ def find_special_ids(tokenizer: Tokenizer) -> SpecialIds | None:
             for token in tokenizer.get_added_tokens_decoder().values()
         )
     )
-    special = _special_ids(_parts(tokenizer.post_processor)) if is_wordwise else None
-    return special if special is not None and _holds(tokenizer, special) else None
 
 
 def _holds(tokenizer: Tokenizer, special: SpecialIds) -> bool:
-    try:
-        words = [tokenizer.encode(word, add_special_tokens=False).ids for word in PROBE.split(" ")]
-        return bool(tokenizer.encode(PROBE).ids == [*special.before, *chain.from_iterable(words), *special.after])
-    except Exception:  # noqa: BLE001 - the library raises nothing narrower; of words that it does not know, if it must
-        return False
+    words = [tokenizer.encode(word, add_special_tokens=False).ids for word in PROBE.split(" ")]
+    return bool(tokenizer.encode(PROBE).ids == [*special.before, *chain.from_iterable(words), *special.after])
 
 
 def _parts(component: Any) -> dict[str, Any] | None:
