@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any, cast
 
@@ -120,7 +121,8 @@ class NativeFront:
         self._front = front
         self._loop = asyncio.get_running_loop()
         self._counter = ConnectionCounter(front.bound_port)
-        threading.Thread(target=self._receive, name="grpc-native", daemon=True).start()
+        # In this context, so that what calls log says whose process it is.
+        threading.Thread(target=copy_context().run, args=(self._receive,), name="grpc-native", daemon=True).start()
         self._watching = asyncio.create_task(self._watch_forever(), name="grpc-front")
         return front.bound_port
 
