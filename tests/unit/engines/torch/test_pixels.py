@@ -1,5 +1,6 @@
 """A network of pixels on its device gives what the CPU's way around a network of planes gives, within one step."""
 
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from PIL import Image
 
 from penstock.core.errors import ConfigError
 from penstock.core.signature import SECOND, Signature
-from penstock.core.tensors import Tensor, TensorSpec, pack_bytes, unpack_bytes
+from penstock.core.tensors import Array, Tensor, TensorSpec, pack_bytes, unpack_bytes
 from penstock.engines.base import EngineSpec, ImageWork
 from penstock.engines.options import TorchOptions
 from penstock.engines.torch.devices import choose
@@ -40,25 +41,34 @@ def photograph(mode: str, width: int = 60, height: int = 43) -> Image.Image:
 
 
 def run(model: TorchModel, image: Image.Image, tile: int = 0, **parameters: str) -> Image.Image:
-    """As a worker would, by a task that sees the model's signature."""
-    is_second = "mode" in parameters
     inputs, outputs = model.inputs, model.outputs
-    if is_second:  # in the place of a second network, with the same one before it
+    if "mode" in parameters:  # in the place of a second network, with the same one before it
         inputs, outputs = (
             (specs[0], TensorSpec(SECOND + specs[0].name, specs[0].datatype, specs[0].shape))
             for specs in (inputs, outputs)
         )
-    task = UpscaleTask(OPTIONS, Signature(inputs, outputs, "torch", "fp32", tile=tile), 8)
+
+    def infer(array: Array) -> Array:
+        with torch.inference_mode():
+            found: Array = model.call([torch.from_numpy(np.array(array))]).numpy()
+            return found
+
+    return serve(Signature(inputs, outputs, "torch", "fp32", tile=tile), infer, image, parameters)
+
+
+def serve(
+    signature: Signature, infer: Callable[[Array], Array], image: Image.Image, parameters: Mapping[str, str]
+) -> Image.Image:
+    """As a worker would."""
+    task = UpscaleTask(OPTIONS, signature, 8)
     file = BytesIO()
     image.save(file, "PNG")
     request = TaskRequest([Tensor("image", "BYTES", (1,), pack_bytes([file.getvalue()]))], [], parameters)
     prepared = task.prepare(request)
-    results = []
-    with torch.inference_mode():
-        for piece in prepared.pieces:
-            (array,) = task.join([piece]).values()
-            found = model.call([torch.from_numpy(np.array(array))])
-            results += task.split([piece], [found.numpy()])
+    results: list[Sequence[Array]] = []
+    for piece in prepared.pieces:
+        (array,) = task.join([piece]).values()
+        results += task.split([piece], [infer(array)])
     (answer,) = task.finish(request, prepared, results)
     return Image.open(BytesIO(unpack_bytes(answer)[0]))
 
@@ -81,6 +91,22 @@ def test_a_network_for_all_planes_does_as_by_the_cpu() -> None:
     pixels = on_pixels(open_network(), ImageWork(1, OPTIONS.overlap, is_for_colors=True), CPU)
     # A step of blue's or red's plane is up to 1.8 in RGB.
     assert differ(run(planes, image, mode="denoise"), run(pixels, image, mode="denoise")) <= 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no NVIDIA GPU")
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_an_image_comes_from_a_gpu_as_by_the_cpu(mode: str, precision: str) -> None:
+    image = photograph(mode, 200, 150)
+    work = ImageWork(2, OPTIONS.overlap)
+    engine = TorchEngine(EngineSpec(MODELS / "model.onnx", precision, 1, 1, "cuda", image=work), TorchOptions())
+    signature = engine.load()
+    assert signature.inputs[0].datatype == "UINT8"
+    assert signature.tile >= 512
+    name = signature.inputs[0].name
+    found = serve(signature, lambda array: engine.infer(0, {name: array}, [])[0], image, {})
+    engine.close()
+    assert differ(run(open_network(), image), found) <= (1 if precision == "fp32" else 2)
 
 
 @pytest.mark.parametrize("scale", [2, 3, 4])
