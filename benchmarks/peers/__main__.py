@@ -33,6 +33,7 @@ from benchmarks.peers.search import Choice
 from benchmarks.peers.stage import Stage
 from benchmarks.peers.summary import summarize
 from benchmarks.peers.table import render
+from benchmarks.processors import processors
 from penstock.telemetry.machine import describe_machine
 
 HERE = Path(__file__).parent
@@ -121,6 +122,7 @@ def _measure(
         record = ceilings.perform(turn) if server == CEILING else stage.perform(turn, entrants[server])
         results.records.append(record)
         results.figures = named_figures(summarize(results.records))
+        results.processors = {name: processors() for name in results.figures}
         results.save(options.json)
         progress.end(turn, record)
     return results

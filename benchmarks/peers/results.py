@@ -48,6 +48,7 @@ class PeerResults:
     records: list[Record] = field(default_factory=list)
     machine: dict[str, Any] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)  # by name, of what is measured so far
+    processors: dict[str, dict[str, str]] = field(default_factory=dict)  # by figure: what loads, and what computes
 
     def save(self, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.processors import processors
 from benchmarks.suite import repository as repo
 from benchmarks.suite.access import access_figures
 from benchmarks.suite.baseline import Baseline
@@ -31,7 +32,7 @@ from penstock.experiments.processes import ServerRun
 from penstock.models.convert.speed import spread
 from penstock.models.samples.noop import NOOP
 from penstock.models.samples.texts import mixed, queries
-from penstock.telemetry.machine import describe_machine, processor
+from penstock.telemetry.machine import describe_machine
 
 INT8 = "int8"  # one server, two files of the same model in turns
 DECISIONS = "decisions"  # the router's, without a server
@@ -247,18 +248,13 @@ def _print(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFi
         )
     console.print(table)
     on = processors()
-    shown = Table("figure", "value", "±", "bar", "", *on)
+    shown = Table("figure", "value", "±", "bar", "", *(name.replace("_", " ") for name in on))
     for figure in figures:
         sign = "≤" if figure.is_ceiling else "≥"
         verdict = "met" if figure.is_met else "MISSED"
         numbers = (f"{figure.value:.3f}", f"{figure.spread:.0%}", f"{sign} {figure.bar:g}")
         shown.add_row(figure.key, *numbers, verdict, *on.values())
     console.print(shown)
-
-
-def processors() -> dict[str, str]:
-    """What loads and what computes: in this suite, one machine does both."""
-    return {"load generator on": processor(), "engine on": processor()}
 
 
 def _report(rows: dict[str, LoadRow], ceiling: list[float], figures: list[SuiteFigure]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.processors import processors
 from benchmarks.suite.figures import auto_bar, compute
 from benchmarks.suite.measure import LoadRow
 from penstock.telemetry.machine import processor_features
@@ -23,3 +24,9 @@ def test_the_shipped_model_is_held_against_onnx_runtime() -> None:
     found = {figure.key: figure for figure in compute(rows, [110.0] * 3, lambda group: group == "text")}
     auto = found["auto_over_onnx_fp32"]
     assert (auto.value, auto.bar) == (1.6, auto_bar(processor_features()))
+
+
+def test_what_loads_and_what_computes_is_named() -> None:
+    named = processors()
+    assert named.keys() == {"load_generator", "engine"}
+    assert all(name.endswith(", no BF16") or "BF16 (" in name for name in named.values())
