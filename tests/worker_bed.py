@@ -139,6 +139,7 @@ class Bed:
         is_steady: bool = True,
         engine: Doubler | None = None,
         task: type[TensorTask] = TensorTask,
+        signature: Signature = MODEL,
     ) -> None:
         self.engine = engine or Doubler()
         description = BlockDescription(
@@ -146,7 +147,7 @@ class Bed:
         )
         self.registry = CollectorRegistry()
         loaded = LoadedBlock(
-            TaskSpec(Path("nowhere"), settings, MODEL, Limits()),
+            TaskSpec(Path("nowhere"), settings, signature, Limits()),
             task(MODEL, settings.batching.max_rows, None),
             self.engine,
             description,

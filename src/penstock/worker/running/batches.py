@@ -24,6 +24,10 @@ log = structlog.get_logger()
 INLINE_NS = 200_000
 INLINE_BYTES = 64 * 1024
 INLINE_AFTER = 16  # batches seen
+# So may a few texts on a GPU, where the loop has nothing else to do: who waits for them stays awake, and its thread's
+# time has the waiting in it, so that a GPU that others keep busy is left to threads.
+LONE_NS = 1_000_000
+LONE_TOKENS = 512
 # How much of what a batch took is expected of the next: more of one that took longer, so that a model with slow ones
 # among its batches is slow; but not all, as a thread takes longer, too, that its processor's caches know nothing of.
 SLOWER, QUICKER = 0.25, 0.1
@@ -45,6 +49,8 @@ class BatchRunner(QueueRunner):
         batcher = Batcher(settings.batching, delaying_levels(settings.priorities), 1 / (2 * instances))
         super().__init__(loaded, tools, tasks, execution, batcher)
         self._has_steady_cost = loaded.has_steady_cost
+        self._has_quick_rows = loaded.signature.token_rows.is_marked
+        self._inline_ns = LONE_NS if self._has_quick_rows else INLINE_NS
         ahead_from = AHEAD_FROM if loaded.description.device == "cpu" else AHEAD_FROM_ON_A_GPU
         self._plenty_tokens = ahead_from * instances * (settings.batching.max_tokens or 0)
         self._expected_ns = 0.0  # what the next batch takes of its thread
@@ -81,9 +87,13 @@ class BatchRunner(QueueRunner):
     def _is_quick(self, batch: Batch) -> bool:
         if self._running >= self.description.instances:
             return False
-        if not self._has_steady_cost or self._expected_ns > INLINE_NS:
+        if self._expected_ns > self._inline_ns:
             return False
         if self.statistics.execution_count < self._inline_from:
+            return False
+        if self._has_quick_rows:
+            return len(self._jobs) == 1 and batch.padded_tokens <= LONE_TOKENS
+        if not self._has_steady_cost:
             return False
         size_bytes: int = sum(
             array.nbytes
@@ -94,7 +104,7 @@ class BatchRunner(QueueRunner):
 
     def _note_wait(self, outcome: BatchOutcome) -> None:
         took_ns = outcome.input_ns + outcome.infer_ns + outcome.output_ns
-        self._waited = self._waited + 1 if took_ns - outcome.cpu_ns > INLINE_NS else 0
+        self._waited = self._waited + 1 if took_ns - outcome.cpu_ns > self._inline_ns else 0
         if self._waited == WAITED:
             self._waited = 0
             self._inline_from = self.statistics.execution_count + LEFT_FOR

@@ -5,12 +5,14 @@ import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
 from benchmarks.waiting import until
 from penstock.core.errors import DeadlineExceeded, DeviceOutOfMemory, EngineFailed, InvalidTensor
 from penstock.core.settings import Batching
+from penstock.core.signature import TokenRows
 from penstock.core.tensors import Array, Tensor, to_array
 from penstock.models.settings import ModelSettings
 from penstock.tasks.base import TaskRequest
@@ -18,7 +20,7 @@ from penstock.tasks.tensor import TensorTask
 from penstock.worker.job import WorkerJob
 from penstock.worker.running.batches import WAITED
 from penstock.worker.running.runner import now
-from tests.worker_bed import Bed, Doubler
+from tests.worker_bed import MODEL, Bed, Doubler
 
 
 @pytest.fixture
@@ -173,6 +175,21 @@ async def test_a_model_whose_cost_may_jump_never_runs_on_the_loop() -> None:
         made.send(n, n)
         await made.wait(n + 1)
     assert made.engine.threads == {"m-0"}
+    made.runner.close()
+
+
+async def test_few_rows_of_tokens_on_a_gpu_run_on_the_loop_where_nothing_else_waits() -> None:
+    signature = replace(MODEL, token_rows=TokenRows(is_marked=True))
+    made = Bed(ModelSettings(), is_steady=False, signature=signature)
+    for n in range(0, 100, 2):
+        made.send(n, n)
+        made.send(n + 1, n)
+        await made.wait(n + 2)
+    assert made.engine.threads == {"m-0"}
+    for n in range(100, 200):
+        made.send(n, n)
+        await made.wait(n + 1)
+    assert made.engine.threads == {"m-0", "MainThread"}
     made.runner.close()
 
 
